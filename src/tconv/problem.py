@@ -1,0 +1,246 @@
+"""`Problem`: the geometry of one layer call. No torch, no GPU.
+
+Along one axis, with kernel size k, stride s, padding p, output padding op, dilation d and input
+size I, a transposed convolution is
+
+    O = (I - 1)*s - 2*p + d*(k - 1) + op + 1
+    out[o] = sum of x[i] * w[t] over the taps t and inputs i with  i*s - p + t*d == o
+
+Sort the outputs into s phases, `phase = (o + p) % s`, and write `q = (o + p) // s`. A phase uses
+the taps with `t*d % s == phase`, each at the shift `(t*d - phase) / s`, and reads `x[q - shift]`.
+Over all phases every tap occurs exactly once; where gcd(s, d) > 1 some phases have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+Direction = Literal["forward", "input_gradient", "weight_gradient"]
+DType = Literal["float32", "float64", "float16", "bfloat16"]
+Layout = Literal["contiguous", "channels_last"]
+Math = Literal["ieee", "tf32"]
+
+ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+
+WIDE_OFFSET = 2**31 - 1
+"""Offsets and counts up to this fit a 32-bit index."""
+
+TF32_LEAST_CHANNELS = 16
+"""With fewer reduced channels per group the arithmetic is too small for TF32 to pay."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One kernel element of a phase: output `q` reads input `q - shift` through weight `index`."""
+
+    index: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The outputs with `(o + padding) % stride == index`, and the taps that reach them."""
+
+    index: int
+    taps: tuple[Tap, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a transposed convolution; sizes in elements.
+
+    Raises:
+        ValueError: a parameter out of range, or no output.
+    """
+
+    size: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    output_padding: int = 0
+    dilation: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses what has no meaning; PyTorch's own messages are given further up."""
+        least = {"size": 1, "kernel": 1, "stride": 1, "dilation": 1}
+        for name in ("size", "kernel", "stride", "padding", "output_padding", "dilation"):
+            value, bound = getattr(self, name), least.get(name, 0)
+            if value < bound:
+                raise ValueError(f"an axis needs {name} >= {bound}, got {name}={value}")
+        if self.output_size < 1:
+            raise ValueError(f"an axis needs at least one output, got {self.output_size}: {self}")
+
+    @cached_property
+    def output_size(self) -> int:
+        """The number of outputs, O."""
+        reach = self.dilation * (self.kernel - 1) + 1
+        return (self.size - 1) * self.stride - 2 * self.padding + reach + self.output_padding
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The `stride` phases, in order, those without taps included."""
+        taps: list[list[Tap]] = [[] for _ in range(self.stride)]
+        for index in range(self.kernel):
+            shift, phase = divmod(index * self.dilation, self.stride)
+            taps[phase].append(Tap(index, shift))
+        return tuple(Phase(index, tuple(of_phase)) for index, of_phase in enumerate(taps))
+
+    @cached_property
+    def shifts(self) -> tuple[int, ...]:
+        """The distinct shifts over all phases, ascending."""
+        return tuple(sorted({tap.shift for phase in self.phases for tap in phase.taps}))
+
+    @cached_property
+    def q_range(self) -> range:
+        """The values of `q = (o + padding) // stride` over all outputs o."""
+        first = self.padding // self.stride
+        last = (self.output_size - 1 + self.padding) // self.stride
+        return range(first, last + 1)
+
+    @cached_property
+    def products(self) -> int:
+        """The (input, tap) pairs whose output is kept: the products that one row needs."""
+        count = 0
+        for tap in range(self.kernel):
+            # Inputs i with 0 <= i*stride - padding + tap*dilation < output_size.
+            start = self.padding - tap * self.dilation
+            first = max(0, -(-start // self.stride))
+            last = min(self.size - 1, (start + self.output_size - 1) // self.stride)
+            count += max(0, last - first + 1)
+        return count
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of `forward`, `input_gradient` or `weight_gradient`; immutable and hashable.
+
+    `x` is the layer's input (N, Cin, H, W), `w` its weight (Cin, Cout/groups, kH, kW), `y` its
+    output (N, Cout, OH, OW), whichever of them the direction computes.
+
+    Attributes:
+        direction: which of the three bilinear maps.
+        batch, in_channels, out_channels, groups: N, Cin, Cout and the groups.
+        height, width: the two axes, with the input's sizes.
+        dtype: of all tensors.
+        math: "tf32" rounds float32 operands to TF32 (to nearest, ties away); "ieee" does not.
+        bias: whether `forward` adds a bias.
+        x_layout, y_layout: which axis of x and y is innermost in memory (columns or channels);
+            a kernel may read any strides, the layout says which order is coalesced.
+        wide_offsets: some tensor's element offset does not fit 32 bits.
+    """
+
+    direction: Direction
+    batch: int
+    in_channels: int
+    out_channels: int
+    groups: int
+    height: Axis
+    width: Axis
+    dtype: DType = "float32"
+    math: Math = "ieee"
+    bias: bool = False
+    x_layout: Layout = "contiguous"
+    y_layout: Layout = "contiguous"
+    wide_offsets: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what has no meaning; PyTorch's own messages are given further up."""
+        for name in ("batch", "in_channels", "out_channels", "groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"a problem needs {name} >= 1, got {name}={getattr(self, name)}")
+        for name in ("in_channels", "out_channels"):
+            if getattr(self, name) % self.groups:
+                raise ValueError(
+                    f"a problem needs {name} divisible by groups, got "
+                    f"{name}={getattr(self, name)}, groups={self.groups}"
+                )
+        for name, allowed in (
+            ("direction", get_args(Direction)),
+            ("dtype", get_args(DType)),
+            ("math", get_args(Math)),
+            ("x_layout", get_args(Layout)),
+            ("y_layout", get_args(Layout)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if self.math == "tf32" and self.dtype != "float32":
+            raise ValueError(f"math='tf32' is for dtype='float32', got dtype={self.dtype!r}")
+
+    @property
+    def in_channels_per_group(self) -> int:
+        """Cin / groups."""
+        return self.in_channels // self.groups
+
+    @property
+    def out_channels_per_group(self) -> int:
+        """Cout / groups."""
+        return self.out_channels // self.groups
+
+    @property
+    def taps(self) -> int:
+        """kH * kW."""
+        return self.height.kernel * self.width.kernel
+
+    @property
+    def x_shape(self) -> tuple[int, int, int, int]:
+        """(N, Cin, H, W)."""
+        return (self.batch, self.in_channels, self.height.size, self.width.size)
+
+    @property
+    def w_shape(self) -> tuple[int, int, int, int]:
+        """(Cin, Cout/groups, kH, kW)."""
+        kernel = (self.height.kernel, self.width.kernel)
+        return (self.in_channels, self.out_channels_per_group, *kernel)
+
+    @property
+    def y_shape(self) -> tuple[int, int, int, int]:
+        """(N, Cout, OH, OW)."""
+        return (self.batch, self.out_channels, self.height.output_size, self.width.output_size)
+
+    @cached_property
+    def flops(self) -> int:
+        """Twice the products of a real input with a kept output; the same in all directions."""
+        channels = self.in_channels * self.out_channels_per_group
+        return 2 * self.batch * channels * self.height.products * self.width.products
+
+    @cached_property
+    def bytes(self) -> int:
+        """The least bytes that must move: x, w, y (and the bias) once each."""
+        elements = _count(self.x_shape) + _count(self.w_shape) + _count(self.y_shape)
+        elements += self.out_channels if self.bias else 0
+        return elements * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        """One line: direction, shapes, parameters, dtype."""
+        y, x = self.height, self.width
+        groups = f" groups={self.groups}" if self.groups > 1 else ""
+        options = "".join(
+            f" {name}={a}x{b}"
+            for name, a, b, default in (
+                ("stride", y.stride, x.stride, 1),
+                ("padding", y.padding, x.padding, 0),
+                ("output_padding", y.output_padding, x.output_padding, 0),
+                ("dilation", y.dilation, x.dilation, 1),
+            )
+            if (a, b) != (default, default)
+        )
+        layouts = (
+            ""
+            if self.x_layout == self.y_layout == "contiguous"
+            else f" x:{self.x_layout} y:{self.y_layout}"
+        )
+        return (
+            f"{self.direction} {'x'.join(map(str, self.x_shape))} -> "
+            f"{'x'.join(map(str, self.y_shape))} kernel={y.kernel}x{x.kernel}{options}{groups} "
+            f"{self.dtype}/{self.math}{layouts}{' bias' if self.bias else ''}"
+            f"{' wide' if self.wide_offsets else ''}"
+        )
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
