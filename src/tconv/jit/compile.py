@@ -1,0 +1,308 @@
+"""Compile a kernel's source to a cubin with NVRTC; no GPU is needed.
+
+The real architecture is named, so NVRTC runs ptxas here and now: the cubin loads without a
+further compilation, and `--ptxas-options=-v` says what the kernel takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tconv import settings
+from tconv.errors import CompileError
+from tconv.jit import libraries
+from tconv.jit.cache import Stored, default_cache, source_digest
+from tconv.jit.target import parse_arch
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+"""The folder of the device sources, the only one on NVRTC's include path."""
+
+
+class CudaSource(Protocol):
+    """What `compile_cuda` asks of a kernel's source; `tconv.kernels.source.KernelSource` is one."""
+
+    @property
+    def stem(self) -> str:
+        """Name of the kernel's file and of its entry point."""
+
+    def text(self) -> str:
+        """The whole translation unit."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says that a kernel takes.
+
+    Attributes:
+        registers: of each thread.
+        spill_stores: bytes of each thread stored to spill registers, all functions together.
+        spill_loads: bytes loaded back.
+        stack_frame: bytes of each thread's largest stack frame.
+        static_shared: bytes of statically allocated shared memory of a block.
+        constant: bytes of constant banks that ptxas lists; from sm_90 on it lists none for
+            the arguments.
+        warnings: lines of the log that warn, among them ptxas's remarks that it serialised
+            `wgmma` (C7510, C7512).
+    """
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack_frame: int
+    static_shared: int
+    constant: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def spills(self) -> bool:
+        """Whether any register is spilled to local memory."""
+        return self.spill_stores > 0 or self.spill_loads > 0
+
+    def __str__(self) -> str:
+        text = f"{self.registers} registers, {self.static_shared} bytes of static shared memory"
+        if self.stack_frame:
+            text += f", {self.stack_frame} bytes of stack"
+        if self.spills:
+            text += f", spills (stores {self.spill_stores}, loads {self.spill_loads} bytes)"
+        if self.warnings:
+            text += f", {len(self.warnings)} warning{'s' if len(self.warnings) > 1 else ''}"
+        return text
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel.
+
+    Attributes:
+        stem: the kernel's name, and its entry point's.
+        arch: the real architecture, "sm_90a".
+        cubin: an ELF image for `cuModuleLoadData`.
+        log: what NVRTC and ptxas printed.
+        resources: parsed from `log`.
+        options: as given to NVRTC.
+        seconds: time that compiling took, when it was done.
+        key: its key in the cache.
+        cached: whether this call found it there.
+    """
+
+    stem: str
+    arch: str
+    cubin: bytes = field(repr=False)
+    log: str = field(repr=False)
+    resources: Resources
+    options: tuple[str, ...]
+    seconds: float
+    key: str
+    cached: bool
+
+
+def compile_cuda(
+    source: CudaSource,
+    arch: str,
+    *,
+    options: Sequence[str] = (),
+    include_dirs: Sequence[Path] = (KERNELS,),
+) -> Compiled:
+    """Compile a kernel for a real architecture, or find it in the cache.
+
+    Args:
+        source: the kernel's source.
+        arch: "sm_90a".
+        options: further options for NVRTC.
+        include_dirs: the include path.
+
+    Raises:
+        CompileError: the source does not compile, or this NVRTC does not know `arch`.
+        MissingDependencyError: cuda-bindings or NVRTC is not installed.
+        ValueError: `arch` is no architecture's name.
+    """
+    _check_arch(source.stem, arch)
+    line_info = settings.debug() >= 2
+    # What decides the code, then what only says where files lie. Functions without a mark are
+    # __device__, so that the same helpers need none when the emulator's host compiler reads them.
+    deciding = [
+        f"--gpu-architecture={arch}",
+        "--std=c++17",
+        "--device-as-default-execution-space",
+        "--ptxas-options=-v",
+        *(["--generate-line-info"] if line_info else []),
+        *options,
+    ]
+    locating = [f"--include-path={folder}" for folder in include_dirs]
+    all_options = (*deciding, *locating)
+
+    text = source.text()
+    version = "NVRTC {}.{}".format(*nvrtc_version())
+    parts = [*deciding, source.stem, version]
+    if line_info:
+        parts += locating  # line information holds the files' paths
+    digest = source_digest(text, include_dirs, parts)
+    key = f"{source.stem}-{arch}-{digest}"
+
+    if settings.debug() >= 3:
+        path = default_cache().write_source(key, text)
+        print(f"tconv: source of {source.stem}: {path}", file=sys.stderr)
+
+    def build() -> tuple[bytes, dict[str, Any]]:
+        started = time.perf_counter()
+        cubin, log = _run_nvrtc(source.stem, text, arch, all_options, key)
+        seconds = time.perf_counter() - started
+        return cubin, {
+            "kind": "cubin",
+            "stem": source.stem,
+            "arch": arch,
+            "compiler": version,
+            "seconds": round(seconds, 4),
+            "resources": dataclasses.asdict(parse_log(log)),
+            "log": log,
+        }
+
+    stored, built = default_cache().get_or_build(key, build)
+    compiled = _compiled(stored, all_options, cached=not built)
+    if settings.debug() >= 2:
+        did = "found" if compiled.cached else f"compiled in {compiled.seconds:.2f} s"
+        print(
+            f"tconv: {compiled.stem} for {arch} {did}: {compiled.resources}; "
+            f"options: {' '.join(all_options)}",
+            file=sys.stderr,
+        )
+    return compiled
+
+
+@functools.cache
+def nvrtc_version() -> tuple[int, int]:
+    """Major and minor version of NVRTC.
+
+    Raises:
+        MissingDependencyError: cuda-bindings or NVRTC is not installed.
+    """
+    result, major, minor = libraries.nvrtc().nvrtcVersion()
+    assert int(result) == 0, result
+    return int(major), int(minor)
+
+
+@functools.cache
+def supported_architectures() -> tuple[str, ...]:
+    """The real architectures that this NVRTC compiles for, oldest first.
+
+    From 9.0 on each stands there twice, plain and with its own instructions ("sm_90",
+    "sm_90a"); family variants ("sm_100f") are not listed.
+
+    Raises:
+        MissingDependencyError: cuda-bindings or NVRTC is not installed.
+    """
+    result, numbers = libraries.nvrtc().nvrtcGetSupportedArchs()
+    assert int(result) == 0, result
+    names = []
+    for number in sorted(numbers):
+        names.append(f"sm_{number}")
+        if number >= 90:
+            names.append(f"sm_{number}a")
+    return tuple(names)
+
+
+def parse_log(log: str) -> Resources:
+    """The resources in a log of NVRTC with `--ptxas-options=-v`; of one entry point."""
+
+    def numbers(pattern: str) -> list[int]:
+        return [int(value) for value in re.findall(pattern, log)]
+
+    return Resources(
+        registers=max(numbers(r"Used (\d+) registers"), default=0),
+        spill_stores=sum(numbers(r"(\d+) bytes spill stores")),
+        spill_loads=sum(numbers(r"(\d+) bytes spill loads")),
+        stack_frame=max(numbers(r"(\d+) bytes stack frame"), default=0),
+        static_shared=max(numbers(r"(\d+) bytes smem"), default=0),
+        constant=sum(numbers(r"(\d+) bytes cmem\[\d+\]")),
+        warnings=tuple(line.strip() for line in log.splitlines() if _WARNING.search(line)),
+    )
+
+
+# The front end's and ptxas's warnings, and ptxas's numbered remarks, whose level is only "info".
+_WARNING = re.compile(r"\bwarning( #|\s*:)|\(C\d{4}\)|Potential Performance Loss", re.IGNORECASE)
+
+
+def _compiled(stored: Stored, options: tuple[str, ...], cached: bool) -> Compiled:
+    metadata = stored.metadata
+    resources = dict(metadata["resources"])
+    resources["warnings"] = tuple(resources["warnings"])
+    return Compiled(
+        stem=metadata["stem"],
+        arch=metadata["arch"],
+        cubin=stored.payload,
+        log=metadata["log"],
+        resources=Resources(**resources),
+        options=options,
+        seconds=metadata["seconds"],
+        key=metadata["key"],
+        cached=cached,
+    )
+
+
+def _check_arch(stem: str, arch: str) -> None:
+    major, minor, _ = parse_arch(arch)
+    known = supported_architectures()
+    if f"sm_{major}{minor}" in known:
+        return
+    version = "{}.{}".format(*nvrtc_version())
+    newest = parse_arch(known[-1])[:2]
+    if (major, minor) > newest:
+        way_out = (
+            "Install a newer NVRTC: pip install --upgrade nvidia-cuda-nvrtc "
+            "(CUDA 12: nvidia-cuda-nvrtc-cu12)"
+        )
+    else:
+        way_out = "tconv's kernels are made for sm_75 and newer, each by its real architecture"
+    raise CompileError(
+        f"{stem} cannot be compiled for {arch}: NVRTC {version} compiles for "
+        f"{', '.join(known)}. {way_out}"
+    )
+
+
+def _run_nvrtc(
+    stem: str, text: str, arch: str, options: tuple[str, ...], key: str
+) -> tuple[bytes, str]:
+    """Cubin and log.
+
+    Raises:
+        CompileError: with the log; the source is written where the reader finds it.
+    """
+    nvrtc = libraries.nvrtc()
+
+    def fetch(get_size: Any, get: Any) -> bytes:
+        result, size = get_size(program)
+        assert int(result) == 0, result
+        data = bytearray(size)
+        (result,) = get(program, data)
+        assert int(result) == 0, result
+        return bytes(data)
+
+    name = f"{stem}.generated.cu"
+    result, program = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, None, None)
+    if int(result) != 0:
+        raise CompileError(f"NVRTC did not take the source of {stem}: {result.name}")
+    try:
+        encoded = [option.encode() for option in options]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        log = fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        log_text = log.rstrip(b"\0").decode(errors="replace").strip()
+        if int(result) != 0:
+            raise CompileError(
+                f"{stem} did not compile for {arch}: {result.name} "
+                f"(NVRTC {'.'.join(map(str, nvrtc_version()))})",
+                log_text,
+                options,
+                default_cache().write_source(key, text),
+                source_text=text,
+            )
+        return fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log_text
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)

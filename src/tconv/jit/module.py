@@ -1,0 +1,269 @@
+"""`Kernel`: a cubin loaded on one device, ready to be launched."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from ctypes import addressof, c_char_p
+from typing import Any
+
+from tconv.errors import LaunchError
+from tconv.jit import libraries
+from tconv.jit.compile import Compiled, Resources
+from tconv.jit.target import Target
+
+MAX_GRID = 2**31 - 1
+"""Most blocks along the grid's first dimension, the only one that tconv uses."""
+
+
+class Kernel:
+    """A kernel loaded on one device; made whole at once, then immutable and thread-safe.
+
+    It is loaded into the device's primary context, the one torch works in, and stays for the
+    life of the process. Loading under the capture of a CUDA graph is allowed, and launching is
+    captured as it should be.
+
+    Args:
+        compiled: what to load; its `stem` is the entry point's name.
+        threads: threads of a block.
+        shared_bytes: dynamic shared memory of a block.
+        device: the device's ordinal.
+
+    Attributes:
+        compiled: as given.
+        target: the device's target.
+        argument_bytes: size of the entry point's one argument; None where the driver (before
+            12.4) cannot tell, and then the size is not checked.
+
+    Raises:
+        LaunchError: the device refuses the cubin, or the kernel needs more threads or shared
+            memory than a block can have.
+    """
+
+    __slots__ = (
+        "_driver",
+        "_function",
+        "_launch",
+        "argument_bytes",
+        "compiled",
+        "device",
+        "shared_bytes",
+        "target",
+        "threads",
+    )
+
+    def __init__(self, compiled: Compiled, *, threads: int, shared_bytes: int, device: int) -> None:
+        self.compiled = compiled
+        self.threads = threads
+        self.shared_bytes = shared_bytes
+        self.device = device
+        self.target = Target.for_device(device)
+        self._driver = libraries.driver()
+        self._check_shared_memory()
+        with _current_context(device), _relaxed_capture():
+            self._function = self._load()
+            self.argument_bytes = self._argument_bytes()
+        self._launch = self._driver.cuLaunchKernel
+
+    @property
+    def stem(self) -> str:
+        """The kernel's name."""
+        return self.compiled.stem
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, spills and shared memory, as ptxas reported them."""
+        return self.compiled.resources
+
+    def __repr__(self) -> str:
+        return (
+            f"Kernel({self.stem} for {self.compiled.arch} on device {self.device}: "
+            f"{self.threads} threads, {self.shared_bytes} bytes of dynamic shared memory, "
+            f"{self.resources})"
+        )
+
+    def launch(self, grid: int, arguments: bytes, stream: int = 0) -> None:
+        """Start the kernel on a stream and return at once.
+
+        Args:
+            grid: number of blocks, 1 to 2**31 - 1.
+            arguments: the bytes of the entry point's `Arguments`, as `KernelSource.pack` makes
+                them.
+            stream: the stream's handle (`torch.cuda.Stream.cuda_stream`), of this device.
+
+        Raises:
+            LaunchError: with the launch's shape and the CUDA error; an error that an earlier
+                kernel left behind shows up here too.
+        """
+        if not 0 < grid <= MAX_GRID:
+            raise self._refusal(grid, f"the grid must have 1 to {MAX_GRID} blocks")
+        if len(arguments) != self.argument_bytes and self.argument_bytes is not None:
+            raise self._refusal(
+                grid,
+                f"its arguments take {self.argument_bytes} bytes, got {len(arguments)}",
+            )
+        # The kernel has one parameter, so the driver wants the address of one pointer to it. The
+        # driver copies the parameter before it returns, hence straight from the bytes object.
+        parameter = c_char_p(arguments)
+        (result,) = self._launch(
+            self._function,
+            grid,
+            1,
+            1,
+            self.threads,
+            1,
+            1,
+            self.shared_bytes,
+            stream,
+            addressof(parameter),
+            0,
+        )
+        if result:
+            self._launch_again(result, grid, arguments, stream)
+
+    def blocks_per_multiprocessor(self) -> int:
+        """How many blocks of it one SM holds at once."""
+        driver = self._driver
+        with _current_context(self.device):
+            answer = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self._function, self.threads, self.shared_bytes
+            )
+        return int(libraries.check(driver, answer, f"ask for the occupancy of {self.stem}"))
+
+    def _launch_again(self, result: Any, grid: int, arguments: bytes, stream: int) -> None:
+        """Deal with a launch that failed: again with our context, if that is what it lacked.
+
+        A thread that has called nothing of CUDA yet, as one of autograd's, has no context, and
+        one that works on another device has another. Asking before each launch would slow down
+        all the others.
+        """
+        driver = self._driver
+        codes = driver.CUresult
+        context_errors = (
+            codes.CUDA_ERROR_INVALID_CONTEXT,
+            codes.CUDA_ERROR_INVALID_HANDLE,
+            codes.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        )
+        if result in context_errors:
+            parameter = c_char_p(arguments)
+            with _current_context(self.device):
+                (result,) = self._launch(
+                    self._function,
+                    grid,
+                    1,
+                    1,
+                    self.threads,
+                    1,
+                    1,
+                    self.shared_bytes,
+                    stream,
+                    addressof(parameter),
+                    0,
+                )
+            if not result:
+                return
+        reason = libraries.error_text(driver, result)
+        # The errors that an earlier kernel's fault leaves in the context: illegal address, launch
+        # timeout, assert, and the hardware exceptions from 714 to 719.
+        if int(result) in (700, 702, 710, *range(714, 720)):
+            reason += (
+                ". An earlier kernel on this device may have failed: CUDA reports that at the "
+                "next call. Run again with CUDA_LAUNCH_BLOCKING=1 to see which"
+            )
+        raise self._refusal(grid, reason)
+
+    def _refusal(self, grid: int, reason: str) -> LaunchError:
+        return LaunchError(
+            f"failed to launch {self.stem} ({self.compiled.arch}) on device {self.device} with "
+            f"{grid=}, block={self.threads}, dynamic shared memory={self.shared_bytes} bytes: "
+            f"{reason}"
+        )
+
+    def _check_shared_memory(self) -> None:
+        static = self.resources.static_shared
+        if static + self.shared_bytes > self.target.shared_per_block:
+            raise LaunchError(
+                f"{self.stem} needs {static + self.shared_bytes} bytes of shared memory a block "
+                f"({static} static, {self.shared_bytes} dynamic), device {self.device} "
+                f"({self.target.arch}) has {self.target.shared_per_block}"
+            )
+
+    def _load(self) -> Any:
+        """The entry point's handle; the device's primary context is current."""
+        driver = self._driver
+        answer = driver.cuModuleLoadData(self.compiled.cubin)
+        where = f"{self.stem} ({self.compiled.arch}) on device {self.device} ({self.target.arch})"
+        module = libraries.check(driver, answer, f"load {where}")
+        answer = driver.cuModuleGetFunction(module, self.stem.encode())
+        function = libraries.check(driver, answer, f"find the entry point of {where}")
+        attributes = driver.CUfunction_attribute
+
+        which = attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        answer = driver.cuFuncGetAttribute(which, function)
+        most = int(libraries.check(driver, answer, f"read the block size of {where}"))
+        if self.threads > most:
+            raise LaunchError(
+                f"{self.stem} wants {self.threads} threads a block, but as compiled "
+                f"({self.resources}) device {self.device} runs it with at most {most}"
+            )
+        # Always, though only more than 48 KB must be asked for: the bound counts static memory.
+        which = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        answer = driver.cuFuncSetAttribute(function, which, self.shared_bytes)
+        libraries.check(
+            driver, answer, f"allow {self.shared_bytes} bytes of dynamic shared memory to {where}"
+        )
+        return function
+
+    def _argument_bytes(self) -> int | None:
+        driver = self._driver
+        sizes = []
+        for index in range(2):
+            try:
+                result, _, size = driver.cuFuncGetParamInfo(self._function, index)
+            except (AttributeError, RuntimeError):
+                return None  # the driver is older than 12.4
+            if int(result) != 0:
+                break
+            sizes.append(int(size))
+        if len(sizes) != 1:
+            raise LaunchError(
+                f"the entry point {self.stem} must take one parameter, the struct Arguments, "
+                f"got {'none' if not sizes else 'more'}"
+            )
+        return sizes[0]
+
+
+@functools.cache
+def _primary_context(device: int) -> Any:
+    """The device's primary context, made where there is none yet; retained for good."""
+    driver = libraries.driver()
+    handle = libraries.check(driver, driver.cuDeviceGet(device), f"open device {device}")
+    answer = driver.cuDevicePrimaryCtxRetain(handle)
+    return libraries.check(driver, answer, f"retain the primary context of device {device}")
+
+
+@contextlib.contextmanager
+def _current_context(device: int) -> Iterator[None]:
+    """The device's primary context is this thread's current one inside."""
+    driver = libraries.driver()
+    context = _primary_context(device)
+    answer = driver.cuCtxPushCurrent(context)
+    libraries.check(driver, answer, f"enter the context of device {device}")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent()
+
+
+@contextlib.contextmanager
+def _relaxed_capture() -> Iterator[None]:
+    """Inside, loading a module does not break the capture of a CUDA graph on this thread."""
+    driver = libraries.driver()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    answer = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    before = libraries.check(driver, answer, "relax the stream capture mode")
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)

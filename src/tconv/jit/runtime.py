@@ -1,0 +1,66 @@
+"""`load`: from a kernel's source to the kernel on a device, remembered."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from tconv.jit.compile import CudaSource, compile_cuda
+from tconv.jit.module import Kernel
+from tconv.jit.target import Target
+
+
+class LaunchableSource(CudaSource, Protocol):
+    """A hashable source that also says how its kernel is launched."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of dynamic shared memory of a block."""
+
+    def __hash__(self) -> int: ...
+
+
+_Key = tuple[LaunchableSource, int, str | None]
+_kernels: dict[_Key, Kernel] = {}
+_loading: dict[_Key, threading.Lock] = {}
+_lock = threading.Lock()
+
+
+def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> Kernel:
+    """The kernel of `source` on a device: compiled, or found in the cache, and loaded.
+
+    The second call with an equal source returns the same object. Hashing a source takes a few
+    microseconds, so a caller with a plan of its own keeps the kernel beside it.
+
+    Args:
+        source: the kernel's source.
+        device: the device's ordinal.
+        arch: the architecture to compile for, the device's own by default.
+
+    Raises:
+        CompileError: the source does not compile.
+        LaunchError: the device does not take it.
+        MissingDependencyError: a library, the driver or a device is missing.
+    """
+    key = (source, device, arch)
+    kernel = _kernels.get(key)
+    if kernel is not None:
+        return kernel
+    with _lock:
+        loading = _loading.setdefault(key, threading.Lock())
+    with loading:
+        kernel = _kernels.get(key)
+        if kernel is None:
+            compiled = compile_cuda(source, arch or Target.for_device(device).arch)
+            kernel = Kernel(
+                compiled,
+                threads=source.threads,
+                shared_bytes=source.shared_bytes,
+                device=device,
+            )
+            _kernels[key] = kernel
+    return kernel

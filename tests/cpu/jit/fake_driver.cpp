@@ -1,0 +1,125 @@
+// A libcuda.so.1 of the few functions that tconv.jit calls, so that loading and launching are
+// tested without a GPU: it records what it is asked and answers what the test sets up.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <string>
+
+using Handle = void*;
+
+namespace {
+constexpr int current_context = 0xC0;
+int context_depth = 0, capture_mode = 0;
+std::deque<int> next_results;
+struct {
+    unsigned grid, block, shared;
+    Handle function, stream;
+    int context_depth;
+    unsigned char arguments[24];
+} last_launch;
+int launches = 0, dynamic_shared = -1, parameters = 1, load_capture_mode = -1;
+}  // namespace
+
+extern "C" {
+// For the test.
+void fake_next_result(int result) { next_results.push_back(result); }
+void fake_parameters(int count) { parameters = count; }
+int fake_launches() { return launches; }
+int fake_dynamic_shared() { return dynamic_shared; }
+int fake_context_depth() { return context_depth; }
+int fake_capture_mode() { return capture_mode; }
+int fake_load_capture_mode() { return load_capture_mode; }
+const void* fake_last_launch() { return &last_launch; }
+
+// For NVRTC, which looks for a driver when it compiles.
+int cuGetExportTable(const void** table, const void*) { return *table = nullptr, 500; }
+
+// For tconv.
+int cuInit(unsigned) { return 0; }
+int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuDeviceGetCount(int* count) { return *count = 2, 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+        case 75: return *value = 9, 0;        // compute capability, major
+        case 76: return *value = 0, 0;        // minor
+        case 16: return *value = 132, 0;      // multiprocessors
+        case 97: return *value = 232448, 0;   // shared memory of a block, opted in
+        case 38: return *value = 62914560, 0; // L2
+    }
+    return 1;
+}
+int cuDevicePrimaryCtxRetain(Handle* context, int) { return *context = (Handle)0xC0, 0; }
+int cuCtxPushCurrent(Handle context) {
+    return context == (Handle)(intptr_t)current_context ? (++context_depth, 0) : 201;
+}
+int cuCtxPopCurrent(Handle* context) { return --context_depth, *context = nullptr, 0; }
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+    int before = capture_mode;
+    return capture_mode = *mode, *mode = before, 0;
+}
+int cuModuleLoadData(Handle* module, const void* image) {
+    load_capture_mode = capture_mode;
+    if (std::memcmp(image, "\177ELF", 4) != 0) return 200;
+    return *module = (Handle)0xD0, 0;
+}
+int cuModuleGetFunction(Handle* function, Handle, const char* name) {
+    return *function = (Handle)0xF0, std::strcmp(name, "absent") == 0 ? 500 : 0;
+}
+int cuFuncGetAttribute(int* value, int, Handle) { return *value = 512, 0; }
+int cuFuncSetAttribute(Handle, int, int value) { return dynamic_shared = value, 0; }
+int cuFuncGetParamInfo(Handle, size_t index, size_t* offset, size_t* size) {
+    return index < (size_t)parameters ? (*offset = 0, *size = 24, 0) : 1;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Handle, int, size_t) {
+    return *blocks = 3, 0;
+}
+int cuLaunchKernel(Handle function, unsigned grid, unsigned, unsigned, unsigned block, unsigned,
+                   unsigned, unsigned shared, Handle stream, void** parameters, void**) {
+    int result = 0;
+    if (!next_results.empty()) result = next_results.front(), next_results.pop_front();
+    if (result != 0) return result;
+    ++launches;
+    last_launch = {grid, block, shared, function, stream, context_depth, {}};
+    std::memcpy(last_launch.arguments, parameters[0], sizeof last_launch.arguments);
+    return 0;
+}
+int cuTensorMapEncodeTiled(unsigned char* map, int dtype, unsigned rank, void* address,
+                           const uint64_t* dims, const uint64_t* strides, const unsigned* box,
+                           const unsigned* element_strides, int interleave, int swizzle,
+                           int l2_promotion, int oob_fill) {
+    if ((uintptr_t)map % 64 != 0) return 1;
+    if (address == (void*)0xBAD0) return 1;
+    std::memset(map, 0, 128);
+    unsigned char head[] = {(unsigned char)dtype,   (unsigned char)rank,
+                            (unsigned char)swizzle, (unsigned char)l2_promotion,
+                            (unsigned char)oob_fill, (unsigned char)interleave};
+    std::memcpy(map, head, sizeof head);
+    std::memcpy(map + 8, &address, 8);
+    for (unsigned i = 0; i < rank; ++i) {
+        map[16 + i] = (unsigned char)dims[i];
+        map[32 + i] = (unsigned char)box[i];
+        map[48 + i] = (unsigned char)element_strides[i];
+        if (i + 1 < rank) std::memcpy(map + 64 + 8 * i, &strides[i], 8);
+    }
+    return 0;
+}
+int cuGetErrorName(int error, const char** name) {
+    return *name = error == 201 ? "CUDA_ERROR_INVALID_CONTEXT" : "CUDA_ERROR_FAKE", 0;
+}
+int cuGetErrorString(int, const char** text) { return *text = "words of the driver", 0; }
+
+int cuGetProcAddress_v2(const char* name, void** address, int, uint64_t, int* status) {
+    static Handle self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    std::string wanted = name;
+    if (wanted == "cuGetProcAddress") wanted += "_v2";
+    *address = dlsym(self, wanted.c_str());
+    if (status != nullptr) *status = *address == nullptr;
+    return 0;
+}
+int cuGetProcAddress(const char* name, void** address, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, address, version, flags, nullptr);
+}
+}

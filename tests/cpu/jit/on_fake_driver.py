@@ -1,0 +1,186 @@
+"""Runs in its own process, with the fake libcuda in front: loading, launching, tensor maps."""
+
+import contextlib
+import ctypes
+import struct
+import sys
+import threading
+import timeit
+from dataclasses import dataclass
+
+from tconv.errors import CompileError, LaunchError
+from tconv.jit import runtime, tensor_map
+from tconv.jit.compile import compile_cuda
+from tconv.jit.module import MAX_GRID, Kernel
+from tconv.jit.target import Target
+
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_last_launch.restype = ctypes.c_void_p
+
+
+@dataclass(frozen=True)
+class Source:
+    stem: str = "tiny"
+    threads: int = 128
+    shared_bytes: int = 1024
+    static_bytes: int = 256
+
+    def text(self) -> str:
+        return f"""
+            struct Arguments {{ const float* input; float* output; long long count; }};
+            extern "C" __global__ void __launch_bounds__({self.threads})
+            tiny(const __grid_constant__ Arguments arguments) {{
+                __shared__ float tile[{self.static_bytes // 4}];
+                tile[threadIdx.x % {self.static_bytes // 4}] = arguments.input[threadIdx.x];
+                __syncthreads();
+                arguments.output[threadIdx.x] = tile[0];
+            }}"""
+
+
+def last_launch():
+    """grid, block, shared, function, stream, context depth, arguments"""
+    return struct.unpack("=3I4xQQi24s4x", ctypes.string_at(fake.fake_last_launch(), 64))
+
+
+def refusal(error, function, *arguments, **keywords):
+    try:
+        function(*arguments, **keywords)
+    except error as raised:
+        return str(raised)
+    raise AssertionError(f"no {error.__name__}")
+
+
+def test_target():
+    expected = Target("sm_90a", 132, 232448, 62914560)
+    assert Target.for_device(0) == expected == Target.named("sm_90a")
+    assert Target.for_device(1) is Target.for_device(1)
+    assert "0 to 1" in refusal(ValueError, Target.for_device, 2)
+
+
+def test_load_and_launch():
+    kernel = runtime.load(Source(), 0)
+    assert runtime.load(Source(), 0) is kernel
+    assert runtime.load(Source(), 1) is not kernel
+    assert fake.fake_dynamic_shared() == 1024
+    assert fake.fake_load_capture_mode() == 2, "loaded with relaxed capture"
+    assert (fake.fake_capture_mode(), fake.fake_context_depth()) == (0, 0), "both put back"
+    assert kernel.argument_bytes == 24
+    assert kernel.resources.static_shared == 256
+    assert kernel.blocks_per_multiprocessor() == 3
+    assert "tiny for sm_90a on device 0: 128 threads" in repr(kernel)
+
+    arguments = struct.pack("QQq", 2**63 + 1, 0, -5)  # with zero bytes inside
+    kernel.launch(MAX_GRID, arguments, 2**47 + 8)
+    assert last_launch() == (MAX_GRID, 128, 1024, 0xF0, 2**47 + 8, 0, arguments)
+    kernel.launch(1, arguments)
+    assert last_launch()[4] == 0
+
+
+def test_refusals():
+    kernel = runtime.load(Source(), 0)
+    before = fake.fake_launches()
+    for grid in (0, -1, MAX_GRID + 1):
+        message = refusal(LaunchError, kernel.launch, grid, bytes(24))
+        assert f"{grid=}, block=128, dynamic shared memory=1024 bytes" in message, message
+    assert "take 24 bytes, got 23" in refusal(LaunchError, kernel.launch, 1, bytes(23))
+    refusal((TypeError, ctypes.ArgumentError), kernel.launch, 1, bytearray(24))
+    assert fake.fake_launches() == before
+
+
+def test_driver_errors():
+    kernel = runtime.load(Source(), 0)
+    fake.fake_next_result(1)
+    message = refusal(LaunchError, kernel.launch, 7, bytes(24))
+    for part in ("tiny (sm_90a) on device 0", "grid=7", "CUDA_ERROR_FAKE (1): words of the driver"):
+        assert part in message, message
+    fake.fake_next_result(700)
+    assert "CUDA_LAUNCH_BLOCKING=1" in refusal(LaunchError, kernel.launch, 7, bytes(24))
+
+
+def test_a_thread_without_context():
+    kernel = runtime.load(Source(), 0)
+    for error in (201, 400):
+        fake.fake_next_result(error)
+        kernel.launch(3, bytes(range(24)))
+        assert last_launch()[5:] == (1, bytes(range(24))), "launched inside the primary context"
+    fake.fake_next_result(201)
+    fake.fake_next_result(201)
+    message = refusal(LaunchError, kernel.launch, 3, bytes(24))
+    assert "CUDA_ERROR_INVALID_CONTEXT" in message
+    assert fake.fake_context_depth() == 0
+
+
+def test_what_a_device_cannot_run():
+    message = refusal(LaunchError, runtime.load, Source(shared_bytes=232448), 0)
+    assert "needs 232704 bytes" in message and "has 232448" in message, message
+    message = refusal(LaunchError, runtime.load, Source(threads=1024), 0)
+    assert "1024 threads" in message and "at most 512" in message, message
+    compiled = compile_cuda(Source(), "sm_80")
+    options = {"threads": 128, "shared_bytes": 0, "device": 0}
+    for changed, part in (
+        ({"cubin": b"no cubin"}, "failed to load tiny (sm_80) on device 0 (sm_90a)"),
+        ({"stem": "absent"}, "find the entry point"),
+    ):
+        broken = type(compiled)(**{**compiled.__dict__, **changed})
+        message = refusal(LaunchError, Kernel, broken, **options)
+        assert part in message, message
+    for count in (0, 2):
+        fake.fake_parameters(count)
+        assert "one parameter" in refusal(LaunchError, Kernel, compiled, **options)
+    fake.fake_parameters(1)
+    assert "sm_20" in refusal(CompileError, runtime.load, Source(), 0, arch="sm_20")
+    assert (fake.fake_capture_mode(), fake.fake_context_depth()) == (0, 0)
+
+
+def test_threads_load_once_and_launch_together():
+    source = Source(threads=96)
+    kernels, count = set(), 200
+
+    def work():
+        kernel = runtime.load(source, 0)
+        kernels.add(id(kernel))
+        for _ in range(count):
+            kernel.launch(1, bytes(24), 5)
+
+    before = fake.fake_launches()
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(kernels) == 1
+    # The fake's counter is not atomic, and launches do run side by side.
+    assert 0 < fake.fake_launches() - before <= 4 * count
+
+
+def test_tensor_map():
+    encoded = tensor_map.encode(
+        0x7000, "tfloat32", (40, 30, 20), (160, 4800), (8, 4, 2), (1, 1, 2), 32, "nan", 256
+    )
+    assert len(encoded) == 128
+    assert tuple(encoded[:6]) == (11, 3, 1, 3, 1, 0)
+    assert struct.unpack_from("Q", encoded, 8) == (0x7000,)
+    assert tuple(encoded[16:19]) == (40, 30, 20)
+    assert tuple(encoded[32:35]) == (8, 4, 2)
+    assert tuple(encoded[48:51]) == (1, 1, 2)
+    assert struct.unpack_from("QQ", encoded, 64) == (160, 4800)
+    message = refusal(LaunchError, tensor_map.encode, 0xBAD0, "float32", (8,), (), (8,))
+    assert "dims=(8,)" in message and "CUDA_ERROR_FAKE" in message, message
+
+
+def test_overhead():
+    """Not a measurement of record: catches a launch path that has become slow by a lot."""
+    kernel = runtime.load(Source(), 0)
+    arguments = bytes(24)
+    launch = kernel.launch
+    seconds = min(timeit.repeat(lambda: launch(5, arguments, 0x1000), number=2000, repeat=5))
+    print(f"launch: {seconds / 2000 * 1e6:.2f} us")
+    assert seconds / 2000 < 20e-6
+
+
+if __name__ == "__main__":
+    for name, test in list(globals().items()):
+        if name.startswith("test_") and (len(sys.argv) == 1 or name in sys.argv):
+            with contextlib.redirect_stderr(sys.stdout):
+                test()
+            print("passed", name)
