@@ -1,0 +1,39 @@
+// Bulk copies on the host: loads land with their mbarrier's phase, stores when they are waited for.
+#pragma once
+
+#include <ptx/shared_address.cuh>
+
+namespace ptx {
+
+inline void fence_proxy_async_shared() { emulator::fence_proxy_async(); }
+
+inline void cp_async_bulk_global_to_shared(void* destination, const void* source, uint32_t bytes,
+                                           uint64_t* barrier,
+                                           emulator::Location at = emulator::Location::here()) {
+    emulator::bulk_load(destination, source, bytes, barrier, at);
+}
+
+inline void cp_async_bulk_global_to_shared_L2_hint(
+    void* destination, const void* source, uint32_t bytes, uint64_t* barrier, uint64_t,
+    emulator::Location at = emulator::Location::here()) {
+    emulator::bulk_load(destination, source, bytes, barrier, at);
+}
+
+inline void cp_async_bulk_shared_to_global(void* destination, const void* source, uint32_t bytes,
+                                           emulator::Location at = emulator::Location::here()) {
+    emulator::bulk_store(destination, source, bytes, at);
+}
+
+inline void cp_async_bulk_commit_group() { emulator::bulk_commit(); }
+
+template <int groups>
+inline void cp_async_bulk_wait_group() {
+    emulator::bulk_wait(groups, false);
+}
+
+template <int groups>
+inline void cp_async_bulk_wait_group_read() {
+    emulator::bulk_wait(groups, true);
+}
+
+}  // namespace ptx

@@ -1,0 +1,13 @@
+// The emulator's threads keep their registers in memory: nothing moves.
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace ptx {
+
+template <int count>
+TCONV_DEVICE void fence_registers(float (&)[count]) {}
+
+TCONV_DEVICE uint32_t opaque(uint32_t value) { return value; }
+
+}  // namespace ptx

@@ -1,0 +1,13 @@
+// cvta.to.shared on the host: addresses as in one block's window of a GPU.
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace ptx {
+
+inline uint32_t cvta_to_shared(const void* pointer,
+                               emulator::Location at = emulator::Location::here()) {
+    return emulator::shared_address(pointer, at);
+}
+
+}  // namespace ptx

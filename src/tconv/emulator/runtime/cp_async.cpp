@@ -1,0 +1,171 @@
+// cp.async and bulk stores: copies that a thread waits for in groups.
+#include <cstring>
+
+#include "copies.h"
+#include "tensor_map.h"
+
+namespace emulator {
+namespace {
+
+struct Copy {
+    unsigned char* destination;
+    const unsigned char* source;
+    uint32_t bytes;
+    uint32_t source_bytes;  // the rest becomes zero
+    uint32_t group;
+};
+
+// A bulk or tensor store, from shared to global memory.
+struct Store {
+    unsigned char* destination;  // of a bulk store
+    const unsigned char* source;
+    uint64_t bytes;
+    const TensorMapRecord* map;  // or of a tensor store, to these coordinates
+    int32_t coordinates[5];
+    uint32_t group;
+    bool read;
+    std::vector<unsigned char> contents;
+    Location at;
+};
+
+struct ThreadCopies {
+    std::vector<Copy> copies;
+    uint32_t copy_group = 0;  // the one that is being filled
+    std::vector<Store> stores;
+    uint32_t store_group = 0;
+};
+
+std::vector<ThreadCopies> all_copies;
+
+ThreadCopies& own() { return all_copies[current->linear]; }
+
+void land(const Copy& copy) {
+    mark_delivered(copy.destination, copy.bytes);
+    if (copy.source_bytes > 0) std::memcpy(copy.destination, copy.source, copy.source_bytes);
+    std::memset(copy.destination + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
+}
+
+void read_source(Store& store) {
+    if (store.read) return;
+    store.contents.resize(store.bytes);
+    if (store.map != nullptr) {
+        read_stored_box(*store.map, store.source, store.contents.data(), store.at);
+    } else {
+        check_shared(store.source, store.bytes, 16, "a bulk store", store.at);
+        async_read(store.contents.data(), store.source, store.bytes, "a bulk store", store.at);
+    }
+    store.read = true;
+}
+
+void write_destination(Store& store) {
+    if (store.map != nullptr) {
+        store_box(*store.map, store.coordinates, store.source, store.contents.data(), store.at);
+    } else {
+        std::memcpy(store.destination, store.contents.data(), store.bytes);
+    }
+}
+
+}  // namespace
+
+void copy_async(void* destination, const void* source, uint32_t bytes, uint32_t source_bytes,
+                Location at) {
+    check_shared(destination, bytes, bytes, "cp.async's destination", at);
+    if (source_bytes > bytes) {
+        fail(at, "cp.async: %u bytes to read for %u to write", source_bytes, bytes);
+    }
+    if (source_bytes > 0) check_global(source, source_bytes, bytes, "cp.async's source", at);
+    auto* target = static_cast<unsigned char*>(destination);
+    mark_pending(target, bytes);
+    ThreadCopies& copies = own();
+    copies.copies.push_back({target, static_cast<const unsigned char*>(source), bytes,
+                             source_bytes, copies.copy_group});
+}
+
+void copy_async_commit() { ++own().copy_group; }
+
+// All groups but the last `left`; those that are not committed stay, unless `all`.
+void copy_async_wait(uint32_t left, bool all) {
+    ThreadCopies& copies = own();
+    std::size_t kept = 0;
+    for (const Copy& copy : copies.copies) {
+        if (all || copy.group + left < copies.copy_group) {
+            land(copy);
+        } else {
+            copies.copies[kept++] = copy;
+        }
+    }
+    copies.copies.resize(kept);
+}
+
+void bulk_store(void* destination, const void* source, uint32_t bytes, Location at) {
+    if (bytes == 0 || bytes % 16 != 0) {
+        fail(at, "a bulk store's size is a multiple of 16 bytes, got %u", bytes);
+    }
+    check_shared(source, bytes, 16, "a bulk store's source", at);
+    check_global(destination, bytes, 16, "a bulk store's destination", at);
+    Store store = {};
+    store.destination = static_cast<unsigned char*>(destination);
+    store.source = static_cast<const unsigned char*>(source);
+    store.bytes = bytes;
+    store.group = own().store_group;
+    store.at = at;
+    own().stores.push_back(store);
+}
+
+void tensor_store(const void* map, unsigned rank, const int* coordinates, const void* source,
+                  Location at) {
+    auto* record = static_cast<const TensorMapRecord*>(map);
+    check_tensor_map(*record, rank, "a tensor store", at);
+    Store store = {};
+    store.source = static_cast<const unsigned char*>(source);
+    store.bytes = box_footprint(*record);
+    check_tensor_store(*record, coordinates, at);
+    check_shared(source, store.bytes, 128, "a tensor store's source", at);
+    store.map = record;
+    std::memcpy(store.coordinates, coordinates, rank * sizeof *coordinates);
+    store.group = own().store_group;
+    store.at = at;
+    own().stores.push_back(store);
+}
+
+void bulk_commit() { ++own().store_group; }
+
+// `read`: only until the shared memory may be used again.
+void bulk_wait(uint32_t left, bool read) {
+    ThreadCopies& copies = own();
+    std::vector<Store> kept;
+    for (Store& store : copies.stores) {
+        bool covered = store.group + left < copies.store_group;
+        if (covered) read_source(store);
+        if (covered && !read) {
+            write_destination(store);
+        } else {
+            kept.push_back(store);
+        }
+    }
+    copies.stores.swap(kept);
+}
+
+void finish_thread_copies(Thread& thread) {
+    ThreadCopies& copies = all_copies[thread.linear];
+    for (Store& store : copies.stores) {
+        if (!store.read) {
+            fail(store.at,
+                 "a bulk store whose shared memory may be gone before it is read: the thread "
+                 "ended without cp.async.bulk.wait_group for it");
+        }
+        write_destination(store);
+    }
+    copies.stores.clear();
+}
+
+void reset_copies() {
+    all_copies.resize(block.thread_count);
+    for (ThreadCopies& copies : all_copies) {
+        copies.copies.clear();
+        copies.stores.clear();
+        copies.copy_group = copies.store_group = 0;
+    }
+}
+
+}  // namespace emulator

@@ -1,0 +1,18 @@
+// bar: the block's named barriers. Number 0 is __syncthreads()' own.
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace ptx {
+
+// Waits until `threads` threads, whole warps, have arrived or wait too.
+TCONV_DEVICE void bar_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Counts for the barrier but does not wait.
+TCONV_DEVICE void bar_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace ptx

@@ -1,0 +1,58 @@
+// cp.async.bulk (sm_90): one thread copies a contiguous piece. Addresses and sizes are multiples
+// of 16 bytes.
+#pragma once
+
+#include <ptx/shared_address.cuh>
+
+namespace ptx {
+
+// Between ordinary accesses to shared memory and those of bulk copies, tensor copies and wgmma to
+// the same bytes: executed by the threads that made the first, before the barrier.
+TCONV_DEVICE void fence_proxy_async_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Its bytes count for the barrier's phase, which must expect them.
+TCONV_DEVICE void cp_async_bulk_global_to_shared(void* destination, const void* source,
+                                                 uint32_t bytes, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(cvta_to_shared(destination)),
+        "l"(source), "r"(bytes), "r"(cvta_to_shared(barrier))
+        : "memory");
+}
+
+TCONV_DEVICE void cp_async_bulk_global_to_shared_L2_hint(void* destination, const void* source,
+                                                         uint32_t bytes, uint64_t* barrier,
+                                                         uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(cvta_to_shared(destination)),
+        "l"(source), "r"(bytes), "r"(cvta_to_shared(barrier)), "l"(policy)
+        : "memory");
+}
+
+TCONV_DEVICE void cp_async_bulk_shared_to_global(void* destination, const void* source,
+                                                 uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
+                 "r"(cvta_to_shared(source)), "r"(bytes)
+                 : "memory");
+}
+
+TCONV_DEVICE void cp_async_bulk_commit_group() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until at most `groups` of the thread's newest groups of stores are under way.
+template <int groups>
+TCONV_DEVICE void cp_async_bulk_wait_group() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// As above, but only until their shared memory has been read and may be used again.
+template <int groups>
+TCONV_DEVICE void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");
+}
+
+}  // namespace ptx

@@ -1,0 +1,69 @@
+// ldmatrix (sm_75) and stmatrix (sm_90): 8x8 matrices of 16-bit elements between shared memory and
+// a warp's registers.
+//
+// Lanes 8i to 8i+7 name the rows of matrix i, 16 bytes each and aligned so. A lane's register i
+// holds two neighbours of matrix i: row lane/4, columns 2*(lane%4) and the next; with `trans` the
+// matrix is transposed on the way. For 32-bit elements a row is four of them, one a register.
+#pragma once
+
+#include <ptx/shared_address.cuh>
+
+namespace ptx {
+
+TCONV_DEVICE void ldmatrix_x1(uint32_t (&d)[1], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(d[0])
+                 : "r"(cvta_to_shared(row))
+                 : "memory");
+}
+
+TCONV_DEVICE void ldmatrix_x1_trans(uint32_t (&d)[1], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(d[0])
+                 : "r"(cvta_to_shared(row))
+                 : "memory");
+}
+
+TCONV_DEVICE void ldmatrix_x2(uint32_t (&d)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1])
+                 : "r"(cvta_to_shared(row))
+                 : "memory");
+}
+
+TCONV_DEVICE void ldmatrix_x2_trans(uint32_t (&d)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1])
+                 : "r"(cvta_to_shared(row))
+                 : "memory");
+}
+
+TCONV_DEVICE void ldmatrix_x4(uint32_t (&d)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(cvta_to_shared(row))
+                 : "memory");
+}
+
+TCONV_DEVICE void ldmatrix_x4_trans(uint32_t (&d)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(cvta_to_shared(row))
+                 : "memory");
+}
+
+TCONV_DEVICE void stmatrix_x4(void* row, const uint32_t (&s)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     cvta_to_shared(row)),
+                 "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3])
+                 : "memory");
+}
+
+TCONV_DEVICE void stmatrix_x4_trans(void* row, const uint32_t (&s)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     cvta_to_shared(row)),
+                 "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3])
+                 : "memory");
+}
+
+}  // namespace ptx
