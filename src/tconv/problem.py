@@ -31,6 +31,24 @@ TF32_LEAST_CHANNELS = 16
 """With fewer reduced channels per group the arithmetic is too small for TF32 to pay."""
 
 
+def float32_math(
+    direction: Direction, in_channels: int, out_channels: int, *, tf32_allowed: bool
+) -> Math:
+    """The math of a float32 call: TF32 where it is allowed and there is arithmetic enough.
+
+    Args:
+        direction: which of the three maps.
+        in_channels, out_channels: of one group.
+        tf32_allowed: what PyTorch's flags say.
+    """
+    reduced = {
+        "forward": in_channels,
+        "input_gradient": out_channels,
+        "weight_gradient": min(in_channels, out_channels),
+    }[direction]
+    return "tf32" if tf32_allowed and reduced >= TF32_LEAST_CHANNELS else "ieee"
+
+
 @dataclass(frozen=True)
 class Tap:
     """One kernel element of a phase: output `q` reads input `q - shift` through weight `index`."""

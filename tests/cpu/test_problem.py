@@ -10,6 +10,7 @@ import pickle
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+
 from tconv.problem import ITEM_BYTES, Axis, Problem
 
 # Small strides and dilations, so that every gcd and many empty phases come up.

@@ -134,14 +134,15 @@ def test_a_cubin_for_another_architecture() -> None:
 
 
 def test_two_streams(values: torch.Tensor) -> None:
-    slow = runtime.load(Source(stem="slow", spin=20_000_000), 0)
+    slow = runtime.load(Source(stem="slow", spin=200_000_000), 0)  # about 0.1 s
+    quick = runtime.load(Source(), 0)
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(first):
         small = values[:THREADS].clone()
         waited = run(slow, small, 2.0, 0.0)
     with torch.cuda.stream(second):
-        free = run(runtime.load(Source(), 0), values, 2.0, 0.5)
+        free = run(quick, values, 2.0, 0.5)
     second.synchronize()
     assert not first.query(), "the slow kernel has the first stream to itself"
     torch.testing.assert_close(free, values * 2 + 0.5)

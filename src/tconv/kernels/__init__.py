@@ -1,0 +1,23 @@
+"""The kernel families, in the order in which the plan prints them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from tconv.kernels import (
+    general_forward,
+    general_input_gradient,
+    general_weight_gradient,
+    sm90_tf32_forward,
+)
+from tconv.kernels.family import Family
+
+FAMILIES: tuple[Family, ...] = tuple(
+    cast(Family, module)
+    for module in (
+        sm90_tf32_forward,
+        general_forward,
+        general_input_gradient,
+        general_weight_gradient,
+    )
+)

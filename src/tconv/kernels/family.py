@@ -1,0 +1,158 @@
+"""What every kernel family offers to the plan: its module is a `Family`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from tconv.jit.target import Target
+from tconv.kernels.source import KernelSource
+from tconv.problem import Direction, Problem
+
+
+class TensorView(NamedTuple):
+    """A tensor as a kernel sees it: its first element's address, and strides in elements."""
+
+    address: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one launch, named as in `Problem`.
+
+    Attributes:
+        x, w, y: the layer's input, weight and output, or their gradients.
+        bias: address of the contiguous bias [Cout], or 0.
+        packed: address of the packed weights of the plan's `Packing`, or 0.
+        partial: address of the workspace [splits, Cin, Cout/groups, kH, kW] of float32 (float64
+            for float64 tensors), or 0.
+    """
+
+    x: TensorView
+    w: TensorView
+    y: TensorView
+    bias: int = 0
+    packed: int = 0
+    partial: int = 0
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A launch before the kernel's own, which lays the weights out for it.
+
+    Attributes:
+        source: the packing kernel.
+        grid: blocks of its launch.
+        elements: float32 values of the packed weights.
+    """
+
+    source: KernelSource
+    grid: int
+    elements: int
+
+
+class Family(Protocol):
+    """One kernel: `<STEM>.py` beside `<STEM>.cu`."""
+
+    STEM: str
+    DIRECTION: Direction
+    TILES: tuple[Any, ...]
+    """The kernel's only table of tiles, best first where costs tie."""
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        """One sentence if no tile can serve, else None."""
+
+    def tile_why_not(self, problem: Problem, target: Target, tile: Any) -> str | None:
+        """One sentence if this tile cannot serve, else None."""
+
+    def cost(self, problem: Problem, target: Target, tile: Any) -> float:
+        """Modelled time in seconds."""
+
+    def source(self, problem: Problem, tile: Any) -> KernelSource:
+        """The kernel specialised for the problem's layer; sizes that vary by call are left out."""
+
+    def grid(self, problem: Problem, target: Target, tile: Any) -> int:
+        """Blocks to launch."""
+
+    def splits(self, problem: Problem, target: Target, tile: Any) -> int:
+        """Partial results that the kernel writes to a workspace; 0: it writes the result."""
+
+    def arguments(
+        self, problem: Problem, target: Target, tile: Any, operands: Operands
+    ) -> dict[str, int | float | bytes]:
+        """The fields of `struct Arguments`."""
+
+
+class PackingFamily(Family, Protocol):
+    """A family whose kernel takes packed weights."""
+
+    def packing(self, problem: Problem, tile: Any) -> Packing:
+        """The launch that packs them."""
+
+    def packing_arguments(
+        self, problem: Problem, tile: Any, operands: Operands
+    ) -> dict[str, int | float | bytes]:
+        """The fields of that launch's `struct Arguments`."""
+
+
+ELEMENT_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+}
+
+MAX_GRID = 2**31 - 1
+
+_INDEX_LIMIT = 2**31 - 2**20  # room for the last tile's overhang
+
+
+def accumulator_bytes(problem: Problem) -> int:
+    """Bytes of one partial sum."""
+    return 8 if problem.dtype == "float64" else 4
+
+
+def index_type(problem: Problem, *counts: int) -> str:
+    """The C type that holds every element offset and every one of `counts`."""
+    wide = problem.wide_offsets or any(count >= _INDEX_LIMIT for count in counts)
+    return "long long" if wide else "int"
+
+
+def blocks(problem: Problem, index: str, most: int) -> int:
+    """Blocks an SM must hold: what takes more registers (64-bit values or offsets, the scattered
+    staging of channels_last) gets them from one block less each, so that nothing spills.
+    """
+    channels_last = "channels_last" in (problem.x_layout, problem.y_layout)
+    return max(2, most - (problem.dtype == "float64") - (index != "int") - channels_last)
+
+
+def axis_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
+    """kernel, stride, padding, dilation of both axes, as members of `struct Layer`."""
+    return tuple(
+        (f"{name}_{suffix}", getattr(axis, name))
+        for suffix, axis in (("y", problem.height), ("x", problem.width))
+        for name in ("kernel", "stride", "padding", "dilation")
+    )
+
+
+def stride_fields(prefix: str, names: str, index: str) -> tuple[tuple[str, str], ...]:
+    """Fields of `struct Arguments` for a tensor's strides."""
+    return tuple((f"{prefix}_stride_{name}", index) for name in names.split())
+
+
+def strides(prefix: str, names: str, view: TensorView) -> dict[str, int | float | bytes]:
+    """Values of the fields of `stride_fields`."""
+    return {
+        f"{prefix}_stride_{name}": stride
+        for name, stride in zip(names.split(), view.strides, strict=True)
+    }
+
+
+def coordinates_why_not(problem: Problem) -> str | None:
+    """A reason if a coordinate along an axis could exceed 32 bits, else None."""
+    for name, axis in (("height", problem.height), ("width", problem.width)):
+        reach = axis.output_size + 2 * axis.padding + axis.dilation * axis.kernel
+        if reach > MAX_GRID:
+            return f"coordinates along {name} need 32 bits, they reach {reach}"
+    return None

@@ -1,0 +1,142 @@
+"""`general_forward`: the output of any layer, on fused multiply-adds (`general_forward.cu`)."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from tconv.jit.target import Target
+from tconv.kernels import family, implicit_gemm
+from tconv.kernels.family import Operands
+from tconv.kernels.implicit_gemm import Shape, Tile
+from tconv.kernels.source import KernelSource
+from tconv.problem import Axis, Direction, Phase, Problem
+
+STEM = "general_forward"
+DIRECTION: Direction = "forward"
+TILES = implicit_gemm.TILES
+
+MOST_PHASES = 4
+"""Phases in x that one block interleaves; more would take too many registers."""
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    return family.coordinates_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    return _shape(problem, tile).why_not(target)
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled time in seconds."""
+    return _shape(problem, tile).cost(problem, target)
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    shape = _shape(problem, tile)
+    y, x = problem.height, problem.width
+    index = family.index_type(problem, shape.pixels, shape.tiles)
+    constants = (
+        ("Element", family.ELEMENT_TYPES[problem.dtype]),
+        *implicit_gemm.loop_constants(problem),
+        *shape.constants(problem, index),
+        *family.axis_constants(problem),
+        ("bias", problem.bias),
+        ("phases", shape.phases),
+        ("sparse", any(_shifts(phase) != x.shifts for phase in x.phases)),
+        ("tap_step_y", y.stride // gcd(y.stride, y.dilation)),
+        ("shift_step_y", y.dilation // gcd(y.stride, y.dilation)),
+        ("first_q_y", y.q_range.start),
+        ("first_q_x", x.q_range.start),
+        ("shift_count_x", len(x.shifts)),
+        ("shifts_x", x.shifts),
+        ("source_channels_last", problem.x_layout == "channels_last"),
+        ("destination_channels_last", problem.y_layout == "channels_last"),
+    )
+    return KernelSource(
+        stem=STEM,
+        constants=constants,
+        arguments=(
+            ("source", "const void*"),
+            ("weight", "const void*"),
+            ("bias", "const void*"),
+            ("destination", "void*"),
+            ("tiles", index),
+            ("pixels", index),
+            ("pixel_height", "int"),
+            ("pixel_width", "int"),
+            ("source_height", "int"),
+            ("source_width", "int"),
+            ("destination_height", "int"),
+            ("destination_width", "int"),
+            *family.stride_fields("source", "n c h w", index),
+            *family.stride_fields("weight", "in out h w", index),
+            *family.stride_fields("destination", "n c h w", index),
+        ),
+        shared_bytes=shape.shared_bytes(8 if index == "long long" else 4),
+        threads=implicit_gemm.THREADS,
+    )
+
+
+def grid(problem: Problem, target: Target, tile: Tile) -> int:
+    """Blocks to launch; each walks the tiles from its own on in steps of the grid."""
+    return min(_shape(problem, tile).tiles, family.MAX_GRID)
+
+
+def splits(problem: Problem, target: Target, tile: Tile) -> int:
+    """0: the kernel writes the output itself."""
+    return 0
+
+
+def arguments(
+    problem: Problem, target: Target, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments`."""
+    shape = _shape(problem, tile)
+    y, x = problem.height, problem.width
+    return {
+        "source": operands.x.address,
+        "weight": operands.w.address,
+        "bias": operands.bias,
+        "destination": operands.y.address,
+        "tiles": shape.tiles,
+        "pixels": shape.pixels,
+        "pixel_height": len(y.q_range),
+        "pixel_width": len(x.q_range),
+        "source_height": y.size,
+        "source_width": x.size,
+        "destination_height": y.output_size,
+        "destination_width": x.output_size,
+        **family.strides("source", "n c h w", operands.x),
+        **family.strides("weight", "in out h w", operands.w),
+        **family.strides("destination", "n c h w", operands.y),
+    }
+
+
+def _shifts(phase: Phase) -> tuple[int, ...]:
+    return tuple(tap.shift for tap in phase.taps)
+
+
+def _phases(axis: Axis) -> int:
+    """Phases of a block: the stride's, in the fewest equal shares of at most MOST_PHASES."""
+    chunks = -(-axis.stride // MOST_PHASES)
+    return -(-axis.stride // chunks)
+
+
+def _shape(problem: Problem, tile: Tile) -> Shape:
+    y, x = problem.height, problem.width
+    phases = _phases(x)
+    return Shape(
+        tile=tile,
+        rows=problem.out_channels_per_group,
+        channels=problem.in_channels_per_group,
+        groups=problem.groups,
+        pixels=problem.batch * len(y.q_range) * len(x.q_range),
+        slots=y.kernel / y.stride * len(x.shifts),
+        phases=phases,
+        variants=y.stride * -(-x.stride // phases),
+        real_bytes=implicit_gemm.real_bytes(problem),
+    )

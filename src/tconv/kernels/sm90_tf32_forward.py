@@ -1,0 +1,454 @@
+"""`sm90_tf32_forward`: the output on Hopper's tensor cores, float32 tensors with TF32 products.
+
+Weights are laid out by `sm90_tf32_pack` first. See `sm90_tf32_forward.cu`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from tconv.jit.target import Target
+from tconv.kernels import family
+from tconv.kernels.family import Operands, Packing
+from tconv.kernels.source import KernelSource
+from tconv.problem import Axis, Direction, Problem
+
+STEM = "sm90_tf32_forward"
+PACK_STEM = "sm90_tf32_pack"
+DIRECTION: Direction = "forward"
+
+THREADS = 384
+RINGS = 2
+WARPGROUP_ROWS = 64
+WARP_ROWS = 16
+WARPS = 4
+CHANNELS = 8
+"""Depth of one TF32 wgmma."""
+
+MOST_STAGES = 4
+MOST_ROW_STEP = 4
+MOST_PRODUCTS = 80
+"""Products of a stage, all unrolled, beyond which the compiler runs out of registers."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one warpgroup computes at a time.
+
+    Attributes:
+        columns: pixels along x, the wgmma's N.
+        rows: rows of pixels.
+        m_tiles: times 64 rows of (phase, output channel).
+    """
+
+    columns: int
+    rows: int
+    m_tiles: int
+
+    def __str__(self) -> str:
+        """Matrix rows x image rows x columns."""
+        return f"{self.m_tiles * WARPGROUP_ROWS}x{self.rows}x{self.columns}"
+
+
+TILES = (
+    Tile(columns=88, rows=2, m_tiles=1),
+    Tile(columns=80, rows=2, m_tiles=1),
+    Tile(columns=64, rows=2, m_tiles=1),
+    Tile(columns=32, rows=3, m_tiles=1),
+    Tile(columns=16, rows=4, m_tiles=1),
+    Tile(columns=64, rows=1, m_tiles=2),
+    Tile(columns=32, rows=2, m_tiles=2),
+    Tile(columns=16, rows=4, m_tiles=2),
+    Tile(columns=32, rows=1, m_tiles=4),
+    Tile(columns=16, rows=2, m_tiles=4),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One product of a stage: the tile's `m_tile`-th 64 rows with the pixels at a slot."""
+
+    m_tile: int
+    slot_y: int
+    slot_x: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem.
+
+    Attributes:
+        row_step: image rows that one row of pixels stands for, so that few output channels
+            still fill 64 matrix rows.
+        classes: the distinct sequences of pairs.
+        m_class: the class of each row group.
+        slots_y, slots_x: all slots of an axis, ascending.
+    """
+
+    problem: Problem
+    tile: Tile
+    row_step: int
+    classes: tuple[tuple[Pair, ...], ...]
+    m_class: tuple[int, ...]
+    slots_y: tuple[int, ...]
+    slots_x: tuple[int, ...]
+
+    @property
+    def chunks(self) -> int:
+        """Stages of a tile."""
+        return -(-self.problem.in_channels_per_group // CHANNELS)
+
+    @property
+    def patch_rows(self) -> int:
+        """Input rows of a tile, its halo included."""
+        span = self.slots_y[-1] - self.slots_y[0]
+        return self.row_step * (self.tile.rows - 1) + span + 1
+
+    @property
+    def patch_columns(self) -> int:
+        """Input columns of a tile, its halo included."""
+        return self.tile.columns + self.slots_x[-1] - self.slots_x[0]
+
+    @property
+    def output_bytes(self) -> int:
+        """Shared memory in which the epilogue gathers output rows."""
+        columns = self.tile.columns * self.problem.width.stride
+        pitch = columns + (40 - columns % 32) % 32
+        return RINGS * WARPS * warp_channels(self.problem) * pitch * 4
+
+    def offset_bytes(self, index: str) -> int:
+        """Shared memory of the producers' offsets."""
+        producers = 64
+        pixels = self.patch_rows * self.patch_columns
+        return RINGS * -(-pixels // producers) * producers * (8 if index == "long long" else 4)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        return -(-self.patch_rows * self.patch_columns * CHANNELS * 4 // 256) * 256
+
+    def stages(self, target: Target) -> int:
+        """Stages of a ring: as many as fit."""
+        free = target.shared_per_block - 1024 - self.output_bytes - self.offset_bytes("long long")
+        return min(MOST_STAGES, free // (RINGS * self.stage_bytes))
+
+    @property
+    def m_begin(self) -> tuple[int, ...]:
+        """The first pair of each row group among those of a group."""
+        begins = [0]
+        for row_class in self.m_class:
+            begins.append(begins[-1] + len(self.classes[row_class]))
+        return tuple(begins)
+
+    @property
+    def q_ranges(self) -> tuple[range, range]:
+        """Rows and columns of pixels."""
+        y, x = self.problem.height, self.problem.width
+        step = y.stride * self.row_step
+        first, last = y.padding // step, (y.output_size - 1 + y.padding) // step
+        return range(first, last + 1), x.q_range
+
+    @property
+    def tiles_yx(self) -> tuple[int, int]:
+        """Tiles along y and x."""
+        rows, columns = self.q_ranges
+        return -(-len(rows) // self.tile.rows), -(-len(columns) // self.tile.columns)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the launch."""
+        tiles_y, tiles_x = self.tiles_yx
+        return self.problem.batch * self.problem.groups * len(self.m_class) * tiles_y * tiles_x
+
+    @property
+    def packed_pairs(self) -> int:
+        """64 x 8 pieces of packed weights."""
+        return self.problem.groups * self.m_begin[-1] * self.chunks
+
+
+@functools.lru_cache(maxsize=1024)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    y, x = problem.height, problem.width
+    phase_tiles = -(-problem.out_channels_per_group // warp_channels(problem))
+    step = max(1, min(MOST_ROW_STEP, WARPS // (y.stride * phase_tiles)))
+    slots_y, slots_x = _slots(y, y.stride * step), _slots(x, x.stride)
+    all_x = sorted(set().union(*slots_x))
+    warp_tiles = y.stride * step * phase_tiles
+    per_group = WARPS * tile.m_tiles
+    classes: dict[tuple[Pair, ...], int] = {}
+    m_class = []
+    for m_group in range(-(-warp_tiles // per_group)):
+        pairs: list[Pair] = []
+        for m_tile in range(tile.m_tiles):
+            first = m_group * per_group + m_tile * WARPS
+            phases = range(
+                first // phase_tiles,
+                min(-(-(first + WARPS) // phase_tiles), y.stride * step),
+            )
+            used = sorted(set().union(*(slots_y[phase] for phase in phases)))
+            pairs += (Pair(m_tile, slot_y, slot_x) for slot_y in used for slot_x in all_x)
+        m_class.append(classes.setdefault(tuple(pairs), len(classes)))
+    return Layout(
+        problem=problem,
+        tile=tile,
+        row_step=step,
+        classes=tuple(classes),
+        m_class=tuple(m_class),
+        slots_y=tuple(sorted(set().union(*slots_y))),
+        slots_x=tuple(all_x),
+    )
+
+
+def warp_channels(problem: Problem) -> int:
+    """Output channels of a warp's 16 rows, each with all phases in x."""
+    return WARP_ROWS // problem.width.stride
+
+
+def _slots(axis: Axis, phases: int) -> list[set[int]]:
+    """The shifts, in inputs, at which each of `phases` phases (a multiple of the stride) has taps.
+
+    Phase r of a stride of `phases = step * stride` reads input `step * q - slot` at tap t, where
+    slot = (t*dilation - r) / stride.
+    """
+    reach = [tap * axis.dilation for tap in range(axis.kernel)]
+    return [
+        {(r - phase) // axis.stride for r in reach if (r - phase) % axis.stride == 0}
+        for phase in range(phases)
+    ]
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    if target.arch != "sm_90a":
+        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
+    if problem.dtype != "float32" or problem.math != "tf32":
+        return f"computes float32 with TF32 products, not {problem.dtype}/{problem.math}"
+    if problem.y_layout != "contiguous":
+        return f"writes contiguous outputs, not {problem.y_layout}"
+    if problem.in_channels_per_group < CHANNELS:
+        found = problem.in_channels_per_group
+        return f"works on {CHANNELS} input channels at a time, there are {found}"
+    if problem.width.stride > WARP_ROWS:
+        return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
+    return family.coordinates_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    if laid.stages(target) < 2:
+        return f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit {target.arch}"
+    products = max(len(pairs) for pairs in laid.classes) * tile.rows
+    if products > MOST_PRODUCTS:
+        return f"a stage would be {products} products, {MOST_PRODUCTS} is the limit"
+    if not all(laid.classes):
+        return "some row groups have no slot at all, which would serialise the others' products"
+    if len(laid.classes) > 4:
+        return f"row groups have {len(laid.classes)} different sequences of slots, 4 is the limit"
+    if tile.m_tiles > 1 and any(
+        pair.m_tile == 0 and len({p.m_tile for p in pairs}) < tile.m_tiles
+        for pairs in laid.classes
+        for pair in pairs[:1]
+    ):
+        return f"the matrix has fewer rows than {tile.m_tiles} times {WARPGROUP_ROWS}"
+    return None
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds: cycles of the tensor cores or of the producers, or the bytes moved.
+
+    A product of 64 x 8 x columns takes columns / 2 cycles of an SM at 1.7 GHz; a stage costs its
+    warpgroup about 100 more, hidden where the other one has work.
+    """
+    laid = layout(problem, tile)
+    products = sum(len(laid.classes[c]) for c in laid.m_class) / len(laid.m_class)
+    tensor = products * tile.rows * tile.columns / 2
+    patch = laid.patch_rows * laid.patch_columns
+    produce = patch * 40 / 32 / 4 * 2  # two rings' producers on one scheduler each
+    stage = max(tensor + 50, produce)
+    epilogue = tile.m_tiles * tile.rows * tile.columns * 8
+    waves = -(-laid.tiles // (RINGS * target.multiprocessors))
+    cycles = waves * RINGS * (laid.chunks * stage + epilogue)
+    return max(cycles / 1.7e9, problem.bytes / 3.8e12) + 3e-6
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    laid = layout(problem, tile)
+    index = family.index_type(problem, laid.tiles)
+    stages = laid.stages(Target.named("sm_90a"))
+    shared = RINGS * stages * (laid.stage_bytes + 16) + laid.output_bytes
+    shared += laid.offset_bytes(index)
+    shared = -(-shared // 1024) * 1024
+    unroll, ahead = zip(
+        *(_schedule(len(pairs), laid.chunks) for pairs in laid.classes), strict=True
+    )
+    constants = (
+        *_layer_constants(problem, laid, index),
+        ("shared_bytes", shared),
+        ("stages", stages),
+        ("tile_columns", tile.columns),
+        ("tile_rows", tile.rows),
+        ("patch_rows", laid.patch_rows),
+        ("patch_columns", laid.patch_columns),
+        ("shift_bottom", laid.slots_y[-1]),
+        ("shift_right", laid.slots_x[-1]),
+        ("first_q_y", laid.q_ranges[0].start),
+        ("first_q_x", laid.q_ranges[1].start),
+        ("bias", problem.bias),
+        ("class_unroll", unroll),
+        ("class_ahead", ahead),
+        (
+            "pair_pixel",
+            tuple(
+                (laid.slots_y[-1] - pair.slot_y) * laid.patch_columns
+                + laid.slots_x[-1]
+                - pair.slot_x
+                for pairs in laid.classes
+                for pair in pairs
+            ),
+        ),
+    )
+    return KernelSource(
+        stem=STEM,
+        constants=constants,
+        arguments=(
+            ("source", "const void*"),
+            ("packed", "const void*"),
+            ("bias", "const void*"),
+            ("destination", "void*"),
+            ("tiles", index),
+            ("tiles_y", "int"),
+            ("tiles_x", "int"),
+            ("source_height", "int"),
+            ("source_width", "int"),
+            ("destination_height", "int"),
+            ("destination_width", "int"),
+            *family.stride_fields("source", "n c h w", index),
+            *family.stride_fields("destination", "n c h", index),
+        ),
+        shared_bytes=shared,
+        threads=THREADS,
+    )
+
+
+def packing(problem: Problem, tile: Tile) -> Packing:
+    """The launch that lays the weights out."""
+    laid = layout(problem, tile)
+    index = family.index_type(problem, laid.packed_pairs * 512)
+    return Packing(
+        source=KernelSource(
+            stem=PACK_STEM,
+            constants=(*_layer_constants(problem, laid, index), *_kernel_constants(problem)),
+            arguments=(
+                ("weight", "const void*"),
+                ("packed", "void*"),
+                ("items", index),
+                *family.stride_fields("weight", "in out h w", index),
+            ),
+            shared_bytes=0,
+            threads=128,
+        ),
+        grid=min(laid.packed_pairs, family.MAX_GRID),
+        # The kernel reads up to four pairs beyond the last, and uses none of them.
+        elements=(laid.packed_pairs + 4) * 512,
+    )
+
+
+def packing_arguments(
+    problem: Problem, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments` of `packing`."""
+    return {
+        "weight": operands.w.address,
+        "packed": operands.packed,
+        "items": layout(problem, tile).packed_pairs,
+        **family.strides("weight", "in out h w", operands.w),
+    }
+
+
+def grid(problem: Problem, target: Target, tile: Tile) -> int:
+    """One block for each SM; its warpgroups walk the tiles."""
+    return min(target.multiprocessors, -(-layout(problem, tile).tiles // RINGS))
+
+
+def splits(problem: Problem, target: Target, tile: Tile) -> int:
+    """0: the kernel writes the output itself."""
+    return 0
+
+
+def arguments(
+    problem: Problem, target: Target, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments`."""
+    laid = layout(problem, tile)
+    tiles_y, tiles_x = laid.tiles_yx
+    y, x = problem.height, problem.width
+    strides = operands.y.strides
+    return {
+        "source": operands.x.address,
+        "packed": operands.packed,
+        "bias": operands.bias,
+        "destination": operands.y.address,
+        "tiles": laid.tiles,
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "source_height": y.size,
+        "source_width": x.size,
+        "destination_height": y.output_size,
+        "destination_width": x.output_size,
+        **family.strides("source", "n c h w", operands.x),
+        "destination_stride_n": strides[0],
+        "destination_stride_c": strides[1],
+        "destination_stride_h": strides[2],
+    }
+
+
+def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple, ...]:
+    """What the kernel and its packing share."""
+    pairs = [pair for row_class in laid.classes for pair in row_class]
+    begins = [0]
+    for row_class in laid.classes:
+        begins.append(begins[-1] + len(row_class))
+    return (
+        ("Index", index),
+        ("groups", problem.groups),
+        ("in_channels", problem.in_channels_per_group),
+        ("out_channels", problem.out_channels_per_group),
+        ("stride_y", problem.height.stride),
+        ("stride_x", problem.width.stride),
+        ("padding_y", problem.height.padding),
+        ("padding_x", problem.width.padding),
+        ("row_step", laid.row_step),
+        ("warp_channels", warp_channels(problem)),
+        ("m_tiles", laid.tile.m_tiles),
+        ("m_groups", len(laid.m_class)),
+        ("m_class", laid.m_class),
+        ("m_begin", laid.m_begin),
+        ("group_pairs", laid.m_begin[-1]),
+        ("classes", len(laid.classes)),
+        ("class_begin", tuple(begins)),
+        ("pair_m_tile", tuple(pair.m_tile for pair in pairs)),
+        ("pair_slot_y", tuple(pair.slot_y for pair in pairs)),
+        ("pair_slot_x", tuple(pair.slot_x for pair in pairs)),
+    )
+
+
+def _kernel_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
+    return (
+        ("kernel_y", problem.height.kernel),
+        ("kernel_x", problem.width.kernel),
+        ("dilation_y", problem.height.dilation),
+        ("dilation_x", problem.width.dilation),
+    )
+
+
+def _schedule(pairs: int, chunks: int) -> tuple[int, int]:
+    """(stages unrolled together, pairs whose weights are held): the deepest that divides."""
+    for ahead in (4, 3, 5, 2):
+        for unroll in (1, 2, 4):
+            if chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:
+                return unroll, ahead
+    return 1, 1

@@ -1,0 +1,120 @@
+"""`KernelSource`: one specialised kernel as text, and the bytes of its arguments.
+
+A kernel's constants reach it by name, as `struct Layer`; what varies from call to call is the one
+by-value parameter, `struct Arguments`. Both structs are generated from the same lists that the
+host packs, so the two sides cannot disagree.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+KERNEL_DIRECTORY = Path(__file__).resolve().parent
+
+Constant = int | float | bool | str | tuple[int, ...]
+
+TENSOR_MAP = "ptx::TensorMap"
+TENSOR_MAP_BYTES = 128
+
+# C type of a field -> its `struct` code; the code's native size is also its alignment.
+_FIELD_CODES = {"int": "i", "unsigned": "I", "long long": "q", "float": "f", "double": "d"}
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """The text of one kernel, specialised for one layer and tile.
+
+    Attributes:
+        stem: the kernel's name: `<stem>.cu`, its entry point, the cache entry, the profiler's row.
+        constants: name and value of each member of `struct Layer`; a str value is a C++ type
+            (`using name = value;`), a tuple an array of int.
+        arguments: name and C type of each field of `struct Arguments`, in order.
+        shared_bytes: dynamic shared memory of a block, in bytes.
+        threads: threads of a block.
+    """
+
+    stem: str
+    constants: tuple[tuple[str, Constant], ...]
+    arguments: tuple[tuple[str, str], ...]
+    shared_bytes: int
+    threads: int
+
+    @property
+    def path(self) -> Path:
+        """The kernel's `.cu` file."""
+        return KERNEL_DIRECTORY / f"{self.stem}.cu"
+
+    def text(self) -> str:
+        """The complete translation unit: the generated structs, then the kernel's file."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        fields = "".join(f"    {type_} {name};\n" for name, type_ in self.arguments)
+        constants = "".join(
+            f"    {_declaration(name, value)}\n"
+            for name, value in (("threads", self.threads), *self.constants)
+        )
+        return (
+            "#include <ptx/cuda.cuh>\n"
+            "#include <common/element.cuh>\n"
+            f"struct Arguments {{\n{fields}}};\n"
+            f"struct Layer {{\n{constants}}};\n"
+            f"#include <{self.stem}.cu>\n"
+        )
+
+    @cached_property
+    def _layout(self) -> tuple[struct.Struct, tuple[str, ...]]:
+        offset, codes = 0, ["="]
+        alignment = 1
+        for _, type_ in self.arguments:
+            code, size, align = _field(type_)
+            padding = -offset % align
+            codes.append(f"{padding}x{code}" if padding else code)
+            offset += padding + size
+            alignment = max(alignment, align)
+        if -offset % alignment:
+            codes.append(f"{-offset % alignment}x")
+        return struct.Struct("".join(codes)), tuple(name for name, _ in self.arguments)
+
+    def pack(self, **values: int | float | bytes) -> bytes:
+        """The bytes of `struct Arguments`, in C's natural alignment.
+
+        Args:
+            **values: one value for each field, by name: pointers as int addresses, tensor maps
+                as their 128 bytes.
+
+        Raises:
+            TypeError: a field is missing or unknown.
+        """
+        layout, names = self._layout
+        if len(values) != len(names) or any(name not in values for name in names):
+            raise TypeError(
+                f"{self.stem} takes the arguments {sorted(names)}, got {sorted(values)}"
+            )
+        return layout.pack(*(values[name] for name in names))
+
+
+def _field(type_: str) -> tuple[str, int, int]:
+    """`struct` code, size and alignment of a C type."""
+    if type_ == TENSOR_MAP:
+        return f"{TENSOR_MAP_BYTES}s", TENSOR_MAP_BYTES, 64
+    code = "Q" if type_.endswith("*") else _FIELD_CODES[type_]
+    size = struct.calcsize(f"={code}")
+    return code, size, size
+
+
+def _declaration(name: str, value: Constant) -> str:
+    if isinstance(value, str):
+        return f"using {name} = {value};"
+    if isinstance(value, bool):
+        return f"static constexpr bool {name} = {str(value).lower()};"
+    if isinstance(value, int):
+        return f"static constexpr int {name} = {value};"
+    if isinstance(value, float):
+        return f"static constexpr double {name} = {value!r};"
+    elements = ", ".join(map(str, value))
+    return f"static constexpr int {name}[{len(value)}] = {{{elements}}};"

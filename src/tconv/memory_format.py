@@ -1,0 +1,33 @@
+"""Which of PyTorch's memory formats a tensor is in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether PyTorch takes a 4-d tensor for channels_last (`Tensor::suggest_memory_format`).
+
+    The rule goes by strides alone, so that it also holds for a slice of a channels_last tensor,
+    and settles the shapes whose strides fit both formats the way PyTorch does.
+    """
+    sizes = tensor.shape
+    strides = tensor.stride()
+    if strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, 3, 2, 0):
+        if sizes[axis] == 0 or strides[axis] < least:
+            return False
+        if axis == 0 and least == strides[1]:
+            return False
+        least = strides[axis]
+        if sizes[axis] > 1:
+            least *= sizes[axis]
+    return True
+
+
+def memory_format(channels_last: bool) -> torch.memory_format:
+    """torch.channels_last or torch.contiguous_format."""
+    return torch.channels_last if channels_last else torch.contiguous_format

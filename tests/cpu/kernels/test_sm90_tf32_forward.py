@@ -1,0 +1,188 @@
+"""sm90_tf32_forward and its packing: in the emulator, and through NVRTC."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from layer_cases import Case, operands, reference, round_to_tf32
+from tconv.emulator.launch import EmulatedKernel
+from tconv.jit.compile import compile_cuda
+from tconv.jit.target import Target
+from tconv.kernels import sm90_tf32_forward as family
+from tconv.kernels.family import Operands, TensorView
+from tconv.plan import Candidate, Plan, candidates, make_plan, plan
+from tconv.problem import Axis, Problem
+
+HOPPER = Target.named("sm_90a")
+
+CASES = (
+    Case(1, 16, 64, 1, (9, 70), (3, 3)),
+    Case(2, 17, 40, 1, (5, 9), (3, 5), (2, 3), (1, 1)),
+    Case(1, 20, 70, 2, (7, 9), (4, 4), (2, 2), (1, 1)),
+    Case(2, 16, 3, 1, (7, 9), (4, 4), (2, 2), (1, 1), bias=False),
+    Case(1, 16, 32, 1, (11, 40), (3, 7), (1, 1), (1, 3)),
+    Case(1, 40, 64, 1, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(1, 16, 130, 1, (1, 1), (2, 2), (2, 2)),
+    Case(1, 24, 5, 1, (4, 6), (16, 16), (8, 8), (4, 4)),
+    Case(3, 9, 20, 1, (3, 101), (1, 4), (1, 2), (0, 1)),
+    Case(1, 16, 24, 1, (6, 7), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+)
+
+
+def problem_of(case: Case, **changes) -> Problem:
+    names = ("size", "kernel", "stride", "padding", "output_padding", "dilation")
+    height, width = (Axis(*axis) for axis in zip(*(getattr(case, n) for n in names), strict=True))
+    problem = Problem(
+        "forward",
+        case.batch,
+        case.in_channels * case.groups,
+        case.out_channels * case.groups,
+        case.groups,
+        height,
+        width,
+        math="tf32",
+        bias=case.bias,
+    )
+    return dataclasses.replace(problem, **changes)
+
+
+def plans(problem: Problem) -> list[Plan]:
+    found = candidates(problem, HOPPER)
+    return [
+        make_plan(problem, HOPPER, c) for c in found if c.stem == family.STEM and c.refusal is None
+    ]
+
+
+def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool = False):
+    assert chosen.packing is not None
+    packed = torch.full((chosen.packing.elements,), float("nan"))
+    out = torch.full(chosen.problem.y_shape, float("nan"))
+    used = Operands(
+        x=TensorView(t.x.data_ptr(), t.x.stride()),
+        w=TensorView(t.w.data_ptr(), t.w.stride()),
+        y=TensorView(out.data_ptr(), out.stride()),
+        bias=0 if t.bias is None else t.bias.data_ptr(),
+        packed=packed.data_ptr(),
+    )
+    tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias])]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    memory = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+    for source, grid, arguments in (
+        (chosen.packing.source, chosen.packing.grid, chosen.packing_arguments(used)),
+        (chosen.source, chosen.grid, chosen.arguments(used)),
+    ):
+        kernel = EmulatedKernel(source, schedule=schedule, sanitize=sanitize)
+        kernel.launch(grid, arguments, allocations=memory)
+    return out
+
+
+def assert_right(out, case: Case, t) -> None:
+    rounded = (round_to_tf32(t.x), round_to_tf32(t.w))
+    want = reference(case, *rounded, t.bias, t.grad_output)[0]
+    error = (out.double() - want).abs()
+    assert torch.isfinite(out).all(), "not every element was written"
+    assert error.norm() / want.norm() < 1e-6
+    bias = None if t.bias is None else t.bias.abs()
+    size = reference(case, *map(torch.abs, rounded), bias, t.grad_output)[0]
+    terms = case.in_channels * case.kernel[0] * case.kernel[1]
+    assert (error <= 4 * terms**0.5 * 2.0**-24 * size).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_tile_that_serves(case):
+    t = operands(dataclasses.replace(case), torch.float32, "contiguous", "cpu")
+    served = plans(problem_of(case))
+    assert served
+    for chosen in served:
+        assert_right(run(chosen, case, t), case, t)
+
+
+def test_cases_serve_every_tile():
+    assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+
+
+@pytest.mark.parametrize("layout", ("channels_last", "strided"))
+def test_reads_any_strides(layout):
+    case = CASES[2]
+    t = operands(case, torch.float32, layout, "cpu")
+    x_layout = "channels_last" if layout == "channels_last" else "contiguous"
+    assert_right(run(plans(problem_of(case, x_layout=x_layout))[0], case, t), case, t)
+
+
+@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+def test_wide_offsets_and_sanitizers(wide):
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = plans(problem_of(case, wide_offsets=wide))[0]
+    assert_right(run(chosen, case, t, sanitize=True), case, t)
+
+
+def test_result_does_not_depend_on_the_order_of_threads():
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = plans(problem_of(case))[0]
+    first = run(chosen, case, t)
+    for schedule in ("reverse", "random:1", "random:2"):
+        assert torch.equal(first, run(chosen, case, t, schedule))
+
+
+# The shapes that the kernel is for; sizes do not change the code.
+LAYERS = {
+    "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),
+    "64 to 64, 3x7": Case(8, 64, 64, 1, (200, 200), (3, 7)),
+    "64 to 128, 3x5": Case(8, 64, 128, 1, (200, 200), (3, 5)),
+    "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
+    "64 to 64, 4x4 s2": Case(8, 64, 64, 1, (200, 200), (4, 4), (2, 2), (1, 1)),
+    "64 to 3, 4x4 s2": Case(8, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1)),
+    "256 to 128, 3x3 s2": Case(8, 256, 128, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
+    "1024 to 512, 2x2 s2": Case(4, 1024, 512, 1, (32, 32), (2, 2), (2, 2)),
+    "21 to 21, 16x16 s8": Case(4, 21, 21, 1, (64, 64), (16, 16), (8, 8), (4, 4)),
+    "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiles_without_spills_or_serialised_products(name):
+    served = plans(problem_of(LAYERS[name]))
+    assert served
+    for chosen in served:
+        assert chosen.packing is not None
+        for source in (chosen.source, chosen.packing.source):
+            resources = compile_cuda(source, "sm_90a").resources
+            assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
+            assert not resources.warnings, f"{chosen}: {resources}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "reason"),
+    (
+        ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
+        ({}, "sm_100a", "the target is sm_100a"),
+        (dict(math="ieee"), "sm_90a", "not float32/ieee"),
+        (dict(dtype="float16", math="ieee"), "sm_90a", "not float16/ieee"),
+        (dict(y_layout="channels_last"), "sm_90a", "writes contiguous outputs"),
+        (dict(groups=8), "sm_90a", "works on 8 input channels at a time, there are 2"),
+        (dict(width=Axis(9, 33, 17)), "sm_90a", "16 phases in x, the stride is 17"),
+    ),
+)
+def test_refusals(changes, target, reason):
+    problem = problem_of(Case(1, 16, 64, 1, (9, 70), (3, 3)), **changes)
+    refusal = family.why_not(problem, Target.named(target))
+    assert refusal is not None and reason in refusal
+
+
+def test_refuses_row_groups_without_slots():
+    # Phases 1 and 3 of stride 5 have no tap of dilation 2.
+    problem = problem_of(Case(1, 32, 64, 1, (9, 9), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)))
+    found = [c for c in candidates(problem, HOPPER) if c.stem == family.STEM]
+    assert found and all(c.refusal is not None for c in found)
+    assert any("no slot" in c.refusal for c in found)
+
+
+def test_the_plan_prefers_it_where_it_serves():
+    assert plan(problem_of(LAYERS["64 to 64, 3x3"]), HOPPER).stem == family.STEM
+    assert plan(problem_of(LAYERS["64 to 64, 3x3"]), Target.named("sm_80")).stem != family.STEM
+    assert isinstance(candidates(problem_of(CASES[0]), HOPPER)[0], Candidate)

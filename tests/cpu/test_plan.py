@@ -1,0 +1,114 @@
+"""Plans are made without a GPU: enumerate, filter with reasons, rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+
+import pytest
+
+from tconv.errors import NoKernelError
+from tconv.jit.target import Target
+from tconv.kernels import FAMILIES
+from tconv.kernels.family import Operands, TensorView
+from tconv.plan import candidates, make_plan, plan
+from tconv.problem import Axis, Problem
+
+TARGET = Target.named("sm_90a")
+DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
+
+
+def layer(direction="forward", **changes) -> Problem:
+    axis = Axis(64, 4, 2, 1)
+    return dataclasses.replace(Problem(direction, 8, 64, 64, 1, axis, axis), **changes)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_best_first_and_refused_last(direction):
+    found = candidates(layer(direction), TARGET)
+    assert [c.cost for c in found] == sorted(c.cost for c in found)
+    assert all((c.refusal is None) == (c.cost < float("inf")) for c in found)
+    stems = {f.STEM for f in FAMILIES if direction == f.DIRECTION}
+    assert {c.stem for c in found} == stems
+    assert plan(layer(direction), TARGET).tile == found[0].tile
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_deterministic_and_printable(direction):
+    one, two = plan(layer(direction), TARGET), plan(layer(direction), TARGET)
+    assert one == two
+    assert one.stem in str(one) and str(one.tile) in str(one) and "\n" not in str(one)
+
+
+def test_refusals_are_sentences_with_the_values_found():
+    wide = layer(dtype="float64")
+    refused = [c for c in candidates(wide, TARGET) if c.refusal]
+    assert refused
+    for candidate in refused:
+        assert re.search(r"\d", candidate.refusal) and candidate.refusal in str(candidate)
+    huge = layer(height=Axis(2**30, 3, 4), width=Axis(1, 1))
+    with pytest.raises(NoKernelError, match="coordinates along height need 32 bits"):
+        plan(huge, TARGET)
+
+
+def test_shared_memory_of_the_target_is_respected():
+    small = Target("sm_75", 40, 20_000, 4 << 20)
+    for direction in DIRECTIONS:
+        assert plan(layer(direction), small).source.shared_bytes <= 20_000
+
+
+def test_forced_kernel(monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "general_forward")
+    assert plan(layer(), TARGET).stem == "general_forward"
+    # It is a forward kernel: the other directions keep their own.
+    assert plan(layer("input_gradient"), TARGET).stem == "general_input_gradient"
+    with pytest.raises(NoKernelError, match=r"TCONV_KERNEL=general_forward(.|\n)*coordinates"):
+        plan(layer(height=Axis(2**30, 3, 4), width=Axis(1, 1)), TARGET)
+    monkeypatch.setenv("TCONV_KERNEL", "nonsense")
+    with pytest.raises(NoKernelError, match=r"a kernel is one of .*general_forward, .*'nonsense'"):
+        plan(layer(), TARGET)
+
+
+def test_logger_names_the_kernel_of_a_new_problem_once(caplog):
+    problem = layer(batch=77)
+    with caplog.at_level(logging.DEBUG, logger="tconv"):
+        plan(problem, TARGET)
+        plan(problem, TARGET)
+    lines = [r.message for r in caplog.records if "77x64x64x64" in r.message]
+    assert len(lines) == 1 and lines[0].startswith("general_forward ")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_image_size_and_batch_do_not_compile_again(direction):
+    one = plan(layer(direction), TARGET)
+    for changes in (dict(batch=9), dict(height=Axis(60, 4, 2, 1), width=Axis(68, 4, 2, 1))):
+        other = layer(direction, **changes)
+        chosen = next(c for c in candidates(other, TARGET) if c.tile == one.tile)
+        assert make_plan(other, TARGET, chosen).source == one.source
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_wide_offsets_only_where_needed(direction):
+    def index(problem):
+        return dict(plan(problem, TARGET).source.constants)["Index"]
+
+    assert index(layer(direction)) == "int"
+    assert index(layer(direction, wide_offsets=True)) == "long long"
+    # Few elements in every tensor's last image, but more pixels than 32 bits count.
+    assert index(layer(direction, batch=2**20)) == "long long"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_grid_stays_within_its_limit(direction):
+    giant = layer(direction, batch=2**33, wide_offsets=True)
+    assert 1 <= plan(giant, TARGET).grid <= 2**31 - 1
+
+
+def test_arguments_are_packed_by_name():
+    chosen = plan(layer(), TARGET)
+    view = TensorView(1 << 40, (4096 * 64, 4096, 64, 1))
+    packed = chosen.arguments(Operands(x=view, w=view, y=view, bias=0))
+    assert (1 << 40).to_bytes(8, "little") == packed[:8]
+    with pytest.raises(TypeError, match="takes the arguments"):
+        chosen.source.pack(source=1)

@@ -1,0 +1,134 @@
+"""The kernels on the device, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from layer_cases import (
+    CORNERS,
+    LAYOUTS,
+    Case,
+    assert_maps_right,
+    operands,
+    random_cases,
+    three_maps,
+)
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def full_float32():
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_corners(dtype, layout):
+    for case in CORNERS:
+        assert_maps_right(case, operands(case, dtype, layout, "cuda"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_random_layers(dtype, layout):
+    seed = DTYPES.index(dtype) * len(LAYOUTS) + LAYOUTS.index(layout)
+    for case in random_cases(12, seed, channels=40, size=33):
+        assert_maps_right(case, operands(case, dtype, layout, "cuda", seed))
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_tf32_rounds_operands_to_nearest(layout):
+    torch.backends.cudnn.allow_tf32 = True
+    for case in (
+        Case(2, 32, 48, 1, (17, 19), (3, 3)),
+        Case(1, 16, 15, 2, (9, 8), (4, 4), (2, 2), (1, 1)),
+        Case(1, 8, 40, 1, (9, 8), (3, 3), (2, 2), (1, 1)),
+    ):
+        assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="sm90_tf32_forward is for compute capability 9.0",
+)
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+def test_hopper_tensor_cores(layout, caplog):
+    torch.backends.cudnn.allow_tf32 = True
+    cases = (
+        Case(2, 64, 64, 1, (67, 131), (3, 3)),
+        Case(1, 64, 96, 1, (40, 90), (3, 5), bias=False),
+        Case(2, 32, 32, 1, (37, 101), (3, 7), (1, 1), (1, 3)),
+        Case(2, 48, 70, 2, (33, 29), (4, 4), (2, 2), (1, 1)),
+        Case(3, 40, 3, 1, (17, 33), (4, 4), (2, 2), (1, 1)),
+        Case(2, 64, 64, 1, (21, 35), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 21, 21, 1, (9, 12), (16, 16), (8, 8), (4, 4)),
+        Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2)),
+        Case(1, 24, 24, 1, (19, 22), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+        Case(300, 16, 16, 1, (3, 5), (3, 3), (2, 2)),
+    )
+    for case in cases:
+        with caplog.at_level("DEBUG", logger="tconv"):
+            assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+    assert sum(r.message.startswith("sm90_tf32_forward") for r in caplog.records) == len(cases)
+
+
+def test_the_same_call_gives_the_same_bits():
+    case = Case(4, 33, 17, 2, (31, 29), (4, 4), (2, 2), (1, 1))
+    tensors = operands(case, torch.float32, "contiguous", "cuda")
+    first = three_maps(case, tensors)
+    for _ in range(3):
+        for a, b in zip(first, three_maps(case, tensors), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "case",
+    (
+        Case(70_000, 2, 3, 1, (2, 2), (2, 2), (2, 2)),  # batch beyond 65535
+        Case(1, 70_000, 1, 1, (2, 2), (2, 2), (2, 2)),  # channels beyond 65535
+        Case(1, 1, 70_000, 1, (2, 2), (2, 2), (2, 2)),
+        Case(1, 1, 1, 70_000, (2, 2), (2, 2), (2, 2)),
+        Case(1, 1, 1, 1, (70_000, 3), (3, 3), (2, 1)),
+    ),
+    ids=str,
+)
+def test_sizes_beyond_a_grid_dimension(case):
+    assert_maps_right(case, operands(case, torch.float32, "contiguous", "cuda"))
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_more_than_two_to_the_31_outputs(layout):
+    """The last images of a batch whose output has over 2^31 elements, against a small batch."""
+    case = Case(1030, 1, 2, 1, (512, 512), (2, 2), (2, 2), bias=False)
+    tensors = operands(
+        Case(1, 1, 2, 1, (512, 512), (2, 2), (2, 2), bias=False),
+        torch.bfloat16,  # float16 would overflow in the sum over the batch
+        layout,
+        "cuda",
+    )
+    memory_format = getattr(torch, f"{layout}_format" if layout == "contiguous" else layout)
+    x = tensors.x.expand(case.batch, -1, -1, -1).contiguous(memory_format=memory_format)
+    y = tensors.grad_output.expand(case.batch, -1, -1, -1).contiguous(memory_format=memory_format)
+    assert y.numel() > 2**31
+    out, grad_x, grad_w = three_maps(
+        case, type(tensors)(x=x, w=tensors.w, bias=None, grad_output=y)
+    )
+    small = Case(1, 1, 2, 1, (512, 512), (2, 2), (2, 2), bias=False)
+    one, one_x, one_w = three_maps(small, tensors)
+    for image in (0, 511, 512, 1022, 1023, 1024, 1029):
+        assert torch.equal(out[image], one[0])
+        assert torch.equal(grad_x[image], one_x[0])
+    torch.testing.assert_close(grad_w.double() / case.batch, one_w.double(), rtol=2.0**-7, atol=0)
+
+
+def test_expanded_and_overlapping_strides():
+    case = Case(3, 4, 5, 1, (6, 7), (3, 3), (2, 2))
+    t = operands(case, torch.float32, "contiguous", "cuda")
+    x = t.x[:1, :1].expand_as(t.x)
+    overlapping = torch.randn(200, device="cuda").as_strided(t.grad_output.shape, (9, 5, 3, 1))
+    assert_maps_right(case, type(t)(x=x, w=t.w, bias=t.bias, grad_output=overlapping))

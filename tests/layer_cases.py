@@ -1,0 +1,157 @@
+"""Layers to try the kernels on, and the comparison of our kernels with the float64 reference.
+
+Shared by the emulator's tests and the device's. The reference and the bounds are
+`tconv.reference`'s, which `tconv verify` uses as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from tconv import reference as package_reference
+from tconv import run
+from tconv.layers import Geometry, Layer, Pair
+from tconv.reference import LAYOUTS, Operands, expected, poisoned_memory, round_to_tf32
+
+__all__ = [
+    "CORNERS",
+    "LAYOUTS",
+    "Case",
+    "Operands",
+    "assert_maps_right",
+    "operands",
+    "random_cases",
+    "reference",
+    "round_to_tf32",
+    "three_maps",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One layer and its input; sizes in elements, channels of one group."""
+
+    batch: int = 1
+    in_channels: int = 1  # of a group
+    out_channels: int = 1  # of a group
+    groups: int = 1
+    size: Pair = (5, 6)
+    kernel: Pair = (3, 3)
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    output_padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    bias: bool = True
+
+    @property
+    def layer(self) -> Layer:
+        return Layer(
+            in_channels=self.in_channels * self.groups,
+            out_channels=self.out_channels * self.groups,
+            kernel_size=self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            groups=self.groups,
+            bias=self.bias,
+            dilation=self.dilation,
+            batch=self.batch,
+            height=self.size[0],
+            width=self.size[1],
+        )
+
+    @property
+    def output_size(self) -> Pair:
+        return self.layer.output_size
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.layer.geometry
+
+    def __str__(self) -> str:
+        changed = (
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return ",".join(changed).replace(" ", "") or "default"
+
+
+CORNERS = (
+    Case(size=(1, 1), kernel=(1, 1)),
+    Case(size=(1, 1), kernel=(4, 4), stride=(2, 2), padding=(1, 1)),
+    Case(batch=3, in_channels=5, out_channels=7, size=(1, 9), kernel=(1, 4), stride=(1, 2)),
+    # Stride beyond the kernel: most phases have no tap and hold the bias alone.
+    Case(2, 3, 2, 1, (3, 4), (2, 2), stride=(5, 4), output_padding=(4, 3)),
+    # gcd(stride, dilation) > 1: every other phase is empty.
+    Case(2, 8, 16, 4, (5, 7), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+    Case(1, 4, 6, 1, (4, 5), (3, 3), (4, 6), (1, 1), (2, 5), (6, 4)),
+    Case(1, 32, 64, 1, (4, 5), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+    # Depthwise, and more channels than one tile holds.
+    Case(2, 1, 1, 9, (6, 7), (4, 4), (2, 2), (1, 1)),
+    Case(1, 70, 67, 1, (3, 5), (2, 3), (2, 1)),
+    # Output padding and padding at their limits; padding larger than the kernel's reach.
+    Case(1, 3, 4, 1, (6, 6), (3, 3), (3, 3), (1, 1), (2, 2)),
+    Case(1, 3, 4, 1, (9, 8), (2, 2), (1, 1), (3, 2)),
+    # One output pixel; a kernel larger than the image; a wide stride and kernel.
+    Case(1, 4, 3, 1, (3, 3), (3, 3), (1, 1), (2, 2)),
+    Case(1, 2, 3, 1, (2, 2), (9, 11), (1, 1), (4, 5)),
+    Case(1, 21, 5, 1, (3, 4), (16, 16), (8, 8), (4, 4)),
+    Case(1, 9, 1, 1, (7, 5), (9, 9), (3, 3), (4, 4), (2, 2)),
+)
+
+
+def random_cases(count: int, seed: int, channels: int = 12, size: int = 9) -> list[Case]:
+    """Layers over all combinations that PyTorch accepts, every gcd of stride and dilation."""
+    return [
+        Case(
+            batch=layer.batch,
+            in_channels=layer.in_channels // layer.groups,
+            out_channels=layer.out_channels // layer.groups,
+            groups=layer.groups,
+            size=layer.size,
+            kernel=layer.kernel_size,
+            stride=layer.stride,
+            padding=layer.padding,
+            output_padding=layer.output_padding,
+            dilation=layer.dilation,
+            bias=layer.bias,
+        )
+        for layer in package_reference.random_layers(count, seed, channels, size)
+    ]
+
+
+def operands(case: Case, dtype: torch.dtype, layout: str, device: str, seed: int = 0) -> Operands:
+    """Random tensors; "strided" ones are neither contiguous nor channels_last."""
+    return package_reference.operands(case.layer, dtype, layout, device, seed)
+
+
+def three_maps(case: Case, tensors: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    """forward, input_gradient and weight_gradient, by our kernels, their memory poisoned first."""
+    t = tensors
+    with poisoned_memory():
+        return (
+            run.forward(t.x, t.w, t.bias, *case.geometry),
+            run.input_gradient(t.grad_output, t.w, case.size, *case.geometry),
+            run.weight_gradient(t.x, t.grad_output, case.kernel, *case.geometry, False),
+        )
+
+
+def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> list[Tensor]:
+    """The three maps in float64, by PyTorch, on the operands' device."""
+    return package_reference.maps(case.layer, x, w, bias, y)[:3]
+
+
+def assert_maps_right(case: Case, tensors: Operands, *, tf32: bool = False) -> None:
+    """Compares the three maps with float64: the error's norm, and every element.
+
+    With `tf32` the reference takes operands rounded to TF32 wherever the contract rounds them,
+    so that the bounds stay near those of float32.
+    """
+    results = three_maps(case, tensors)
+    for got, want in zip(results, expected(case.layer, tensors, tf32=tf32), strict=False):
+        wrong = want.why_wrong(got)
+        assert wrong is None, f"{want.name}: {case}: {wrong}"
