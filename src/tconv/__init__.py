@@ -1,0 +1,37 @@
+"""tconv: a drop-in, faster torch.nn.ConvTranspose2d.
+
+    model = MyNetwork().cuda()
+    tconv.convert(model)  # every torch.nn.ConvTranspose2d now runs our kernels
+
+or, layer by layer, `tconv.ConvTranspose2d` and `tconv.conv_transpose2d`, which take what PyTorch's
+take; or `tconv.enable()` for code that calls PyTorch's function by name.
+"""
+
+from .errors import (
+    CompileError,
+    EmulatorError,
+    LaunchError,
+    MissingDependencyError,
+    NoKernelError,
+    TconvError,
+)
+from .functional import conv_transpose2d, disable, enable
+from .nn import ConvTranspose2d, convert, revert
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "ConvTranspose2d",
+    "EmulatorError",
+    "LaunchError",
+    "MissingDependencyError",
+    "NoKernelError",
+    "TconvError",
+    "__version__",
+    "conv_transpose2d",
+    "convert",
+    "disable",
+    "enable",
+    "revert",
+]

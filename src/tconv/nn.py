@@ -1,0 +1,111 @@
+"""ConvTranspose2d, and convert(model), which turns a model's PyTorch layers into it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from .functional import conv_transpose2d
+
+
+class ConvTranspose2d(torch.nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d`, computed by tconv.
+
+    The constructor, parameters, initialisation, use of random numbers, state_dict and printed form
+    are PyTorch's; only `forward` differs. An instance pickles, copies, scripts and exports as
+    PyTorch's does; under torch.jit.script it runs PyTorch's operator.
+    """
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            input: [N, Cin, H, W] or [Cin, H, W]; dtypes as in `tconv.conv_transpose2d`.
+            output_size: the height and width wanted, with or without the sizes before them. It
+                takes the place of the layer's output_padding.
+
+        Returns:
+            [N, Cout, OH, OW], or without N if the input has none.
+
+        Raises:
+            ValueError: for an output_size that the layer cannot make.
+            RuntimeError: for an input that does not fit, with PyTorch's own message.
+        """
+        if self.padding_mode != "zeros":
+            raise ValueError("Only `zeros` padding mode is supported for ConvTranspose2d")
+        assert isinstance(self.padding, tuple)
+        output_padding = self._output_padding(
+            input,
+            output_size,
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.kernel_size,  # type: ignore[arg-type]
+            2,
+            self.dilation,  # type: ignore[arg-type]
+        )
+        return conv_transpose2d(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            output_padding,
+            self.groups,
+            self.dilation,
+        )
+
+
+def _swap(module: torch.nn.Module, old: type, new: type) -> bool:
+    """Make a module whose class is `old` one of `new`, in place; False if it is something else."""
+    if "forward" in module.__dict__:
+        # Something has put a forward of its own on the instance.
+        return False
+    kind = type(module)
+    if kind is old:
+        module.__class__ = new
+        return True
+    if parametrize.is_parametrized(module) and kind.__bases__ == (old,):
+        # torch.nn.utils.parametrize has given the module a class of its own, derived from its
+        # class before. Copies of the module share that class, so it is remade, not changed.
+        members = {
+            name: member
+            for name, member in vars(kind).items()
+            if name not in ("__dict__", "__weakref__")
+        }
+        module.__class__ = type(kind.__name__, (new,), members)
+        return True
+    return False
+
+
+def convert(model: torch.nn.Module) -> int:
+    """Turn every `torch.nn.ConvTranspose2d` in a model, or the model itself, into ours, in place.
+
+    Each layer stays the object that it was: its parameters, hooks, parametrizations and place in
+    optimizers and state dicts are untouched. Left alone are layers of a derived class, layers with
+    a `forward` of their own, and lazy layers that have not seen their first input (PyTorch makes
+    them ordinary layers then, which a second call converts).
+
+    Args:
+        model: any module.
+
+    Returns:
+        How many layers were turned, each counted once, wherever it occurs.
+    """
+    return sum(
+        _swap(module, torch.nn.ConvTranspose2d, ConvTranspose2d) for module in model.modules()
+    )
+
+
+def revert(model: torch.nn.Module) -> int:
+    """Turn every `tconv.ConvTranspose2d` in a model into PyTorch's: the opposite of `convert`.
+
+    Args:
+        model: any module.
+
+    Returns:
+        How many layers were turned, each counted once, wherever it occurs.
+    """
+    return sum(
+        _swap(module, ConvTranspose2d, torch.nn.ConvTranspose2d) for module in model.modules()
+    )

@@ -1,0 +1,158 @@
+"""What the tests of the layer share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import tconv
+
+# The machine's cores belong to the test runner's processes.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("TCONV_"):
+            monkeypatch.delenv(name)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _pytorch_is_left_as_it_was() -> Iterator[None]:
+    before = torch.nn.functional.conv_transpose2d, torch.conv_transpose2d
+    yield
+    assert (torch.nn.functional.conv_transpose2d, torch.conv_transpose2d) == before
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+class RecordingRun(SimpleNamespace):
+    """Stands in for tconv.run: the same three functions on PyTorch's operators, and a record.
+
+    Results have the memory formats that tconv promises for a device of its own; what the tests
+    below learn from it is which calls come this far, with which arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(calls=[])
+
+    @staticmethod
+    def format(*tensors: Tensor) -> torch.memory_format:
+        suggest = torch._prims_common.suggest_memory_format
+        if any(suggest(tensor) == torch.channels_last for tensor in tensors):
+            return torch.channels_last
+        return torch.contiguous_format
+
+    def note(self, name: str, tensors: tuple[Tensor | None, ...], *arguments: object) -> None:
+        for tensor in tensors:
+            # A kernel reads memory: nothing may be pending on a tensor, nor be lost with it.
+            assert tensor is None or not tensor.is_neg()
+            assert tensor is None or forward_ad._current_level < 0 or not has_tangent(tensor)
+        for argument in arguments:
+            assert isinstance(argument, (int, tuple)), arguments
+        self.calls.append(name)
+
+    @staticmethod
+    def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+        result = torch.empty_like(tensor, memory_format=memory_format)
+        return result.copy_(tensor)
+
+    def forward(
+        self, input, weight, bias, stride, padding, output_padding, dilation, groups
+    ) -> Tensor:
+        self.note(
+            "forward", (input, weight, bias), stride, padding, output_padding, dilation, groups
+        )
+        output = torch.ops.aten.convolution(
+            input, weight, bias, stride, padding, dilation, True, output_padding, groups
+        )
+        assert output.numel() and input.numel()
+        return self.laid_out(output, self.format(input, weight))
+
+    def input_gradient(
+        self, grad_output, weight, input_size, stride, padding, output_padding, dilation, groups
+    ) -> Tensor:
+        self.note(
+            "input_gradient",
+            (grad_output, weight),
+            input_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+        )
+        input = grad_output.new_zeros((len(grad_output), len(weight), *input_size))
+        gradient = torch.ops.aten.convolution_backward(
+            grad_output,
+            input,
+            weight,
+            None,
+            stride,
+            padding,
+            dilation,
+            True,
+            output_padding,
+            groups,
+            [True, False, False],
+        )[0]
+        return self.laid_out(gradient, self.format(grad_output, weight))
+
+    def weight_gradient(
+        self,
+        input,
+        grad_output,
+        kernel_size,
+        stride,
+        padding,
+        output_padding,
+        dilation,
+        groups,
+        like_channels_last,
+    ) -> Tensor:
+        self.note(
+            "weight_gradient",
+            (input, grad_output),
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+        )
+        shape = (input.shape[1], grad_output.shape[1] // groups, *kernel_size)
+        gradient = torch.ops.aten.convolution_backward(
+            grad_output,
+            input,
+            input.new_zeros(shape),
+            None,
+            stride,
+            padding,
+            dilation,
+            True,
+            output_padding,
+            groups,
+            [False, True, False],
+        )[1]
+        return self.laid_out(
+            gradient, torch.channels_last if like_channels_last else torch.contiguous_format
+        )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> RecordingRun:
+    """CPU tensors go where CUDA tensors go, and the way is recorded."""
+    monkeypatch.setenv("TCONV_EMULATE", "1")
+    recording = RecordingRun()
+    monkeypatch.setattr(tconv, "run", recording, raising=False)
+    return recording
