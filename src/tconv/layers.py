@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tconv.problem import (
+    ITEM_BYTES,
     WIDE_OFFSET,
     Axis,
     Direction,
@@ -166,8 +167,12 @@ class Layer:
             y_layout=layout,
         )
         most = max(map(_count, (problem.x_shape, problem.w_shape, problem.y_shape)))
+        row_bytes = self.width * ITEM_BYTES[dtype]
         return dataclasses.replace(
-            problem, math=self.math(direction, dtype, tf32), wide_offsets=most - 1 > WIDE_OFFSET
+            problem,
+            math=self.math(direction, dtype, tf32),
+            wide_offsets=most - 1 > WIDE_OFFSET,
+            x_aligned=direction == "forward" and layout == "contiguous" and row_bytes % 16 == 0,
         )
 
     @property

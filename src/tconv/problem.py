@@ -147,6 +147,8 @@ class Problem:
         x_layout, y_layout: which axis of x and y is innermost in memory (columns or channels);
             a kernel may read any strides, the layout says which order is coalesced.
         wide_offsets: some tensor's element offset does not fit 32 bits.
+        x_aligned: x is read by `forward`, its columns are adjacent, and its rows, channels and
+            images start on multiples of 16 bytes: tensor maps can describe it.
     """
 
     direction: Direction
@@ -162,6 +164,7 @@ class Problem:
     x_layout: Layout = "contiguous"
     y_layout: Layout = "contiguous"
     wide_offsets: bool = False
+    x_aligned: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what has no meaning; PyTorch's own messages are given further up."""
@@ -253,7 +256,7 @@ class Problem:
             f"{self.direction} {'x'.join(map(str, self.x_shape))} -> "
             f"{'x'.join(map(str, self.y_shape))} kernel={y.kernel}x{x.kernel}{options}{groups} "
             f"{self.dtype}/{self.math}{layouts}{' bias' if self.bias else ''}"
-            f"{' wide' if self.wide_offsets else ''}"
+            f"{' wide' if self.wide_offsets else ''}{' aligned' if self.x_aligned else ''}"
         )
 
 

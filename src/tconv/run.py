@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from tconv import settings
+from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError, LaunchError
-from tconv.jit import runtime
+from tconv.jit import runtime, tensor_map
 from tconv.jit.target import Target
 from tconv.kernels.family import Operands, TensorView
 from tconv.memory_format import is_channels_last, memory_format
@@ -197,6 +198,7 @@ def _launch(
         _layout(x),
         _layout(y),
         any(_reach(t) > WIDE_OFFSET for t in tensors),
+        direction == "forward" and _aligned(x),
     )
     device = x.device.index if x.is_cuda else None
     prepared = _prepare(
@@ -216,6 +218,7 @@ def _launch(
         bias=0 if bias is None else bias.data_ptr(),
         packed=packed.data_ptr(),
         partial=partial.data_ptr(),
+        encode_tensor_map=emulated_map.encode if device is None else tensor_map.encode,
     )
     used = [*tensors, partial, packed] if bias is None else [*tensors, partial, packed, bias]
     if packing is not None and prepared.pack is not None:
@@ -259,6 +262,7 @@ def _problem(
     x_layout: Layout,
     y_layout: Layout,
     wide_offsets: bool,
+    x_aligned: bool,
 ) -> Problem:
     problem = Problem(
         direction=direction,
@@ -276,6 +280,7 @@ def _problem(
         x_layout=x_layout,
         y_layout=y_layout,
         wide_offsets=wide_offsets,
+        x_aligned=x_aligned,
     )
     return problem
 
@@ -305,6 +310,17 @@ def _layout(tensor: Tensor) -> Layout:
     """Which axis is innermost in memory: the order in which a kernel's reads are coalesced."""
     _, channel, _, column = tensor.stride()
     return "channels_last" if channel == 1 and column > 1 else "contiguous"
+
+
+def _aligned(tensor: Tensor) -> bool:
+    """Whether a tensor map can describe it: adjacent columns, all else on 16 bytes."""
+    *outer, columns = tensor.stride()
+    size = tensor.element_size()
+    return (
+        columns == 1
+        and tensor.data_ptr() % 16 == 0
+        and all(stride * size % 16 == 0 and stride > 0 for stride in outer)
+    )
 
 
 def _reach(tensor: Tensor) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from tconv.jit import tensor_map
 from tconv.jit.target import Target
 from tconv.kernels.source import KernelSource
 from tconv.problem import Direction, Problem
@@ -27,6 +29,7 @@ class Operands:
         packed: address of the packed weights of the plan's `Packing`, or 0.
         partial: address of the workspace [splits, Cin, Cout/groups, kH, kW] of float32 (float64
             for float64 tensors), or 0.
+        encode_tensor_map: of `jit.tensor_map`, or of the emulator.
     """
 
     x: TensorView
@@ -35,6 +38,7 @@ class Operands:
     bias: int = 0
     packed: int = 0
     partial: int = 0
+    encode_tensor_map: Callable[..., bytes] = tensor_map.encode
 
 
 @dataclass(frozen=True)

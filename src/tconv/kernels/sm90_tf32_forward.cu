@@ -11,17 +11,19 @@
 // them, in the order of use. Pixels are B, from shared memory, [pixel][8 channels] with 32-byte
 // swizzle: a slot is another start address in the same staged patch.
 //
-//   warpgroup 0: producers, two warps for each consumer: load the patch's next 8 channels from
+//   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
 //                device memory (zero beyond the image), round, store as [pixel][8 channels]
 //   warpgroups 1, 2: consumers, each with tiles and a ring of stages of its own, so that one's
 //                epilogue runs beside the other's products
 //
 // A tile is m_tiles x 64 rows by tile_rows x tile_columns pixels of one image and group.
+#include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/registers.cuh>
+#include <ptx/tensor_map.cuh>
 #include <ptx/wgmma.cuh>
 
 namespace {
@@ -39,6 +41,16 @@ constexpr int columns = Layer::tile_columns;
 constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
 constexpr int stage_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
 constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
+
+// With a tensor map: the patch as it lies in the image, from the 16-byte boundary to its left on,
+// [8 channels][patch rows][raw columns].
+constexpr int skew = ((Layer::first_q_x - Layer::shift_right) % 4 + 4) % 4;
+constexpr int raw_columns = (Layer::patch_columns + skew + 3) / 4 * 4;
+constexpr int raw_channel = Layer::patch_rows * raw_columns;
+constexpr int raw_bytes = channels_per_stage * raw_channel * 4;
+static_assert(columns % 4 == 0, "tiles keep the skew");
+
+// Without one: each thread loads its pixels through registers.
 constexpr Index outside = -1;
 constexpr int most_batch = 4;  // pixels of a thread under way, in two buffers of 8 values each
 constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
@@ -55,8 +67,10 @@ static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128, "the sums 
 
 struct Shared {
     alignas(1024) unsigned char pixels[rings][stages][stage_bytes];
+    alignas(128) unsigned char raw[rings][Layer::raw_stages][(raw_bytes + 127) / 128 * 128];
     float outputs[rings * 4][Layer::warp_channels][out_pitch];
-    Index offsets[rings][thread_pixels * producers];
+    Index offsets[rings][Layer::tensor_map ? 1 : thread_pixels * producers];
+    uint64_t raw_full[rings][Layer::raw_stages];
     uint64_t full[rings][stages];
     uint64_t empty[rings][stages];
 };
@@ -95,22 +109,18 @@ struct Position {
     TCONV_DEVICE int first_q_x() const { return Layer::first_q_x + tile_x * columns; }
 };
 
-// Rounds a thread's batch of pixels, the first of them `pixel`, into the stage.
-TCONV_DEVICE void store_pixels(unsigned char* stage, int pixel,
-                               const float (&values)[batch_pixels][channels_per_stage]) {
+// Rounds one pixel's channels into the stage, with 32-byte swizzle: bit 4 of the address is
+// exclusive-ored with bit 7.
+TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel,
+                              const float (&values)[channels_per_stage]) {
+    int swapped = pixel >> 2 & 1;
 #pragma unroll
-    for (int b = 0; b < batch_pixels; ++b, pixel += producers) {
-        if (pixel >= patch_pixels) break;
-        // 32-byte swizzle: bit 4 of the address is exclusive-ored with bit 7.
-        int swapped = pixel >> 2 & 1;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const float* v = values[b] + 4 * h;
-            ptx::st_shared_v4(
-                reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes + ((h ^ swapped) * 16)),
-                make_uint4(ptx::cvt_rna_tf32_f32(v[0]), ptx::cvt_rna_tf32_f32(v[1]),
-                           ptx::cvt_rna_tf32_f32(v[2]), ptx::cvt_rna_tf32_f32(v[3])));
-        }
+    for (int h = 0; h < 2; ++h) {
+        const float* v = values + 4 * h;
+        ptx::st_shared_v4(
+            reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes + ((h ^ swapped) * 16)),
+            make_uint4(ptx::cvt_rna_tf32_f32(v[0]), ptx::cvt_rna_tf32_f32(v[1]),
+                       ptx::cvt_rna_tf32_f32(v[2]), ptx::cvt_rna_tf32_f32(v[3])));
     }
 }
 
@@ -128,7 +138,8 @@ struct Patch {
           left(at.first_q_x() - Layer::shift_right) {}
 };
 
-TCONV_DEVICE void produce(const Arguments& arguments, Shared& shared) {
+// Any strides: through registers, the next batch of loads under way while one is stored.
+TCONV_DEVICE void produce_by_loads(const Arguments& arguments, Shared& shared) {
     int ring = threadIdx.x / producers;
     int thread = threadIdx.x % producers;
     Turn turn;
@@ -185,13 +196,94 @@ TCONV_DEVICE void produce(const Arguments& arguments, Shared& shared) {
                     if (batch == 0) {
                         ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
                     }
-                    store_pixels(stage, thread + batch * batch_pixels * producers, values[now]);
+#pragma unroll
+                    for (int b = 0; b < batch_pixels; ++b) {
+                        int pixel = thread + (batch * batch_pixels + b) * producers;
+                        if (pixel < patch_pixels) store_pixel(stage, pixel, values[now][b]);
+                    }
                 }
                 ptx::fence_proxy_async_shared();
                 ptx::mbarrier_arrive(&shared.full[ring][turn.stage]);
                 turn.advance();
             }
         }
+    }
+}
+
+// Rows on 16 bytes: the copy engine brings raw patches, raw_stages of them ahead, and the threads
+// only transpose them.
+template <typename Fields>
+TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared) {
+    int ring = threadIdx.x / producers;
+    int thread = threadIdx.x % producers;
+    Index step = Index(gridDim.x) * rings;
+    Index first = Index(blockIdx.x) * rings + ring;
+
+    // What thread 0 has still to ask for.
+    Index asked_tile = first;
+    int asked_chunk = 0;
+    auto ask = [&](int slot) {
+        if (thread != 0 || asked_tile >= arguments.tiles) return;
+        Position at(asked_tile, arguments);
+        uint64_t* barrier = &shared.raw_full[ring][slot];
+        ptx::mbarrier_arrive_expect_tx(barrier, raw_bytes);
+        ptx::cp_async_bulk_tensor_4d_global_to_shared(
+            shared.raw[ring][slot], &arguments.source_map,
+            at.first_q_x() - Layer::shift_right - skew,
+            Layer::row_step * at.first_q_y() - Layer::shift_bottom,
+            at.group * Layer::in_channels + asked_chunk * channels_per_stage, int(at.image),
+            barrier);
+        if (++asked_chunk == chunks) {
+            asked_chunk = 0;
+            asked_tile += step;
+        }
+    };
+    for (int slot = 0; slot < Layer::raw_stages; ++slot) ask(slot);
+
+    Turn turn;
+    int slot = 0;
+    uint32_t raw_parity = 0;
+    for (Index tile = first; tile < arguments.tiles; tile += step) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            const float* raw = reinterpret_cast<const float*>(shared.raw[ring][slot]);
+            unsigned char* stage = shared.pixels[ring][turn.stage];
+            ptx::mbarrier_wait_parity(&shared.raw_full[ring][slot], raw_parity);
+            ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+#pragma unroll
+            for (int i = 0; i < thread_pixels; ++i) {
+                int pixel = thread + i * producers;
+                if (pixel >= patch_pixels) break;
+                const float* from = raw + pixel / Layer::patch_columns * raw_columns +
+                                    pixel % Layer::patch_columns + skew;
+                float values[channels_per_stage];
+#pragma unroll
+                for (int c = 0; c < channels_per_stage; ++c) {
+                    // Beyond the group's channels lie the next group's.
+                    bool exists = Layer::in_channels % channels_per_stage == 0 ||
+                                  chunk * channels_per_stage + c < Layer::in_channels;
+                    values[c] = exists ? from[c * raw_channel] : 0.0f;
+                }
+                store_pixel(stage, pixel, values);
+            }
+            ptx::fence_proxy_async_shared();
+            ptx::mbarrier_arrive(&shared.full[ring][turn.stage]);
+            turn.advance();
+            ptx::bar_sync(1 + ring, producers);  // the raw patch has been read
+            ask(slot);
+            if (++slot == Layer::raw_stages) {
+                slot = 0;
+                raw_parity ^= 1;
+            }
+        }
+    }
+}
+
+template <bool tensor_map, typename Fields>
+TCONV_DEVICE void produce(const Fields& arguments, Shared& shared) {
+    if constexpr (tensor_map) {
+        produce_by_map(arguments, shared);
+    } else {
+        produce_by_loads(arguments, shared);
     }
 }
 
@@ -380,6 +472,9 @@ TCONV_KERNEL(sm90_tf32_forward, Layer::threads, 1) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     if (threadIdx.x == 0) {
         for (int ring = 0; ring < rings; ++ring) {
+            for (int slot = 0; slot < Layer::raw_stages; ++slot) {
+                ptx::mbarrier_init(&shared.raw_full[ring][slot], 1);
+            }
             for (int stage = 0; stage < stages; ++stage) {
                 ptx::mbarrier_init(&shared.full[ring][stage], producers);
                 ptx::mbarrier_init(&shared.empty[ring][stage], warpgroup);
@@ -389,7 +484,7 @@ TCONV_KERNEL(sm90_tf32_forward, Layer::threads, 1) {
     }
     __syncthreads();
     if (threadIdx.x < warpgroup) {
-        produce(arguments, shared);
+        produce<Layer::tensor_map>(arguments, shared);
     } else {
         consume(arguments, shared);
     }

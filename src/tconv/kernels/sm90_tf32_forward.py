@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tconv.jit.target import Target
 from tconv.kernels import family
 from tconv.kernels.family import Operands, Packing
-from tconv.kernels.source import KernelSource
+from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
 STEM = "sm90_tf32_forward"
@@ -27,9 +27,12 @@ CHANNELS = 8
 """Depth of one TF32 wgmma."""
 
 MOST_STAGES = 4
+MOST_RAW_STAGES = 3
 MOST_ROW_STEP = 4
+MOST_AHEAD = 6
 MOST_PRODUCTS = 80
-"""Products of a stage, all unrolled, beyond which the compiler runs out of registers."""
+MOST_REGISTERS = 110
+"""Unrolled products of a stage, and sums with half a register for each, that never spilled."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,31 @@ class Layout:
         pitch = columns + (40 - columns % 32) % 32
         return RINGS * WARPS * warp_channels(self.problem) * pitch * 4
 
+    @property
+    def raw_columns(self) -> int:
+        """Columns of a patch as a tensor map loads it, from a 16-byte boundary on."""
+        skew = (self.q_ranges[1].start - self.slots_x[-1]) % 4
+        return -(-(self.patch_columns + skew) // 4) * 4
+
+    @property
+    def raw_bytes(self) -> int:
+        """Shared memory of one raw patch."""
+        return -(-CHANNELS * self.patch_rows * self.raw_columns * 4 // 128) * 128
+
+    def raw_stages(self, target: Target) -> int:
+        """Raw patches under way: as many as fit beside three stages, at least one."""
+        if not self.problem.x_aligned:
+            return 1
+        free = self._free(target) - RINGS * 3 * self.stage_bytes
+        return max(1, min(MOST_RAW_STAGES, free // (RINGS * self.raw_bytes)))
+
+    def _free(self, target: Target) -> int:
+        """Shared memory left for stages of both kinds."""
+        offsets = 0 if self.problem.x_aligned else self.offset_bytes("long long")
+        return target.shared_per_block - 2048 - self.output_bytes - offsets
+
     def offset_bytes(self, index: str) -> int:
-        """Shared memory of the producers' offsets."""
+        """Shared memory of the offsets of producers that load through registers."""
         producers = 64
         pixels = self.patch_rows * self.patch_columns
         return RINGS * -(-pixels // producers) * producers * (8 if index == "long long" else 4)
@@ -130,7 +156,7 @@ class Layout:
 
     def stages(self, target: Target) -> int:
         """Stages of a ring: as many as fit."""
-        free = target.shared_per_block - 1024 - self.output_bytes - self.offset_bytes("long long")
+        free = self._free(target) - RINGS * self.raw_stages(target) * self.raw_bytes
         return min(MOST_STAGES, free // (RINGS * self.stage_bytes))
 
     @property
@@ -240,9 +266,12 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if laid.stages(target) < 2:
         return f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit {target.arch}"
+    if problem.x_aligned and max(laid.raw_columns, laid.patch_rows) > 256:
+        return f"a patch of {laid.patch_rows} x {laid.raw_columns} is over a tensor map's 256"
     products = max(len(pairs) for pairs in laid.classes) * tile.rows
-    if products > MOST_PRODUCTS:
-        return f"a stage would be {products} products, {MOST_PRODUCTS} is the limit"
+    sums = tile.m_tiles * tile.rows * tile.columns // 2
+    if products > MOST_PRODUCTS or sums + products // 2 > MOST_REGISTERS:
+        return f"{sums} sums and {products} unrolled products are too many for the registers"
     if not all(laid.classes):
         return "some row groups have no slot at all, which would serialise the others' products"
     if len(laid.classes) > 4:
@@ -278,17 +307,19 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
     index = family.index_type(problem, laid.tiles)
-    stages = laid.stages(Target.named("sm_90a"))
-    shared = RINGS * stages * (laid.stage_bytes + 16) + laid.output_bytes
-    shared += laid.offset_bytes(index)
-    shared = -(-shared // 1024) * 1024
-    unroll, ahead = zip(
-        *(_schedule(len(pairs), laid.chunks) for pairs in laid.classes), strict=True
-    )
+    hopper = Target.named("sm_90a")
+    stages, raw_stages = laid.stages(hopper), laid.raw_stages(hopper)
+    shared = RINGS * (stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8))
+    shared += laid.output_bytes
+    shared += RINGS * 8 if problem.x_aligned else laid.offset_bytes(index)
+    shared = -(-(shared + 128) // 1024) * 1024
+    unroll, ahead = zip(*(_schedule(len(pairs), laid) for pairs in laid.classes), strict=True)
     constants = (
         *_layer_constants(problem, laid, index),
         ("shared_bytes", shared),
         ("stages", stages),
+        ("raw_stages", raw_stages),
+        ("tensor_map", problem.x_aligned),
         ("tile_columns", tile.columns),
         ("tile_rows", tile.rows),
         ("patch_rows", laid.patch_rows),
@@ -315,6 +346,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         stem=STEM,
         constants=constants,
         arguments=(
+            *((("source_map", TENSOR_MAP),) if problem.x_aligned else ()),
             ("source", "const void*"),
             ("packed", "const void*"),
             ("bias", "const void*"),
@@ -352,8 +384,8 @@ def packing(problem: Problem, tile: Tile) -> Packing:
             threads=128,
         ),
         grid=min(laid.packed_pairs, family.MAX_GRID),
-        # The kernel reads up to four pairs beyond the last, and uses none of them.
-        elements=(laid.packed_pairs + 4) * 512,
+        # The kernel reads some pairs beyond the last, and uses none of them.
+        elements=(laid.packed_pairs + MOST_AHEAD) * 512,
     )
 
 
@@ -387,7 +419,18 @@ def arguments(
     tiles_y, tiles_x = laid.tiles_yx
     y, x = problem.height, problem.width
     strides = operands.y.strides
+    source_map: dict[str, bytes] = {}
+    if problem.x_aligned:
+        batch, channels, height, width = problem.x_shape
+        source_map["source_map"] = operands.encode_tensor_map(
+            operands.x.address,
+            "float32",
+            dims=(width, height, channels, batch),
+            strides_bytes=tuple(4 * stride for stride in reversed(operands.x.strides[:3])),
+            box=(laid.raw_columns, laid.patch_rows, CHANNELS, 1),
+        )
     return {
+        **source_map,
         "source": operands.x.address,
         "packed": operands.packed,
         "bias": operands.bias,
@@ -445,10 +488,17 @@ def _kernel_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _schedule(pairs: int, chunks: int) -> tuple[int, int]:
-    """(stages unrolled together, pairs whose weights are held): the deepest that divides."""
-    for ahead in (4, 3, 5, 2):
+def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
+    """(stages unrolled together, pairs whose weights are held): the deepest that divides.
+
+    The more pairs ahead of their use weights are asked for, the more of L2's latency is hidden,
+    at 4 registers a pair; 6 are tried where the registers allow it.
+    """
+    tile = laid.tile
+    registers = tile.m_tiles * tile.rows * tile.columns // 2 + pairs * tile.rows // 2
+    deepest = (MOST_AHEAD, 5) if registers + 8 <= MOST_REGISTERS else ()
+    for ahead in (*deepest, 4, 3, 2):
         for unroll in (1, 2, 4):
-            if chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:
+            if laid.chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:
                 return unroll, ahead
     return 1, 1

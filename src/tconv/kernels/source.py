@@ -58,9 +58,11 @@ class KernelSource:
             f"    {_declaration(name, value)}\n"
             for name, value in (("threads", self.threads), *self.constants)
         )
+        maps = any(type_ == TENSOR_MAP for _, type_ in self.arguments)
         return (
             "#include <ptx/cuda.cuh>\n"
-            "#include <common/element.cuh>\n"
+            + ("#include <ptx/tensor_map.cuh>\n" if maps else "")
+            + "#include <common/element.cuh>\n"
             f"struct Arguments {{\n{fields}}};\n"
             f"struct Layer {{\n{constants}}};\n"
             f"#include <{self.stem}.cu>\n"

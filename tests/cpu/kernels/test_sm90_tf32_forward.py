@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from layer_cases import Case, operands, reference, round_to_tf32
+from tconv.emulator import tensor_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
@@ -20,6 +21,8 @@ HOPPER = Target.named("sm_90a")
 
 CASES = (
     Case(1, 16, 64, 1, (9, 70), (3, 3)),
+    Case(2, 16, 64, 1, (5, 72), (3, 3), (1, 1), (1, 2)),
+    Case(2, 17, 33, 2, (6, 12), (4, 4), (2, 2), (1, 1)),
     Case(2, 17, 40, 1, (5, 9), (3, 5), (2, 3), (1, 1)),
     Case(1, 20, 70, 2, (7, 9), (4, 4), (2, 2), (1, 1)),
     Case(2, 16, 3, 1, (7, 9), (4, 4), (2, 2), (1, 1), bias=False),
@@ -46,7 +49,8 @@ def problem_of(case: Case, **changes) -> Problem:
         math="tf32",
         bias=case.bias,
     )
-    return dataclasses.replace(problem, **changes)
+    aligned = case.size[1] % 4 == 0
+    return dataclasses.replace(problem, **({"x_aligned": aligned} | changes))
 
 
 def plans(problem: Problem) -> list[Plan]:
@@ -66,6 +70,7 @@ def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool =
         y=TensorView(out.data_ptr(), out.stride()),
         bias=0 if t.bias is None else t.bias.data_ptr(),
         packed=packed.data_ptr(),
+        encode_tensor_map=tensor_map.encode,
     )
     tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias])]
     storages = [tensor.untyped_storage() for tensor in tensors]
@@ -109,7 +114,8 @@ def test_reads_any_strides(layout):
     case = CASES[2]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    assert_right(run(plans(problem_of(case, x_layout=x_layout))[0], case, t), case, t)
+    chosen = plans(problem_of(case, x_layout=x_layout, x_aligned=False))[0]
+    assert_right(run(chosen, case, t), case, t)
 
 
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
