@@ -50,11 +50,6 @@ constexpr int raw_channel = Layer::patch_rows * raw_columns;
 constexpr int raw_bytes = channels_per_stage * raw_channel * 4;
 static_assert(columns % 4 == 0, "tiles keep the skew");
 
-// Without one: each thread loads its pixels through registers.
-constexpr Index outside = -1;
-constexpr int most_batch = 4;  // pixels of a thread under way, in two buffers of 8 values each
-constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
-constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
 constexpr int chunks = (Layer::in_channels + channels_per_stage - 1) / channels_per_stage;
 
 // The epilogue's rows: one channel's pixels with all phases, padded so that the fragments' rows
@@ -139,7 +134,13 @@ struct Patch {
 };
 
 // Any strides: through registers, the next batch of loads under way while one is stored.
-TCONV_DEVICE void produce_by_loads(const Arguments& arguments, Shared& shared) {
+template <typename Fields>
+TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared) {
+    constexpr Index outside = -1;
+    // Pixels of a thread under way, in two buffers of 8 values each.
+    constexpr int most_batch = 4;
+    constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
+    constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = threadIdx.x / producers;
     int thread = threadIdx.x % producers;
     Turn turn;

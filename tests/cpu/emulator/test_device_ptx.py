@@ -48,7 +48,7 @@ def compiled(text: str, arch: str) -> str:
     encoded = [option.encode() for option in options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = bytearray(size)
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
     return "" if int(status) == 0 else log.decode()
