@@ -1,0 +1,1 @@
+"""Measuring: what a GPU allows, and what the layers take."""

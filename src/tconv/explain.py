@@ -1,0 +1,251 @@
+"""What tconv makes of a layer: its work, its floor, its candidates, its plan, what that takes.
+
+All of it without a GPU. `tconv explain` prints it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tconv.bench.floors import Ceilings, Floor, arithmetic, floor
+from tconv.drawing import outputs_of
+from tconv.errors import CompileError, MissingDependencyError, NoKernelError
+from tconv.jit.compile import KERNELS, Compiled, compile_cuda
+from tconv.jit.target import Target
+from tconv.kernels.source import KernelSource
+from tconv.layers import Layer
+from tconv.messages import one_line
+from tconv.plan import Candidate, Plan, candidates, plan
+from tconv.problem import Axis, Direction, DType, Layout, Problem
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>[ \t]*$", re.MULTILINE)
+_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One direction of a layer on one architecture.
+
+    Attributes:
+        layer, problem, target: what was asked.
+        gpu: whose measured ceilings the floor is of.
+        candidates: every kernel and tile of the direction, the cheapest first, refused ones last.
+        plan: the chosen one; None where no kernel can serve, or none that TCONV_KERNEL names.
+        no_plan: why there is none.
+        compiled: the plan's kernels (see `sources`), compiled for the architecture; empty if not.
+        not_compiled: why they are not.
+        broken: whether the compiler is here and refused them.
+    """
+
+    layer: Layer
+    problem: Problem
+    target: Target
+    gpu: Ceilings
+    candidates: tuple[Candidate, ...]
+    plan: Plan | None
+    no_plan: str | None
+    compiled: tuple[Compiled, ...]
+    not_compiled: str | None
+    broken: bool
+
+    @property
+    def floor(self) -> Floor:
+        """The least time that the GPU allows."""
+        return floor(self.problem, self.gpu)
+
+    def record(self) -> dict[str, Any]:
+        """Everything, as JSON takes it; times in seconds, sizes in bytes or elements."""
+        problem = self.problem
+        return {
+            "layer": self.layer.record(),
+            "problem": str(problem),
+            "direction": problem.direction,
+            "dtype": problem.dtype,
+            "math": problem.math,
+            "x_shape": problem.x_shape,
+            "w_shape": problem.w_shape,
+            "y_shape": problem.y_shape,
+            "axes": {
+                "height": _axis_record(problem.height),
+                "width": _axis_record(problem.width),
+            },
+            "flops": problem.flops,
+            "bytes": problem.bytes,
+            "floor": {
+                "gpu": self.gpu.name,
+                "arithmetic": arithmetic(problem),
+                "memory_seconds": self.floor.memory,
+                "arithmetic_seconds": self.floor.arithmetic,
+                "seconds": self.floor.seconds,
+                "bound": self.floor.bound,
+            },
+            "arch": self.target.arch,
+            "candidates": [
+                {
+                    "kernel": candidate.stem,
+                    "tile": None if candidate.tile is None else str(candidate.tile),
+                    "refusal": candidate.refusal,
+                    "modelled_seconds": None if candidate.refusal else candidate.cost,
+                }
+                for candidate in self.candidates
+            ],
+            "plan": None if self.plan is None else plan_record(self.plan),
+            "no_plan": self.no_plan,
+            "compiled": [_compiled_record(compiled) for compiled in self.compiled],
+            "not_compiled": self.not_compiled,
+        }
+
+
+def explain(
+    layer: Layer,
+    *,
+    arch: str,
+    gpu: Ceilings,
+    direction: Direction = "forward",
+    dtype: DType = "float32",
+    layout: Layout = "contiguous",
+    tf32: bool = True,
+    compile: bool = True,
+) -> Explanation:
+    """Plan one direction of a layer, and compile the plan's kernel.
+
+    Args:
+        layer: the layer.
+        arch: the architecture that is planned and compiled for, "sm_90a".
+        gpu: whose ceilings set the floor.
+        direction, dtype, layout: of the call.
+        tf32: whether float32 may be computed in TF32.
+        compile: False leaves the compiler out.
+
+    Raises:
+        ValueError: nothing is known of the architecture.
+    """
+    problem = layer.problem(direction, dtype, layout, tf32)
+    target = Target.named(arch)
+    chosen: Plan | None = None
+    compiled: tuple[Compiled, ...] = ()
+    no_plan: str | None = None
+    not_compiled: str | None = None if compile else "not asked for"
+    broken = False
+    try:
+        chosen = plan(problem, target)
+    except NoKernelError as error:
+        no_plan = str(error)
+    if chosen is not None and compile:
+        try:
+            compiled = tuple(compile_cuda(source, arch) for source in sources(chosen))
+        except (MissingDependencyError, CompileError) as error:
+            not_compiled = one_line(error)
+            broken = isinstance(error, CompileError)
+    return Explanation(
+        layer,
+        problem,
+        target,
+        gpu,
+        candidates(problem, target),
+        chosen,
+        no_plan,
+        compiled,
+        not_compiled,
+        broken,
+    )
+
+
+def sources(chosen: Plan) -> tuple[KernelSource, ...]:
+    """The kernels that a plan launches: its own, and the one that packs the weights if it has one.
+
+    The plan's own comes first, though it is launched last.
+    """
+    return (chosen.source,) if chosen.packing is None else (chosen.source, chosen.packing.source)
+
+
+def tile_values(tile: Any) -> dict[str, Any]:
+    """A tile's fields by name."""
+    if dataclasses.is_dataclass(tile) and not isinstance(tile, type):
+        return dataclasses.asdict(tile)
+    return {"tile": str(tile)}
+
+
+def stages(chosen: Plan) -> int | None:
+    """The stages of the plan's pipeline, where its kernel has that number as a constant."""
+    value = dict(chosen.source.constants).get("stages")
+    return value if isinstance(value, int) else None
+
+
+def plan_record(chosen: Plan) -> dict[str, Any]:
+    """A plan as JSON takes it."""
+    return {
+        "kernel": chosen.stem,
+        "tile": str(chosen.tile),
+        "tile_values": tile_values(chosen.tile),
+        "stages": stages(chosen),
+        "modelled_seconds": chosen.cost,
+        "blocks": chosen.grid,
+        "threads": chosen.source.threads,
+        "shared_bytes": chosen.source.shared_bytes,
+        "splits": chosen.splits,
+        "packing": None
+        if chosen.packing is None
+        else {
+            "kernel": chosen.packing.source.stem,
+            "blocks": chosen.packing.grid,
+            "threads": chosen.packing.source.threads,
+            "elements": chosen.packing.elements,
+        },
+    }
+
+
+def whole_text(source: KernelSource) -> str:
+    """A kernel's translation unit with its headers in it: one file, to be read from the top.
+
+    Each header stands where it is first included; the layer's constants and arguments, which are
+    generated, stand where the kernel's own file begins.
+    """
+    seen: set[str] = set()
+
+    def inlined(text: str) -> str:
+        def replace(match: re.Match[str]) -> str:
+            name = match[1]
+            path = KERNELS / name
+            if name in seen:
+                return ""
+            if not path.is_file():
+                return match[0]
+            seen.add(name)
+            body = _ONCE.sub("", path.read_text())
+            return f"// {name}\n{inlined(body).rstrip()}\n"
+
+        return _INCLUDE.sub(replace, text)
+
+    # Two blank lines at most, where headers that stand further up were included.
+    return re.sub(r"\n{4,}", "\n\n\n", inlined(source.text()))
+
+
+def _axis_record(axis: Axis) -> dict[str, Any]:
+    return {
+        "input": axis.size,
+        "output": axis.output_size,
+        "phases": [
+            {
+                "phase": phase.index,
+                "outputs": outputs_of(axis, phase),
+                "taps": [{"tap": tap.index, "shift": tap.shift} for tap in phase.taps],
+            }
+            for phase in axis.phases
+        ],
+    }
+
+
+def _compiled_record(compiled: Compiled) -> dict[str, Any]:
+    return {
+        "kernel": compiled.stem,
+        **dataclasses.asdict(compiled.resources),
+        "arch": compiled.arch,
+        "options": list(compiled.options),
+        "cubin_bytes": len(compiled.cubin),
+        "compile_seconds": compiled.seconds,
+        "key": compiled.key,
+    }

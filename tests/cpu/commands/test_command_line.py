@@ -1,0 +1,232 @@
+"""What all commands share: errors of one line, exit codes, help; and info, cache, export."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import tconv
+from tconv import cli
+from tconv.errors import CompileError, NoKernelError
+from tconv.jit.cache import DiskCache
+from tconv.layers import Layer
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("command", [command.__name__.split(".")[-1] for command in cli.COMMANDS])
+def test_help_has_an_example_that_parses(command, capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main([command, "--help"])
+    assert raised.value.code == 0
+    examples = re.findall(r"^  tconv (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert examples
+    for example in examples:
+        parsed = parse(example)
+        assert parsed.command == command
+
+
+def parse(line):
+    words = shlex.split(line, comments=True)
+    if ">" in words:
+        words = words[: words.index(">")]
+    if "|" in words:
+        words = words[: words.index("|")]
+    return cli.parser().parse_args(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_documentation_parse(page):
+    for line in re.findall(r"^ *\$ (?:[A-Z_]+=\S+ )*tconv (.+)$", page.read_text(), re.MULTILINE):
+        if "--help" not in line:
+            parse(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("explain", 2, "--layer 64,32,4,2,1, or --layers FILE"),
+        ("explain --layer 64,32", 2, "needs kernel_size"),
+        ("explain --layer 4,4,3 --input 4x4", 2, "BATCHxHEIGHTxWIDTH"),
+        ("explain --layer 4,4,3 --arch sm_99", 2, "got 'sm_99'"),
+        ("explain --layer 4,4,3 --arch hopper", 2, "got 'hopper'"),
+        ("explain --input 1x4x4", 2, "--input goes with --layer"),
+        ("explain --only a", 2, "--only chooses from --layers FILE"),
+        ("explain --layers /no/such/file", 1, "No such file or directory: /no/such/file"),
+        ("explain --layer 4,4,3 --layer 4,4,2 --png a.png", 2, "--png draws one layer, got 2"),
+        ("verify --problem a.py", 2, "--problem goes with --exported"),
+        ("export -o out.py", 2, "either a file with a Model, or --layer"),
+        ("export a.py --layer 4,4,3 -o out.py", 2, "either a file with a Model, or --layer"),
+        ("export /no/such.py -o out.py", 1, "/no/such.py is no file"),
+        ("export --layer 4,4,3 -o out.py --arch sm_10", 2, "got 'sm_10'"),
+    ],
+)
+def test_errors_are_one_line(line, code, says, capsys):
+    assert cli.main(shlex.split(line)) == code
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith(f"tconv {line.split()[0]}: ")
+    assert error.count("\n") == 1
+    assert ("--help" in error) == (code == 2)
+
+
+def test_unknown_layer_lists_the_known(tmp_path, capsys):
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps([Layer.parse("4,4,3").record() | {"name": "first"}]))
+    assert cli.main(["explain", "--layers", str(path), "--only", "second"]) == 2
+    assert "it has first" in capsys.readouterr().err
+    path.write_text("[]")
+    assert cli.main(["explain", "--layers", str(path)]) == 2
+    assert "has no layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (NoKernelError("no kernel can run it:\n  a: no\n  b: neither"), "no kernel can run it: "
+         "a: no; b: neither"),
+        (CompileError("x did not compile", "note\nx.cu(3): error: no\nerror: 2"),
+         "x did not compile; x.cu(3): error: no"),
+        (KeyError("lost"), "internal error, KeyError: 'lost'; --debug shows where, for a bug "
+         "report"),
+        (KeyboardInterrupt(), None),
+    ],
+)  # fmt: skip
+def test_any_error_is_one_line_and_debug_shows_the_traceback(monkeypatch, capsys, error, line):
+    def fails(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("tconv.cli.explain.layers_given", fails)
+    arguments = ["explain", "--layer", "4,4,3"]
+    assert cli.main(arguments) == (1 if line else 130)
+    assert capsys.readouterr().err == (f"tconv explain: {line}\n" if line else "")
+    if line:
+        assert cli.main([*arguments, "--debug"]) == 1
+        assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_bad_setting_stops_a_command(monkeypatch, capsys):
+    monkeypatch.setenv("TCONV_DEBUG", "verbose")
+    assert cli.main(["explain", "--layer", "4,4,3"]) == 1
+    assert "TCONV_DEBUG must be 0, 1, 2 or 3" in capsys.readouterr().err
+
+
+def test_closed_pipe_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m tconv explain --layer 4,4,3 --source | head -n 1",
+        shell=True, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.startswith("// ")
+    assert "for forward 8x4x64x64" in done.stdout
+    assert done.stderr == ""
+
+
+def test_info_for_machines(monkeypatch, capsys):
+    monkeypatch.setenv("TCONV_STRICT", "1")
+    assert cli.main(["info", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    values = {variable["name"]: variable["set_to"] for variable in record["settings"]}
+    assert values["TCONV_STRICT"] == "1"
+    assert values["TCONV_SANITIZE"] in (None, os.environ.get("TCONV_SANITIZE"))
+    found = {finding["what"]: finding["found"] for finding in record["found"]}
+    assert found["tconv"].startswith(tconv.__version__)
+    for what in ("Python", "torch", "driver", "NVRTC", "C++ compiler", "disassembler"):
+        assert found[what]
+
+
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCONV_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_cache(cache_folder, monkeypatch, capsys):
+    assert cli.main(["cache"]) == 0
+    assert "0 kernels, 0 bytes" in capsys.readouterr().out
+
+    monkeypatch.setenv("TCONV_KERNEL", "general_forward")
+    assert cli.main(["explain", "--layer", "4,4,3", "--arch", "sm_80"]) == 0
+    DiskCache(cache_folder).put("other-0123", b"x" * 3000)
+    damaged = cache_folder / "broken-0123.tconv"
+    damaged.write_bytes(b"too short")
+    emulated = cache_folder / "emulator"
+    emulated.mkdir()
+    (emulated / f"general_forward-{'0' * 32}.so").write_bytes(b"x" * 2048)
+    kept = [emulated / "notes.txt", cache_folder / "mine.txt"]
+    for path in kept:
+        path.touch()
+
+    capsys.readouterr()
+    assert cli.main(["cache", "list"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"general_forward +sm_80 +\S+ KiB +\d+ +NVRTC", text)
+    assert "damaged" in text
+    assert "3 kernels" in text
+    assert "1 file of the emulator, 2.0 KiB" in text
+
+    assert cli.main(["cache", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [entry["damaged"] for entry in record["entries"]] == [True, False, False]
+    assert record["entries"][1]["registers"] > 0
+
+    assert cli.main(["cache", "clear"]) == 0
+    assert "Removed 3 kernels and 1 file of the emulator" in capsys.readouterr().out
+    assert all(path.exists() for path in kept)
+    assert not list(cache_folder.glob("*.tconv"))
+    assert not list(emulated.glob("*.so"))
+
+
+def test_cache_that_is_off(monkeypatch, capsys):
+    monkeypatch.setenv("TCONV_CACHE", "0")
+    assert cli.main(["cache", "clear"]) == 0
+    assert "The cache is off" in capsys.readouterr().out
+
+
+def test_export_passes_its_options_on(monkeypatch, capsys, tmp_path):
+    """The shell alone: a stand-in writes the file."""
+    asked = []
+
+    class TheirLayer(types.SimpleNamespace):
+        pass
+
+    def export_file(*arguments, **options):
+        asked.append((arguments, options))
+        return "Wrote it."
+
+    stand_in = types.ModuleType("tconv.export")
+    stand_in.export_file, stand_in.Layer = export_file, TheirLayer
+    monkeypatch.setitem(sys.modules, "tconv.export", stand_in)
+    monkeypatch.setattr(tconv, "export", stand_in, raising=False)
+    out, problem = tmp_path / "out.py", tmp_path / "problem.py"
+    problem.touch()
+    assert cli.main(["export", str(problem), "-o", str(out), "--arch", "sm_80"]) == 0
+    line = ["export", "--layer", "6,8,3x5,2", "--input", "2x7x9", "-o", str(out)]
+    assert cli.main(line) == 0
+    assert capsys.readouterr().out == "Wrote it.\nWrote it.\n"
+    assert asked[0] == ((problem, None, out), {"arch": "sm_80"})
+    (_, layer, _), _ = asked[1]
+    assert (layer.kernel_size, layer.stride, layer.batch, layer.size) == ((3, 5), (2, 2), 2, (7, 9))
+
+
+def test_export_writes_a_file(tmp_path, capsys):
+    out = tmp_path / "out.py"
+    assert cli.main(["export", "--layer", "4,4,3", "--input", "1x4x4", "-o", str(out)]) == 0
+    assert "class ModelNew" in out.read_text()
+    assert str(out) in capsys.readouterr().out
+
+
+def test_export_of_a_file_without_a_layer(tmp_path, capsys):
+    problem, out = tmp_path / "problem.py", tmp_path / "out.py"
+    problem.write_text("x = 1\n")
+    assert cli.main(["export", str(problem), "-o", str(out)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not out.exists()

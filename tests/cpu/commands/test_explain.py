@@ -1,0 +1,248 @@
+"""`tconv explain`: its drawing, its floor, its plan, and each form of its output."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tconv import cli, disassemble, drawing, explain
+from tconv.bench.floors import GPUS, floor
+from tconv.errors import MissingDependencyError, TconvError
+from tconv.jit.compile import compile_cuda
+from tconv.jit.target import Target
+from tconv.layers import DIRECTIONS, Layer
+from tconv.plan import candidates
+from tconv.problem import Axis
+from tconv.reference import random_layers
+
+LAYER = ("--layer", "64,32,4,2,1", "--input", "8x32x32")
+
+
+def output_of(capsys, *arguments):
+    assert cli.main(["explain", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_text(capsys):
+    text = output_of(capsys, *LAYER)
+    for part in (
+        "ConvTranspose2d(64, 32, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1))",
+        "8 x 32 x 64 x 64",
+        "w0 at 0, w2 at 1",
+        "x1 *         w0  w1  w2  w3",
+        "Together 4 phases of 4 taps",
+        "floor, H200",
+        "general_forward",
+        "registers a thread",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_json_agrees_with_the_planner(capsys, direction):
+    arguments = (*LAYER, "--arch", "sm_80", "--direction", direction, "--json")
+    (record,) = json.loads(output_of(capsys, *arguments))
+    layer = Layer.parse("64,32,4,2,1", "8x32x32")
+    problem = layer.problem(direction)
+    listed = candidates(problem, Target.named("sm_80"))
+    assert [c["kernel"] for c in record["candidates"]] == [c.stem for c in listed]
+    assert [c["refusal"] for c in record["candidates"]] == [c.refusal for c in listed]
+    assert record["plan"]["kernel"] == listed[0].stem
+    assert record["plan"]["modelled_seconds"] == listed[0].cost
+    assert (record["flops"], record["bytes"]) == (problem.flops, problem.bytes)
+    assert record["compiled"][0]["registers"] > 0
+    assert record["compiled"][0]["arch"] == "sm_80"
+    assert record["axes"]["width"]["phases"][1]["taps"] == [
+        {"tap": 1, "shift": 0},
+        {"tap": 3, "shift": 1},
+    ]
+
+
+def test_all_directions_of_a_file(tmp_path, capsys):
+    path = tmp_path / "layers.json"
+    records = [Layer.parse("4,4,2,2", "1x4x4").record() | {"name": name} for name in ("a1", "b1")]
+    path.write_text(json.dumps(records))
+    text = output_of(capsys, "--layers", str(path), "--direction", "all", "--json")
+    assert [(r["layer"]["name"], r["direction"]) for r in json.loads(text)] == list(
+        itertools.product(("a1", "b1"), DIRECTIONS)
+    )
+    text = output_of(capsys, "--layers", str(path), "--only", "b*", "--json")
+    assert [r["layer"]["name"] for r in json.loads(text)] == ["b1"]
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
+def test_source_is_whole_and_compiles(capsys, arch):
+    """Each kernel of the plan, with its headers in it: nothing is left to be included."""
+    layer = Layer.parse("64,32,4,2,1", "8x32x32")
+    chosen = explain.explain(layer, arch=arch, gpu=GPUS["h200"], compile=False).plan
+    sources = explain.sources(chosen)
+    text = output_of(capsys, *LAYER, "--arch", arch, "--source")
+    for source in sources:
+        whole = explain.whole_text(source)
+        assert whole in text
+        assert "#include" not in whole
+        assert "static constexpr int in_channels = 64;" in whole
+
+        class Inlined:
+            stem = source.stem
+
+            def text(self, whole=whole):
+                return whole
+
+        resources = compile_cuda(Inlined(), arch, include_dirs=()).resources
+        assert resources == compile_cuda(source, arch).resources
+
+
+def test_sass(capsys, monkeypatch, tmp_path):
+    tool = tmp_path / "cuobjdump"
+    tool.write_text('#!/bin/sh\necho "code of $1: $(head -c 4 "$2" | tail -c 3)"\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(disassemble, "find", lambda: tool)
+    assert "code of -sass: ELF" in output_of(capsys, *LAYER, "--sass")
+    tool.write_text("#!/bin/sh\necho too old >&2\nexit 3\n")
+    assert cli.main(["explain", *LAYER, "--sass"]) == 1
+    assert "could not read the kernel: too old" in capsys.readouterr().err
+
+
+def test_sass_without_a_disassembler_names_the_package(capsys, monkeypatch):
+    monkeypatch.setattr(disassemble, "find", lambda: None)
+    assert cli.main(["explain", *LAYER, "--sass"]) == 1
+    captured = capsys.readouterr()
+    assert "pip install nvidia-cuda-nvdisasm" in captured.err
+    assert captured.out == ""
+
+
+def test_disassembler_is_found_on_path_and_in_wheels(monkeypatch, tmp_path):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(disassemble, "_wheel_folders", lambda: iter([tmp_path]))
+    assert disassemble.find() is None
+    (tmp_path / "nvdisasm").touch()
+    assert disassemble.find() == tmp_path / "nvdisasm"
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/true" if name == "cuobjdump" else None)
+    assert str(disassemble.find()) == "/bin/true"
+
+
+def test_without_the_compiler_the_plan_is_shown(capsys, monkeypatch):
+    def missing(*arguments):
+        raise MissingDependencyError("no NVRTC here: install it")
+
+    monkeypatch.setattr(explain, "compile_cuda", missing)
+    text = output_of(capsys, *LAYER)
+    assert "no NVRTC here" in text
+    assert "modelled" in text
+    assert cli.main(["explain", *LAYER, "--sass"]) == 1
+    assert "no NVRTC here" in capsys.readouterr().err
+
+
+def test_no_kernel_is_an_answer_and_exit_code_1(capsys, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "no_such_kernel")
+    assert cli.main(["explain", *LAYER]) == 1
+    assert "got 'no_such_kernel'" in capsys.readouterr().out
+    assert cli.main(["explain", *LAYER, "--source"]) == 1
+    assert "got 'no_such_kernel'" in capsys.readouterr().err
+
+
+def test_png(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "taps.png"
+    output_of(capsys, "--layer", "4,4,3x5,stride=2x3,dilation=2x1", "--png", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    for bad, says in ((tmp_path / "no" / "a.png", "No such file"), (tmp_path / "a.xyz", "xyz")):
+        assert cli.main(["explain", *LAYER, "--png", str(bad)]) == 1
+        assert says in capsys.readouterr().err
+
+
+def test_png_without_matplotlib_names_the_command(capsys, monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["explain", *LAYER, "--png", str(tmp_path / "a.png")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "pip install matplotlib" in error
+
+
+def axes(count):
+    for layer in random_layers(count, seed=5):
+        yield from layer.axes
+
+
+def test_drawing_is_the_definition():
+    """Output o = i*stride - padding + t*dilation, for every input and tap, and nothing else."""
+    for axis in axes(60):
+        want = sorted(
+            (i * axis.stride - axis.padding + t * axis.dilation, i, t)
+            for i in range(axis.size)
+            for t in range(axis.kernel)
+        )
+        want = [triple for triple in want if 0 <= triple[0] < axis.output_size]
+        got = [(o, i, t) for o in range(axis.output_size) for i, t in drawing.taps_of(axis, o)]
+        assert sorted(got) == want
+        assert sum(drawing.outputs_of(axis, p) for p in axis.phases) == axis.output_size
+
+
+def test_axis_drawing():
+    assert drawing.axis_drawing(Axis(3, 3, 2, 1, 1)) == [
+        "output  y0 y1 y2 y3 y4 y5",
+        "phase    1  0  1  0  1  0",
+        "x0 *    w1 w2",
+        "x1 *       w0 w1 w2",
+        "x2 *             w0 w1 w2",
+    ]
+
+
+def test_drawings_stay_small():
+    for axis in (Axis(1920, 31), Axis(1000, 16, 8, 4), Axis(1, 100), Axis(70, 1, 9)):
+        lines = drawing.axis_drawing(axis)
+        assert len(lines) < 40
+        assert max(map(len, lines)) < 100
+
+
+def test_pixel_drawing_counts_taps():
+    for layer in random_layers(20, seed=6):
+        ones = torch.ones(1, 1, *layer.size), torch.ones(1, 1, *layer.kernel_size)
+        stride, padding, output_padding, dilation, _ = layer.geometry
+        counts = F.conv_transpose2d(*ones, None, stride, padding, output_padding, 1, dilation)
+        want = [[str(int(n)) for n in row[:16]] for row in counts[0, 0, :8]]
+        assert [line.split() for line in drawing.pixel_drawing(layer)] == want
+
+
+@pytest.mark.parametrize(
+    ("text", "input", "tf32", "milliseconds"),
+    [
+        ("64,64,3,bias=no", "8x1024x1024", True, 1.648),
+        ("64,64,3,bias=no", "8x1024x1024", False, 12.148),
+        ("32,64,3x5,2x3,1x2,0,4,dilation=2x1,bias=no", "16x128x256", True, 0.204),
+        ("64,64,4,2,1,bias=no", "1x1080x1920", True, 0.724),
+    ],
+)
+def test_floor_is_the_published_one(text, input, tf32, milliseconds):
+    problem = Layer.parse(text, input).problem("forward", tf32=tf32)
+    assert floor(problem, GPUS["h200"]).seconds * 1e3 == pytest.approx(milliseconds, rel=3e-3)
+
+
+def test_ceilings_cover_every_arithmetic():
+    for gpu in GPUS.values():
+        Target.named(gpu.arch)
+        for dtype in ("float32", "float64", "float16", "bfloat16"):
+            for tf32 in (True, False):
+                problem = Layer.parse("64,64,3").problem("forward", dtype, tf32=tf32)
+                assert floor(problem, gpu).seconds > 0
+
+
+def test_disassembler_that_cannot_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(disassemble, "find", lambda: shutil.which("false") and _false(tmp_path))
+    with pytest.raises(TconvError, match="could not read"):
+        disassemble.sass(b"")
+
+
+def _false(folder):
+    path = folder / "nvdisasm"
+    path.symlink_to(shutil.which("false"))
+    return path
