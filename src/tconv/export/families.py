@@ -1,0 +1,88 @@
+"""The kernel families that an exported file can hold as planned kernels.
+
+One entry a family: the function of `planned_launches.py` that prepares its launch, and what that
+function reads from the plan. A family without an entry is left out of exported files; the general
+kernel serves there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tconv.kernels import general_weight_gradient
+from tconv.kernels.source import KernelSource
+from tconv.plan import Plan, family
+
+
+@dataclass(frozen=True)
+class Export:
+    """How an exported file holds one kernel family.
+
+    Attributes:
+        prepare: the function of `planned_launches.py`, by name.
+        constants: what it takes from the plan, by name; numbers and tuples of numbers.
+        architecture: (major, minor) of the only architecture that has its instructions; None
+            where all have.
+    """
+
+    prepare: str
+    constants: Callable[[Plan], dict[str, Any]]
+    architecture: tuple[int, int] | None = None
+
+
+def _constant(source: KernelSource, name: str) -> Any:
+    return dict(source.constants)[name]
+
+
+def _implicit_gemm(plan: Plan) -> dict[str, Any]:
+    block_pixels = plan.tile.block_pixels
+    forward = plan.problem.direction == "forward"
+    y, x = plan.problem.height, plan.problem.width
+    pixels = plan.problem.batch
+    pixels *= len(y.q_range) * len(x.q_range) if forward else y.size * x.size
+    # All tiles that share their pixels: the plan's own count, over the tiles along the pixels.
+    return {
+        "wide": _constant(plan.source, "Index") == "long long",
+        "tiles": plan.grid // -(-pixels // block_pixels),
+        "block_pixels": block_pixels,
+    }
+
+
+def _weight_gradient(plan: Plan) -> dict[str, Any]:
+    size = 1
+    for count in plan.problem.w_shape:
+        size *= count
+    most = max(1, general_weight_gradient.MOST_PARTIAL_BYTES // (4 * size))
+    return {
+        "wide": _constant(plan.source, "Index") == "long long",
+        "tiles": plan.grid // plan.splits,
+        "depth": plan.tile.depth,
+        "most_splits": min(general_weight_gradient.MOST_SPLITS, most),
+        "shape": plan.problem.w_shape,
+    }
+
+
+def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    assert plan.packing is not None
+    wide = (_constant(source, "Index") for source in (plan.source, plan.packing.source))
+    return {
+        "wide": list(wide) == ["long long"] * 2,
+        "row_groups": plan.problem.groups * len(laid.m_class),
+        "row_step": laid.row_step,
+        "tile": (plan.tile.rows, plan.tile.columns),
+        "map_box": (laid.raw_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
+        "packed_blocks": plan.packing.grid,
+        "packed_items": laid.packed_pairs,
+        "packed_elements": plan.packing.elements,
+    }
+
+
+EXPORTS = {
+    "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
+    "general_forward": Export("prepare_general_forward", _implicit_gemm),
+    "general_input_gradient": Export("prepare_general_input_gradient", _implicit_gemm),
+    "general_weight_gradient": Export("prepare_general_weight_gradient", _weight_gradient),
+}

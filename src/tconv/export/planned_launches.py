@@ -1,0 +1,213 @@
+"""How an exported file launches the planned kernels: one function for each kernel family.
+
+Like `transposed_convolution.py`, text for exported files: the functions of the families that a file
+holds are copied into it. Each takes the constants that `families.py` lists for its family and the
+tensors of the call. It gives a list of (blocks, arguments), one for each launch, and the workspace
+that the call returns (True where there is none); or None where the kernel cannot take the call's
+sizes or strides.
+"""
+
+# For Python 3.7: no zip(strict=).
+# ruff: noqa: B905
+
+import ctypes
+import functools
+
+import torch
+
+from tconv.export.transposed_convolution import ceiling_divide, device_properties, stride_arguments
+
+# ----------------------------------------------------------------------------------------------
+
+
+def prepare_general_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernel general_forward."""
+    pixel_height, pixel_width = (
+        (y.shape[2 + i] - 1 + parameters.padding[i]) // parameters.stride[i]
+        - parameters.padding[i] // parameters.stride[i]
+        + 1
+        for i in (0, 1)
+    )
+    pixels = x.shape[0] * pixel_height * pixel_width
+    tiles = constants["tiles"] * ceiling_divide(pixels, constants["block_pixels"])
+    if not constants["wide"] and exceeds_int(
+        pixels, tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
+    ):
+        return None
+    arguments = {
+        "source": x.data_ptr(),
+        "weight": weight.data_ptr(),
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "destination": y.data_ptr(),
+        "tiles": tiles,
+        "pixels": pixels,
+        "pixel_height": pixel_height,
+        "pixel_width": pixel_width,
+        "source_height": x.shape[2],
+        "source_width": x.shape[3],
+        "destination_height": y.shape[2],
+        "destination_width": y.shape[3],
+        **stride_arguments("source", "nchw", x),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+        **stride_arguments("destination", "nchw", y),
+    }
+    return [(tiles, arguments)], True
+
+
+def prepare_general_input_gradient(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernel general_input_gradient; x is written."""
+    pixels = x.shape[0] * x.shape[2] * x.shape[3]
+    tiles = constants["tiles"] * ceiling_divide(pixels, constants["block_pixels"])
+    if not constants["wide"] and exceeds_int(
+        pixels, tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
+    ):
+        return None
+    arguments = {
+        "source": y.data_ptr(),
+        "weight": weight.data_ptr(),
+        "destination": x.data_ptr(),
+        "tiles": tiles,
+        "pixels": pixels,
+        "pixel_height": x.shape[2],
+        "pixel_width": x.shape[3],
+        "source_height": y.shape[2],
+        "source_width": y.shape[3],
+        **stride_arguments("source", "nchw", y),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+        **stride_arguments("destination", "nchw", x),
+    }
+    return [(tiles, arguments)], True
+
+
+def prepare_general_weight_gradient(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks, arguments and partial sums of the kernel general_weight_gradient."""
+    shape, depth, tiles = constants["shape"], constants["depth"], constants["tiles"]
+    pixels = x.shape[0] * x.shape[2] * x.shape[3]
+    # Blocks enough for four on each multiprocessor, of 8 steps each or more.
+    wanted = ceiling_divide(4 * device_properties(x.device.index)[0], tiles)
+    splits = max(1, min(wanted, constants["most_splits"], pixels // (8 * depth)))
+    split_pixels = ceiling_divide(pixels, splits * depth) * depth
+    splits = ceiling_divide(pixels, split_pixels)
+    if not constants["wide"] and exceeds_int(
+        pixels + splits * depth, tiles * splits, largest_offset(x), largest_offset(y)
+    ):
+        return None
+    partial = torch.empty((splits, *shape), dtype=torch.float32, device=x.device)
+    arguments = {
+        "x": x.data_ptr(),
+        "y": y.data_ptr(),
+        "partial": partial.data_ptr(),
+        "tiles": tiles * splits,
+        "pixels": pixels,
+        "split_pixels": split_pixels,
+        "height": x.shape[2],
+        "width": x.shape[3],
+        "out_height": y.shape[2],
+        "out_width": y.shape[3],
+        **stride_arguments("x", "nchw", x),
+        **stride_arguments("y", "nchw", y),
+    }
+    return [(tiles * splits, arguments)], partial
+
+
+def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernels sm90_tf32_pack and sm90_tf32_forward."""
+    # A row of pixels stands for row_step rows of the input, and for all their phases.
+    steps = (parameters.stride[0] * constants["row_step"], parameters.stride[1])
+    tiles_y, tiles_x = (
+        ceiling_divide(
+            (y.shape[2 + i] - 1 + parameters.padding[i]) // steps[i]
+            - parameters.padding[i] // steps[i]
+            + 1,
+            constants["tile"][i],
+        )
+        for i in (0, 1)
+    )
+    tiles = constants["row_groups"] * x.shape[0] * tiles_y * tiles_x
+    if y.stride(3) != 1 or not (constants["map_box"] is None or is_aligned(x)):
+        return None
+    if not constants["wide"] and exceeds_int(
+        tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
+    ):
+        return None
+    packed = torch.empty(constants["packed_elements"], dtype=torch.float32, device=x.device)
+    packing = {
+        "weight": weight.data_ptr(),
+        "packed": packed.data_ptr(),
+        "items": constants["packed_items"],
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+    }
+    arguments = {
+        "source": x.data_ptr(),
+        "packed": packed.data_ptr(),
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "destination": y.data_ptr(),
+        "tiles": tiles,
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "source_height": x.shape[2],
+        "source_width": x.shape[3],
+        "destination_height": y.shape[2],
+        "destination_width": y.shape[3],
+        **stride_arguments("source", "nchw", x),
+        **stride_arguments("destination", "nch", y),
+    }
+    if constants["map_box"] is not None:
+        arguments["source_map"] = tensor_map(
+            x.data_ptr(),
+            tuple(reversed(x.shape)),
+            tuple(4 * step for step in reversed(x.stride()[:3])),
+            constants["map_box"],
+        )
+    # One block for each multiprocessor; its two warpgroups walk the tiles.
+    blocks = min(device_properties(x.device.index)[0], ceiling_divide(tiles, 2))
+    return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
+
+
+@functools.lru_cache(maxsize=1024)
+def tensor_map(address: int, sizes: "tuple", strides: "tuple", box: "tuple") -> bytes:
+    """What the copy engine wants to know of a float32 tensor, from the driver.
+
+    Sizes, strides in bytes (of all but the first) and the box that one instruction copies are
+    given with the innermost dimension first.
+    """
+    rank = len(sizes)
+    result = ctypes.create_string_buffer(128 + 64)
+    aligned = -(-ctypes.addressof(result) // 64) * 64
+    error = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.c_void_p(aligned),
+        7,  # float32
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * rank)(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),  # every element
+        0,  # not interleaved
+        0,  # no swizzle
+        2,  # 128 bytes at a time into L2
+        0,  # zero outside
+    )
+    if error != 0:
+        raise RuntimeError(f"cuTensorMapEncodeTiled failed with CUDA error {error}")
+    return ctypes.string_at(aligned, 128)
+
+
+def is_aligned(x: torch.Tensor) -> bool:
+    """Whether a tensor map can describe it: adjacent columns, all else on 16 bytes."""
+    steps = x.stride()
+    return (
+        steps[3] == 1
+        and x.data_ptr() % 16 == 0
+        and all(step > 0 and step * 4 % 16 == 0 for step in steps[:3])
+    )
+
+
+def exceeds_int(*counts: int) -> bool:
+    """Whether a count, with the last tile's overhang, does not fit the kernels' 32-bit indices."""
+    return max(counts) >= 2**31 - 2**20
+
+
+def largest_offset(tensor: torch.Tensor) -> int:
+    """The largest element offset in the tensor."""
+    return sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))

@@ -1,0 +1,687 @@
+"""The Python half of an exported file: what follows the line of dashes is copied into it.
+
+It runs at the user's end, from Python 3.7 and PyTorch 1.13 on, with nothing of tconv around it.
+Nothing here imports it but the tests and the type checker. KernelBench's static checks read the
+text and its docstrings, so some words of Python must not stand in either: see `static_checks`.
+"""
+
+# For Python 3.7: no functools.cache, no zip(strict=); and torch documents autograd's methods.
+# ruff: noqa: B905, D102, UP033
+
+import functools
+import hashlib
+import inspect
+import math
+import re
+import struct
+
+import torch
+from torch.utils.cpp_extension import load_inline
+
+CPP_SOURCE = ""
+CUDA_SOURCE = ""
+GENERAL_CU = ""
+PLANNED_KERNELS: "list" = []  # of PlannedKernel
+
+# ----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=None)
+def load_kernels():  # type: ignore[no-untyped-def]
+    """Compiles the CUDA source, or finds it compiled: a module with the function `launch`."""
+    options: dict = {}
+    if "no_implicit_headers" in inspect.signature(load_inline).parameters:
+        options["no_implicit_headers"] = True  # neither source needs PyTorch's long headers
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    standard = ["-std=c++17"] if version < (2, 1) else []  # later versions name their own
+    digest = hashlib.sha256((CPP_SOURCE + CUDA_SOURCE).encode()).hexdigest()
+    return load_inline(
+        name="transposed_convolution_" + digest[:12],
+        cpp_sources=CPP_SOURCE,
+        cuda_sources=CUDA_SOURCE,
+        functions=["launch"],
+        extra_cflags=["-O2", *standard],
+        extra_cuda_cflags=["-O3", *standard, *architecture_flags()],
+        with_pytorch_error_handling=False,
+        **options,
+    )
+
+
+def architecture_flags() -> "list":
+    """nvcc's flags where a planned kernel wants instructions of one architecture alone."""
+    wanted = {kernel.architecture for kernel in PLANNED_KERNELS} - {None}
+    if not wanted or not has_specific_instructions():
+        return []
+    flags = []
+    for device in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(device)
+        name = str(major) + str(minor) + ("a" if (major, minor) in wanted else "")
+        flags.append("-gencode=arch=compute_" + name + ",code=sm_" + name)
+    return sorted(set(flags))
+
+
+def has_specific_instructions() -> bool:
+    """Whether nvcc knows architectures such as sm_90a; before CUDA 12 the general kernel serves."""
+    return int(str(torch.version.cuda).split(".")[0]) >= 12
+
+
+@functools.lru_cache(maxsize=None)
+def device_properties(index: int) -> "tuple":
+    """Number of multiprocessors and (major, minor) of a device."""
+    properties = torch.cuda.get_device_properties(index)
+    return properties.multi_processor_count, (properties.major, properties.minor)
+
+
+def launch_kernel(
+    name: str, device: torch.device, blocks: int, structure: "ArgumentStructure", values: "dict"
+) -> None:
+    """Runs a kernel on the device's current stream; `values` are its arguments by name."""
+    load_kernels().launch(name, device.index, blocks, structure.pack(values))
+
+
+class ArgumentStructure:
+    """The first `struct Arguments` in a CUDA source, laid out in memory as a C++ compiler does."""
+
+    def __init__(self, source: str) -> None:
+        # The struct module's code, the size and the alignment of each C type.
+        codes = {"int": ("i", 4, 4), "long long": ("q", 8, 8), "ptx::TensorMap": ("128s", 128, 64)}
+        body = source.split("struct Arguments {", 1)[1].split("};", 1)[0]
+        self.names: list = []
+        format, offset, widest = "=", 0, 1
+        for kind, names in re.findall(r"^ +([\w: ]+?\*?) (\w+(?:, \w+)*);", body, re.MULTILINE):
+            code, size, alignment = ("Q", 8, 8) if "*" in kind else codes[kind]
+            for name in names.split(", "):
+                padding = -offset % alignment
+                format += str(padding) + "x" + code
+                offset += padding + size
+                widest = max(widest, alignment)
+                self.names.append(name)
+        self.layout = struct.Struct(format + str(-offset % widest) + "x")
+
+    def pack(self, values: "dict") -> bytes:
+        """The bytes of the arguments, given by name."""
+        return self.layout.pack(*[values[name] for name in self.names])
+
+
+@functools.lru_cache(maxsize=None)
+def general_structure(namespace: str) -> ArgumentStructure:
+    """The arguments of the general kernels of a namespace."""
+    return ArgumentStructure(GENERAL_CU.split("namespace " + namespace + " {", 1)[1])
+
+
+def stride_arguments(prefix: str, axes: "str | list", tensor: torch.Tensor) -> "dict":
+    """The tensor's strides as kernel arguments: prefix_stride_n, ..."""
+    return {prefix + "_stride_" + axis: step for axis, step in zip(axes, tensor.stride())}
+
+
+def ceiling_divide(count: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-count // divisor)
+
+
+class Parameters:
+    """What does not change from call to call; each of the first four is (height, width)."""
+
+    def __init__(
+        self,
+        stride: "tuple",
+        padding: "tuple",
+        output_padding: "tuple",
+        dilation: "tuple",
+        groups: int,
+    ) -> None:
+        self.stride = stride
+        self.padding = padding
+        self.output_padding = output_padding
+        self.dilation = dilation
+        self.groups = groups
+
+    def output_size(self, size: "tuple", kernel: "tuple") -> "tuple":
+        """(height, width) of the output for an input and a kernel of these sizes."""
+        return tuple(
+            (size[i] - 1) * self.stride[i]
+            - 2 * self.padding[i]
+            + self.dilation[i] * (kernel[i] - 1)
+            + self.output_padding[i]
+            + 1
+            for i in (0, 1)
+        )
+
+    def arguments(self) -> "dict":
+        """As arguments of the general kernels."""
+        pairs = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        return {
+            name + suffix: pair[i]
+            for name, pair in pairs.items()
+            for i, suffix in ((0, "_y"), (1, "_x"))
+        }
+
+
+class PlannedKernel:
+    """A kernel specialised for one layer, and when it may run.
+
+    `kernels` are its launches in order (weights may be laid out by a kernel before), each with the
+    source of its arguments. `prepare` gives (blocks, arguments) for each of them and the
+    workspace, or None where the kernel cannot take the sizes or strides of the call.
+    """
+
+    def __init__(  # type: ignore[no-untyped-def]
+        self, direction, layer, has_bias, tf32, architecture, kernels, constants, prepare
+    ) -> None:
+        self.direction = direction
+        self.layer = layer  # weight's shape, stride, padding, dilation, groups
+        self.has_bias = has_bias
+        self.tf32 = tf32
+        self.architecture = architecture  # None: any
+        self.structures = {name: ArgumentStructure(text) for name, text in kernels.items()}
+        self.constants = constants
+        self.prepare = prepare
+
+    def serves(self, direction, layer, has_bias, tf32, x) -> bool:  # type: ignore[no-untyped-def]
+        """Whether it was made for this call."""
+        return (
+            self.direction == direction
+            and self.layer == layer
+            and self.has_bias == has_bias
+            and self.tf32 == tf32
+            and x.dtype == torch.float32
+            and self.architecture in (None, device_properties(x.device.index)[1])
+            and (self.architecture is None or has_specific_instructions())
+        )
+
+
+def run_planned(  # type: ignore[no-untyped-def]
+    direction, x, weight_shape, weight, bias, y, parameters, tf32
+):
+    """Runs the planned kernel of the call and returns its workspace; None: there is none."""
+    layer = (
+        tuple(weight_shape),
+        parameters.stride,
+        parameters.padding,
+        parameters.dilation,
+        parameters.groups,
+    )
+    for kernel in PLANNED_KERNELS:
+        if not kernel.serves(direction, layer, bias is not None, tf32, x):
+            continue
+        prepared = kernel.prepare(kernel.constants, x, weight, bias, y, parameters)
+        if prepared is not None:
+            launches, workspace = prepared
+            for (name, structure), (blocks, values) in zip(kernel.structures.items(), launches):
+                launch_kernel(name, x.device, blocks, structure, values)
+            return workspace
+    return None
+
+
+# The maps below take float32 operands as TF32 where PyTorch's flags allow it and there are at least
+# this many products to sum at a pixel, as cuDNN does.
+TF32_LEAST_CHANNELS = 16
+
+
+def tf32_allowed() -> bool:
+    """Whether PyTorch's flags let float32 convolutions use TF32."""
+    flags = getattr(torch.backends.cudnn, "conv", None)
+    if flags is None:  # PyTorch before 2.9
+        return torch.backends.cudnn.allow_tf32
+    return flags.fp32_precision == "tf32"
+
+
+def use_tf32(x: torch.Tensor, channels: int) -> bool:
+    """Whether operands are rounded to TF32, given the channels that are summed over."""
+    return x.dtype == torch.float32 and channels >= TF32_LEAST_CHANNELS and tf32_allowed()
+
+
+def memory_format(*tensors: torch.Tensor) -> torch.memory_format:
+    """channels_last if one of the tensors is."""
+    for tensor in tensors:
+        if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+            return torch.channels_last
+    return torch.contiguous_format
+
+
+KERNEL_SUFFIXES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+INT_LIMIT = 2**31 - 1
+
+
+def run_correlation(  # type: ignore[no-untyped-def]
+    output, source, weight, bias, destination, parameters, tf32
+) -> None:
+    """The general kernel for the output, or else for the gradient of the input."""
+    in_channels, out_channels = weight.shape[0] // parameters.groups, weight.shape[1]
+    rows, channels = (out_channels, in_channels) if output else (in_channels, out_channels)
+    stride_in, stride_out, stride_h, stride_w = weight.stride()
+    if output:
+        # The values of (o + padding) // stride, the same for every phase.
+        pixels = [
+            (destination.shape[2 + i] - 1 + parameters.padding[i]) // parameters.stride[i]
+            - parameters.padding[i] // parameters.stride[i]
+            + 1
+            for i in (0, 1)
+        ]
+        phases = parameters.stride[0] * parameters.stride[1]
+    else:
+        pixels = list(destination.shape[2:])
+        phases = 1
+    narrow = rows <= 8
+    block_rows, block_pixels = (4, 256) if narrow else (64, 64)
+    count = destination.shape[0] * pixels[0] * pixels[1]
+    tiles = (
+        phases
+        * ceiling_divide(rows, block_rows)
+        * parameters.groups
+        * ceiling_divide(count, block_pixels)
+    )
+    kind = "any_forward_" if output else "any_input_gradient_"
+    launch_kernel(
+        kind + ("narrow_" if narrow else "") + KERNEL_SUFFIXES[source.dtype],
+        source.device,
+        min(tiles, INT_LIMIT),
+        general_structure("correlation"),
+        {
+            "source": source.data_ptr(),
+            "weight": weight.data_ptr(),
+            "bias": 0 if bias is None else bias.data_ptr(),
+            "destination": destination.data_ptr(),
+            **stride_arguments("source", "nchw", source),
+            "weight_stride_group": in_channels * stride_in,
+            "weight_stride_row": stride_out if output else stride_in,
+            "weight_stride_channel": stride_in if output else stride_out,
+            "weight_stride_h": stride_h,
+            "weight_stride_w": stride_w,
+            **stride_arguments("destination", "nchw", destination),
+            "tiles": tiles,
+            "batch": destination.shape[0],
+            "groups": parameters.groups,
+            "rows": rows,
+            "channels": channels,
+            "source_height": source.shape[2],
+            "source_width": source.shape[3],
+            "destination_height": destination.shape[2],
+            "destination_width": destination.shape[3],
+            "kernel_y": weight.shape[2],
+            "kernel_x": weight.shape[3],
+            **parameters.arguments(),
+            "pixels_y": pixels[0],
+            "pixels_x": pixels[1],
+            "round_to_tf32": int(tf32),
+        },
+    )
+
+
+def run_reduction(  # type: ignore[no-untyped-def]
+    x, grad_output, weight_shape, parameters, tf32
+) -> torch.Tensor:
+    """The general kernel for the weight's gradient: [splits, *weight_shape], to be added up."""
+    rows, channels = weight_shape[0] // parameters.groups, weight_shape[1]
+    size = weight_shape[0] * channels * weight_shape[2] * weight_shape[3]
+    columns = channels * weight_shape[2] * weight_shape[3]
+    tiles = ceiling_divide(rows, 64) * ceiling_divide(columns, 64) * parameters.groups
+    pixels = x.shape[0] * x.shape[2] * x.shape[3]
+    # Blocks enough for four on each multiprocessor, of 8 steps each or more.
+    wanted = ceiling_divide(4 * device_properties(x.device.index)[0], tiles)
+    splits = max(1, min(wanted, 1024, 2**24 // size, pixels // 128))
+    split_pixels = ceiling_divide(pixels, splits * 16) * 16
+    splits = ceiling_divide(pixels, split_pixels)
+    partial = torch.empty(
+        (splits, *tuple(weight_shape)),
+        dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
+        device=x.device,
+    )
+    launch_kernel(
+        "any_weight_gradient_" + KERNEL_SUFFIXES[x.dtype],
+        x.device,
+        min(tiles * splits, INT_LIMIT),
+        general_structure("reduction"),
+        {
+            "x": x.data_ptr(),
+            "y": grad_output.data_ptr(),
+            "partial": partial.data_ptr(),
+            **stride_arguments("x", "nchw", x),
+            **stride_arguments("y", "nchw", grad_output),
+            "tiles": tiles * splits,
+            "pixels": pixels,
+            "split_pixels": split_pixels,
+            "groups": parameters.groups,
+            "rows": rows,
+            "channels": channels,
+            "height": x.shape[2],
+            "width": x.shape[3],
+            "out_height": grad_output.shape[2],
+            "out_width": grad_output.shape[3],
+            "kernel_y": weight_shape[2],
+            "kernel_x": weight_shape[3],
+            **parameters.arguments(),
+            "round_to_tf32": int(tf32),
+        },
+    )
+    return partial
+
+
+# The three maps: the output [N, Cout, OH, OW], the gradient of the input [N, Cin, H, W] and that of
+# the weight [Cin, Cout/groups, kH, kW]. Each is linear in its two operands, and each one's
+# derivatives are the other two, so that derivatives of every order need no further kernel.
+
+
+class OutputMap(torch.autograd.Function):
+    """The layer's output, from the input, the weight and the bias (or None)."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, parameters):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight)
+        ctx.parameters = parameters
+        size = parameters.output_size(x.shape[2:], weight.shape[2:])
+        y = torch.empty(
+            (x.shape[0], weight.shape[1] * parameters.groups, *size),
+            dtype=x.dtype,
+            device=x.device,
+            memory_format=memory_format(x, weight),
+        )
+        if y.numel() == 0:
+            return y
+        bias = None if bias is None else bias.contiguous()
+        tf32 = use_tf32(x, weight.shape[0] // parameters.groups)
+        done = run_planned("forward", x, weight.shape, weight, bias, y, parameters, tf32)
+        if done is None:
+            run_correlation(True, x, weight, bias, y, parameters, tf32)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad_output):  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = InputGradientMap.apply(grad_output, weight, x.shape[2:], ctx.parameters)
+        if ctx.needs_input_grad[1]:
+            grad_weight = WeightGradientMap.apply(
+                x, grad_output, weight.shape, memory_format(weight), ctx.parameters
+            )
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad_output.sum((0, 2, 3))
+        return grad_x, grad_weight, grad_bias, None
+
+
+class InputGradientMap(torch.autograd.Function):
+    """The gradient of the input, from that of the output and the weight."""
+
+    @staticmethod
+    def forward(ctx, grad_output, weight, size, parameters):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(grad_output, weight)
+        ctx.parameters = parameters
+        grad_x = torch.empty(
+            (grad_output.shape[0], weight.shape[0], *tuple(size)),
+            dtype=grad_output.dtype,
+            device=grad_output.device,
+            memory_format=memory_format(grad_output, weight),
+        )
+        if grad_x.numel() == 0:
+            return grad_x
+        tf32 = use_tf32(grad_output, weight.shape[1])
+        done = run_planned(
+            "input_gradient", grad_x, weight.shape, weight, None, grad_output, parameters, tf32
+        )
+        if done is None:
+            run_correlation(False, grad_output, weight, None, grad_x, parameters, tf32)
+        return grad_x
+
+    @staticmethod
+    def backward(ctx, v):  # type: ignore[no-untyped-def]
+        grad_output, weight = ctx.saved_tensors
+        grad_grad = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_grad = OutputMap.apply(v, weight, None, ctx.parameters)
+        if ctx.needs_input_grad[1]:
+            grad_weight = WeightGradientMap.apply(
+                v, grad_output, weight.shape, memory_format(weight), ctx.parameters
+            )
+        return grad_grad, grad_weight, None, None
+
+
+class WeightGradientMap(torch.autograd.Function):
+    """The gradient of the weight, from the input and the output's gradient."""
+
+    @staticmethod
+    def forward(ctx, x, grad_output, shape, layout, parameters):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, grad_output)
+        ctx.parameters = parameters
+        if grad_output.numel() == 0:
+            zeros = torch.zeros(tuple(shape), dtype=x.dtype, device=x.device)
+            return zeros.contiguous(memory_format=layout)
+        tf32 = use_tf32(x, min(shape[0] // parameters.groups, shape[1]))
+        partial = run_planned(
+            "weight_gradient", x, shape, None, None, grad_output, parameters, tf32
+        )
+        if partial is None:
+            partial = run_reduction(x, grad_output, shape, parameters, tf32)
+        total = partial[0] if partial.shape[0] == 1 else partial.sum(0)
+        return total.to(x.dtype).contiguous(memory_format=layout)
+
+    @staticmethod
+    def backward(ctx, v):  # type: ignore[no-untyped-def]
+        x, grad_output = ctx.saved_tensors
+        grad_x = grad_grad = None
+        if ctx.needs_input_grad[0]:
+            grad_x = InputGradientMap.apply(grad_output, v, x.shape[2:], ctx.parameters)
+        if ctx.needs_input_grad[1]:
+            grad_grad = OutputMap.apply(x, v, None, ctx.parameters)
+        return grad_x, grad_grad, None, None, None
+
+
+def as_pair(value) -> "tuple":  # type: ignore[no-untyped-def]
+    """(height, width) from one number or two."""
+    if not isinstance(value, (tuple, list)):
+        value = (value,)
+    if len(value) == 1:
+        value = (value[0], value[0])
+    if len(value) != 2:
+        raise RuntimeError(f"expected one number or two, got {tuple(value)}")
+    return (int(value[0]), int(value[1]))
+
+
+def check_device(x: torch.Tensor) -> None:
+    """Refuses tensors that no CUDA kernel can read."""
+    if not x.is_cuda:
+        raise RuntimeError(
+            "this layer runs on CUDA kernels: expected an input on a CUDA device, got one on "
+            + str(x.device)
+        )
+
+
+def check_operands(x, weight, bias, parameters) -> None:  # type: ignore[no-untyped-def]
+    """Raises what PyTorch raises for operands that do not fit each other."""
+    check_device(x)
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and (other.dtype != x.dtype or other.device != x.device):
+            raise RuntimeError(
+                f"Input type ({x.type()}) and {name} type ({other.type()}) should be the same"
+            )
+    if x.dtype not in KERNEL_SUFFIXES:
+        raise RuntimeError(f"there are no kernels for tensors of {x.dtype}")
+    stride, padding = parameters.stride, parameters.padding
+    output_padding, dilation = parameters.output_padding, parameters.dilation
+    if min(padding) < 0:
+        raise RuntimeError("negative padding is not supported")
+    if min(output_padding) < 0:
+        raise RuntimeError("negative output_padding is not supported")
+    if min(stride) <= 0:
+        raise RuntimeError("non-positive stride is not supported")
+    if min(dilation) <= 0:
+        raise RuntimeError("dilation should be greater than zero")
+    if any(output_padding[i] >= max(stride[i], dilation[i]) for i in (0, 1)):
+        raise RuntimeError(
+            "output padding must be smaller than either stride or dilation, but got "
+            "output_padding_height: {} output_padding_width: {} stride_height: {} "
+            "stride_width: {} dilation_height: {} dilation_width: {}".format(
+                *(output_padding + stride + dilation)
+            )
+        )
+    if parameters.groups <= 0 or weight.shape[0] % parameters.groups:
+        raise RuntimeError(
+            f"Given groups={parameters.groups}, expected weight to be divisible by "
+            f"{parameters.groups} at dimension 0, but got weight of size [{list(weight.shape)}] "
+            "instead"
+        )
+    given = f"Given transposed=1, weight of size {list(weight.shape)}, "
+    if x.shape[1] != weight.shape[0]:
+        raise RuntimeError(
+            given + f"expected input{list(x.shape)} to have {weight.shape[0]} channels, but got "
+            f"{x.shape[1]} channels instead"
+        )
+    channels = weight.shape[1] * parameters.groups
+    if bias is not None and tuple(bias.shape) != (channels,):
+        raise RuntimeError(
+            given
+            + f"expected bias to be 1-dimensional with {channels} elements, but got bias of size "
+            f"{list(bias.shape)} instead"
+        )
+    if min(x.shape[2:]) < 1:
+        raise RuntimeError(
+            "Only zero batch or zero channel inputs are supported, but got input shape: "
+            + str(list(x.shape))
+        )
+    size = parameters.output_size(x.shape[2:], weight.shape[2:])
+    if min(size) < 1:
+        raise RuntimeError(
+            "Given input size per channel: ({} x {}). Calculated output size per channel: "
+            "({} x {}). Output size is too small".format(*(tuple(x.shape[2:]) + size))
+        )
+    for i in (0, 1):
+        if size[i] + 2 * padding[i] + dilation[i] * weight.shape[2 + i] > INT_LIMIT:
+            raise RuntimeError(f"an image of {size} is too large for the kernels")
+
+
+def autocast_dtype(device: str) -> "torch.dtype | None":
+    """What autocast, where it is on, computes convolutions in."""
+    if not torch.is_autocast_enabled():
+        return None
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.get_autocast_dtype(device)
+    return torch.get_autocast_gpu_dtype()
+
+
+def transposed_convolution(  # type: ignore[no-untyped-def]
+    input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+) -> torch.Tensor:
+    """[N, Cin, H, W] or [Cin, H, W] to [N, Cout, OH, OW] or [Cout, OH, OW], as PyTorch's own."""
+    if input.dim() not in (3, 4):
+        raise RuntimeError(
+            "Expected 3D (unbatched) or 4D (batched) input to conv_transpose2d, but got input of "
+            "size: " + str(list(input.shape))
+        )
+    dtype = autocast_dtype(input.device.type)
+    if dtype is not None and input.is_floating_point() and input.dtype != torch.float64:
+        input, weight = input.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    parameters = Parameters(
+        as_pair(stride), as_pair(padding), as_pair(output_padding), as_pair(dilation), groups
+    )
+    x = input.unsqueeze(0) if input.dim() == 3 else input
+    check_operands(x, weight, bias, parameters)
+    y = OutputMap.apply(x, weight, bias, parameters)
+    return y.squeeze(0) if input.dim() == 3 else y
+
+
+class TransposedConvolution(torch.nn.Module):
+    """Takes the place of PyTorch's layer: its arguments, parameters, initial values and results."""
+
+    def __init__(  # type: ignore[no-untyped-def]
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        output_padding=0,
+        groups=1,
+        bias=True,
+        dilation=1,
+        padding_mode="zeros",
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        if padding_mode != "zeros":
+            raise ValueError('Only "zeros" padding mode is supported for ConvTranspose2d')
+        if groups <= 0:
+            raise ValueError("groups must be a positive integer")
+        if in_channels % groups != 0:
+            raise ValueError("in_channels must be divisible by groups")
+        if out_channels % groups != 0:
+            raise ValueError("out_channels must be divisible by groups")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = as_pair(kernel_size)
+        self.stride = as_pair(stride)
+        self.padding = as_pair(padding)
+        self.output_padding = as_pair(output_padding)
+        self.dilation = as_pair(dilation)
+        self.groups = groups
+        self.padding_mode = padding_mode
+        shape = (in_channels, out_channels // groups, *self.kernel_size)
+        self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        if bias:
+            empty = torch.empty(out_channels, device=device, dtype=dtype)
+            self.bias = torch.nn.Parameter(empty)
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters anew, with the random numbers that PyTorch's layer draws."""
+        torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            fan_in = self.weight[0].numel()
+            bound = 1 / math.sqrt(fan_in) if fan_in > 0 else 0
+            torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input, output_size=None):  # type: ignore[no-untyped-def]
+        """[N, Cin, H, W] to [N, Cout, OH, OW]; `output_size` chooses among the sizes possible."""
+        output_padding = self.output_padding
+        if output_size is not None and input.dim() in (3, 4):
+            output_padding = self.output_padding_for(input, list(output_size))
+        return transposed_convolution(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            output_padding,
+            self.groups,
+            self.dilation,
+        )
+
+    def output_padding_for(self, input, output_size: "list") -> "tuple":  # type: ignore[no-untyped-def]
+        """The output padding that gives an output of this size."""
+        if len(output_size) == input.dim():
+            output_size = output_size[-2:]
+        if len(output_size) != 2:
+            raise ValueError(
+                f"ConvTranspose2D: for {input.dim()}D input, output_size must have 2 or "
+                f"{input.dim()} elements (got {len(output_size)})"
+            )
+        plain = Parameters(self.stride, self.padding, (0, 0), self.dilation, self.groups)
+        least = list(plain.output_size(input.shape[-2:], self.kernel_size))
+        most = [least[i] + self.stride[i] - 1 for i in (0, 1)]
+        if any(not least[i] <= output_size[i] <= most[i] for i in (0, 1)):
+            raise ValueError(
+                f"requested an output size of {output_size}, but valid sizes range from {least} "
+                f"to {most} (for an input of {input.size()[2:]})"
+            )
+        return (output_size[0] - least[0], output_size[1] - least[1])
+
+    def extra_repr(self) -> str:
+        """What `print` shows of the layer."""
+        text = "{in_channels}, {out_channels}, kernel_size={kernel_size}, stride={stride}"
+        for name, plain in (("padding", (0, 0)), ("dilation", (1, 1)), ("output_padding", (0, 0))):
+            if getattr(self, name) != plain:
+                text += ", " + name + "={" + name + "}"
+        if self.groups != 1:
+            text += ", groups={groups}"
+        if self.bias is None:
+            text += ", bias=False"
+        return text.format(**self.__dict__)

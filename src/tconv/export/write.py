@@ -1,0 +1,426 @@
+"""Writes the exported file: the parts in order, and a report of what it holds."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from tconv.errors import NoKernelError
+from tconv.export import cuda_text, problem_file, static_checks
+from tconv.export.cuda_text import CudaText, NamedKernel
+from tconv.export.families import EXPORTS
+from tconv.export.layer import Layer
+from tconv.export.problem_file import Call, ExportError, Rewritten
+from tconv.jit.target import Target
+from tconv.plan import Plan, plan
+from tconv.problem import (
+    TF32_LEAST_CHANNELS,
+    WIDE_OFFSET,
+    Axis,
+    Direction,
+    Problem,
+)
+
+DEFAULT_ARCH = "sm_90a"
+"""What an export is planned for where the caller names nothing."""
+
+_DASHES = "# " + "-" * 94 + "\n"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One planned call: the plan, and its kernels in the order of their launches."""
+
+    plan: Plan
+    kernels: tuple[NamedKernel, ...]
+
+
+_DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        path: the exported file.
+        source: the given file's name, or "the given layer".
+        arch: the architecture planned for.
+        plans: the planned kernels, one line each.
+        notes: what the reader should know; one sentence each.
+    """
+
+    path: Path
+    source: str
+    arch: str
+    plans: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: ModelNew from {self.source}, planned for {self.arch}"]
+        lines += [f"  {line}" for line in self.plans]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def export_file(
+    problem_path: Path | None,
+    layer: Layer | None,
+    output_path: Path,
+    *,
+    arch: str = DEFAULT_ARCH,
+) -> Report:
+    """Write a self-contained file with `ModelNew`.
+
+    Exactly one of `problem_path` and `layer` is given. A given file is executed, to see which
+    layers its model calls on which inputs.
+
+    Args:
+        problem_path: a file with `Model`, `get_inputs` and `get_init_inputs`.
+        layer: a layer in its place.
+        output_path: the file to write; one that is there is replaced.
+        arch: the architecture to plan for, "sm_90a". The file runs on the others too.
+
+    Raises:
+        ExportError: the file or layer cannot be exported; nothing is written.
+        OSError: a file cannot be read or written.
+        ValueError: `arch` is not known.
+    """
+    if (problem_path is None) == (layer is None):
+        raise ExportError("export takes a file or a layer, and not both")
+    if layer is not None:
+        text, name = layer.problem_text(), "the given layer"
+    else:
+        assert problem_path is not None
+        text, name = problem_path.read_text(encoding="utf-8"), problem_path.name
+    target = Target.named(arch)
+    rewritten = problem_file.rewrite(text, name)
+    calls = problem_file.calls(text, name)
+    planned, notes = _plan(calls, target)
+    exported = _render(rewritten, name, planned, target)
+    notes += _notes(rewritten, exported)
+    scratch = output_path.with_name(f".{output_path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(exported, encoding="utf-8")
+        os.replace(scratch, output_path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return Report(
+        path=output_path,
+        source=name,
+        arch=arch,
+        plans=tuple(str(chosen.plan) for chosen in planned),
+        notes=tuple(notes),
+    )
+
+
+def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
+    """The planned kernels of all directions, under distinct names, and notes."""
+    planned: list[Planned] = []
+    notes: list[str] = []
+    seen = set()
+    used: dict[str, int] = {}
+    if not calls:
+        notes.append("the model called no transposed convolution; only general kernels are held")
+    for call in calls:
+        if str(call.dtype) != "torch.float32":
+            notes.append(f"planned kernels are for float32; {call.dtype} runs the general kernels")
+            continue
+        for direction in _DIRECTIONS:
+            problem = _problem(call, direction)
+            key = (
+                direction,
+                call.weight_shape,
+                call.stride,
+                call.padding,
+                call.dilation,
+                call.groups,
+                problem.bias,
+            )
+            if key in seen:
+                continue
+            seen.add(key)
+            try:
+                chosen = plan(problem, target)
+            except NoKernelError as error:
+                first = str(error).splitlines()[0].rstrip(":")
+                notes.append(f"{first}; the general kernel serves")
+                continue
+            if chosen.stem not in EXPORTS:
+                notes.append(f"{chosen.stem} cannot be exported yet; the general kernel serves")
+                continue
+            architecture = EXPORTS[chosen.stem].architecture
+            kernels = []
+            packing = [] if chosen.packing is None else [chosen.packing.source]
+            for source in (*packing, chosen.source):
+                count = used[source.stem] = used.get(source.stem, 0) + 1
+                name = source.stem if count == 1 else f"{source.stem}_{count}"
+                specific = architecture if source is chosen.source else None
+                kernels.append(NamedKernel(name, source, specific))
+            planned.append(Planned(chosen, tuple(kernels)))
+    return planned, notes
+
+
+def _problem(call: Call, direction: Direction) -> Problem:
+    """The problem of one direction, as PyTorch's default flags make it."""
+    batch, in_channels, *size = call.input_shape
+    height, width = (
+        Axis(*values)
+        for values in zip(
+            size,
+            call.weight_shape[2:],
+            call.stride,
+            call.padding,
+            call.output_padding,
+            call.dilation,
+            strict=True,
+        )
+    )
+    out_channels = call.weight_shape[1] * call.groups
+    reduced = {
+        "forward": in_channels // call.groups,
+        "input_gradient": call.weight_shape[1],
+        "weight_gradient": min(in_channels // call.groups, call.weight_shape[1]),
+    }[direction]
+    counts = (
+        batch * in_channels * height.size * width.size,
+        batch * out_channels * height.output_size * width.output_size,
+    )
+    return Problem(
+        direction=direction,
+        batch=batch,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        groups=call.groups,
+        height=height,
+        width=width,
+        math="tf32" if reduced >= TF32_LEAST_CHANNELS else "ieee",
+        bias=call.bias and direction == "forward",
+        wide_offsets=max(counts) > WIDE_OFFSET,
+        # A contiguous input, as PyTorch allocates it, has its rows on 16 bytes.
+        x_aligned=direction == "forward" and width.size % 4 == 0,
+    )
+
+
+# --- the text ----------------------------------------------------------------------------------
+
+
+def _render(rewritten: Rewritten, name: str, planned: list[Planned], target: Target) -> str:
+    text = cuda_text.cuda_text([kernel for chosen in planned for kernel in chosen.kernels])
+    python = _part("transposed_convolution.py") + _planned_table(planned)
+    ours = "".join(
+        (
+            _imports(python),
+            _sources(text, planned),
+            python,
+            "\n\nif torch.cuda.is_available():\n"
+            "    load_kernels()  # now, which takes a while, rather than in the first call\n",
+        )
+    )
+    collisions = sorted(_top_level(ours) & rewritten.names)
+    if collisions:
+        raise ExportError(
+            f"{name} binds names that the exported kernels use too, rename them: "
+            f"{', '.join(collisions)}"
+        )
+    return "".join(
+        (
+            _header(name, planned, target),
+            rewritten.future,
+            ours,
+            "\n\n",
+            _DASHES,
+            f"# What {name} says, with {problem_file.LAYER_CLASS} in the layer's place.\n",
+            _DASHES,
+            "\n",
+            rewritten.text.strip("\n"),
+            "\n",
+        )
+    )
+
+
+def _header(name: str, planned: list[Planned], target: Target) -> str:
+    lines = [
+        f"ModelNew: the Model of {name} with its transposed convolution on own CUDA kernels.",
+        "Written by `tconv export`; needs PyTorch 1.13 or later, nvcc (CUDA 11.8 or later), ninja "
+        "and a C++ compiler, and nothing else. The kernels are compiled when the file is loaded, "
+        "or at the first call where there is no CUDA device then, and kept for the next time.",
+    ]
+    if planned:
+        lines.append(
+            f"Specialised kernels, planned for {target.arch}, used where layer, float32 and "
+            "PyTorch's default flags agree; every other call runs the general ones:"
+        )
+    lines += [
+        f"  {chosen.kernels[-1].name} {chosen.plan.tile} for {chosen.plan.problem}"
+        for chosen in planned
+    ]
+    return _comment(lines) + "\n"
+
+
+def _comment(lines: list[str]) -> str:
+    """Lines of text as comments, what is indented kept so."""
+    wrapped = []
+    for line in lines:
+        indent = "# " + " " * (len(line) - len(line.lstrip()))
+        rest = indent if line == line.lstrip() else indent + "  "
+        wrapped += textwrap.wrap(line.lstrip(), 100, initial_indent=indent, subsequent_indent=rest)
+    return "".join(f"{line}\n" for line in wrapped)
+
+
+def _imports(text: str) -> str:
+    modules = ("ctypes", "functools", "hashlib", "inspect", "math", "re", "struct")
+    used = (name for name in modules if re.search(rf"^[^#]*\b{name}\.", text, re.MULTILINE))
+    return (
+        "".join(f"import {name}\n" for name in used)
+        + "\nimport torch\nfrom torch.utils.cpp_extension import load_inline\n\n"
+    )
+
+
+def _part(file: str) -> str:
+    """What follows the line of dashes, without the linters' and type checkers' remarks."""
+    text = (cuda_text.DIRECTORY / file).read_text(encoding="utf-8")
+    _, _, part = text.partition(_DASHES)
+    assert part, f"{file} has no line of dashes"
+    return re.sub(r"  # (type: ignore|noqa)[^\n]*", "", part).lstrip("\n")
+
+
+def _sources(text: CudaText, planned: list[Planned]) -> str:
+    parts = [
+        "# The kernels' own few words, each instruction that C++ has no name for among them.\n"
+        + _constant("CUDA_WORDS", text.words)
+    ]
+    names = []
+    for file, content in text.files.items():
+        parts.append(_constant(_variable(file), content))
+        if file in (cuda_text.ELEMENT_HEADER, "general.cu"):
+            names.append(_variable(file))
+    assembled = [*names]
+    for chosen in planned:
+        parts.append(_comment([str(chosen.plan)]))
+        for kernel in chosen.kernels:
+            structs = _structs_name(kernel)
+            parts[-1] += _constant(structs, cuda_text.structs(kernel.source))
+            inside = [structs, *map(_variable, cuda_text.kernel_files(kernel.source))]
+            if kernel.name != kernel.source.stem:
+                inside[-1] += f'.replace("({kernel.source.stem}, ", "({kernel.name}, ")'
+            before, after = cuda_text.guarded(kernel)
+            inside[1:1] = map(_string, before)
+            inside += map(_string, after)
+            opening = _string(f"\nnamespace {kernel.namespace} {{\n")
+            closing = _string(f"}}  // namespace {kernel.namespace}\n")
+            assembled.append("\n    + ".join((opening, *inside, closing)))
+    parts.append(
+        "# All kernels; each planned one in a namespace, with its arguments and constants.\n"
+        "CUDA_KERNELS = (\n    " + "\n    + ".join(assembled) + "\n)\n"
+    )
+    parts.append(_constant("CUDA_LAUNCH", text.launch))
+    parts.append("CUDA_SOURCE = CUDA_WORDS + CUDA_KERNELS + CUDA_LAUNCH\n")
+    parts.append(_constant("CPP_SOURCE", text.binding))
+    return "\n".join(parts) + "\n"
+
+
+def _structs_name(kernel: NamedKernel) -> str:
+    return f"{kernel.name.upper()}_LAYER"
+
+
+def _string(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _variable(file: str) -> str:
+    return re.sub(r"\W", "_", file.rpartition("/")[2]).upper()
+
+
+def _constant(name: str, text: str) -> str:
+    assert '"""' not in text and not text.endswith("\\"), name
+    return f'{name} = r"""\n{text.strip(chr(10))}\n"""\n'
+
+
+def _planned_table(planned: list[Planned]) -> str:
+    functions = _functions(cuda_text.DIRECTORY / "planned_launches.py")
+    wanted = list(dict.fromkeys(EXPORTS[chosen.plan.stem].prepare for chosen in planned))
+    calling = "".join(functions[name] for name in wanted)
+    helpers = [name for name in functions if name not in wanted and f"{name}(" in calling]
+    parts = ["\n\n" + functions[name] for name in (*helpers, *wanted)]
+    rows = "".join(map(_planned_row, planned))
+    return "".join(parts) + f"\n\nPLANNED_KERNELS = [\n{rows}]\n"
+
+
+def _planned_row(planned: Planned) -> str:
+    problem, export = planned.plan.problem, EXPORTS[planned.plan.stem]
+    y, x = problem.height, problem.width
+    layer = (
+        problem.w_shape,
+        (y.stride, x.stride),
+        (y.padding, x.padding),
+        (y.dilation, x.dilation),
+        problem.groups,
+    )
+    kernels = "".join(
+        f"            {_string(kernel.name)}: {_structs_name(kernel)},\n"
+        for kernel in planned.kernels
+    )
+    constants = "".join(
+        f"            {_string(name)}: {value!r},\n"
+        for name, value in export.constants(planned.plan).items()
+    )
+    return (
+        "    PlannedKernel(\n"
+        f"        direction={_string(problem.direction)},\n"
+        f"        layer={layer!r},\n"
+        f"        has_bias={problem.bias},\n"
+        f"        tf32={problem.math == 'tf32'},\n"
+        f"        architecture={export.architecture!r},\n"
+        f"        kernels={{\n{kernels}        }},\n"
+        f"        constants={{\n{constants}        }},\n"
+        f"        prepare={export.prepare},\n"
+        "    ),\n"
+    )
+
+
+def _functions(path: Path) -> dict[str, str]:
+    """The functions of a part, by name."""
+    part = _part(path.name)
+    lines = part.splitlines(keepends=True)
+    return {
+        node.name: "".join(lines[_first_line(node) - 1 : node.end_lineno])
+        for node in ast.parse(part).body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def _first_line(node: ast.FunctionDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _top_level(text: str) -> set[str]:
+    """What our part binds, modules left out."""
+    names: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def _notes(rewritten: Rewritten, exported: str) -> list[str]:
+    notes = []
+    if rewritten.foreign:
+        notes.append(f"the file keeps its imports of {', '.join(rewritten.foreign)}")
+    if rewritten.future:
+        notes.append(
+            "the file keeps its `from __future__` line; KernelBench's evaluation puts a line "
+            "before it where it is given a build folder, which Python then refuses"
+        )
+    for finding in static_checks.check_text(exported):
+        what = "refuse" if finding.refused else "warn of"
+        notes.append(f"KernelBench's static checks {what} {finding}")
+    return notes

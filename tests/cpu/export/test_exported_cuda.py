@@ -1,0 +1,63 @@
+"""The CUDA text of exported files, compiled by NVRTC 11.8, 12.1 and 13."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from exported import load
+from nvrtc_releases import RELEASES, nvrtc
+from tconv.jit.target import Target
+from tconv.kernels import FAMILIES
+
+ARCHITECTURES = tuple(
+    f"sm_{number}" for number in (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
+)
+ALL_TYPES = ("sm_75", "sm_80", "sm_90")
+
+
+def float32_alone(module) -> str:
+    """The text without the general kernels of the other types."""
+    return re.sub(
+        r"^TCONV_(CORRELATIONS|REDUCTION)\((?!float32,)\w+, \w+\)\n",
+        "",
+        module.CUDA_SOURCE,
+        flags=re.MULTILINE,
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("release", RELEASES)
+def test_compiles(release, architecture, exported_files):
+    compiler = nvrtc(release)
+    if architecture not in compiler.architectures:
+        pytest.skip(f"NVRTC {compiler.version} does not know {architecture}")
+    module = load(exported_files[75])
+    every_type = architecture in ALL_TYPES
+    log = compiler.compile(
+        module.CUDA_SOURCE if every_type else float32_alone(module), architecture
+    )
+    entries = re.findall(r"Compiling entry function '(\w+)'", log)
+    assert len(entries) == (20 if every_type else 5) + len(module.PLANNED_KERNELS)
+    for report in re.split(r"Compiling entry function ", log)[1:]:
+        if re.match(r"'any_\w+_float32'", report):
+            assert not re.search(r"[1-9]\d* bytes spill", report), report
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_instructions_of_one_architecture_are_guarded(release, exported_files):
+    module = load(exported_files[57])
+    specific = [kernel for kernel in module.PLANNED_KERNELS if kernel.architecture is not None]
+    if not specific:
+        pytest.skip(f"no kernel of {[f.STEM for f in FAMILIES]} is for one architecture alone")
+    compiler = nvrtc(release)
+    assert specific[0].architecture == Target.named("sm_90a").capability
+    name = list(specific[0].structures)[-1]
+    for architecture in ("sm_80", "sm_90", "sm_90a"):
+        if architecture not in compiler.architectures:
+            continue
+        log = compiler.compile(float32_alone(module), architecture)
+        report = log[log.index(f"'{name}'") :]
+        registers = int(re.findall(r"Used (\d+) registers", report)[0])
+        assert (registers > 32) == (architecture == "sm_90a")

@@ -1,0 +1,290 @@
+"""Exported files at work: their Python on CPU tensors, their kernels in the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from exported import PROBLEMS, assert_right, load, on_emulator
+from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
+from tconv.export import Layer, export_file
+from tconv.kernels import FAMILIES
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+# Layers whose planned kernels are tried, on the input planned for and on another.
+PLANNED = (
+    Layer(24, 20, (3, 4), stride=(2, 1), padding=(1, 1), size=(7, 9), batch=2),
+    Layer(16, 32, (3, 5), (2, 3), (1, 2), groups=4, bias=False, dilation=(2, 1), size=(9, 11)),
+    Layer(20, 16, (3, 3), (5, 5), (1, 1), (2, 0), dilation=(2, 2), size=(6, 5), batch=2),
+    Layer(32, 32, (3, 3), size=(9, 37), batch=2, bias=False),
+    Layer(32, 32, (3, 3), size=(9, 40), batch=2),
+)
+STEMS = {family.STEM for family in FAMILIES}
+
+
+@pytest.mark.parametrize("case", CORNERS, ids=str)
+def test_general_kernels_on_corners(case, module, full_float32):
+    turn = CORNERS.index(case)
+    dtype = (torch.float32, *DTYPES)[turn % 5]
+    with on_emulator(module) as extension:
+        assert_right(module, case, operands(case, dtype, LAYOUTS[turn % 4], "cpu"))
+    assert [name.startswith("any_") for name in extension.launched] == [True] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_general_kernels_on_random_layers(dtype, module, full_float32):
+    for seed, case in enumerate(random_cases(8, 50 + DTYPES.index(dtype))):
+        with on_emulator(module, multiprocessors=1 + seed % 3):
+            assert_right(module, case, operands(case, dtype, LAYOUTS[seed % 4], "cpu", seed))
+
+
+def test_general_kernels_with_more_channels_and_pixels_than_a_tile(module, full_float32):
+    for case in (
+        Case(2, 70, 66, 1, (13, 9), (2, 3), (2, 1)),
+        Case(3, 5, 9, 2, (31, 23), (3, 3), (2, 2), (1, 1), (1, 1)),
+    ):
+        with on_emulator(module):
+            assert_right(module, case, operands(case, torch.float32, "contiguous", "cpu"))
+
+
+def test_general_kernels_round_to_tf32_where_the_contract_says(module):
+    for case in (
+        Case(1, 16, 17, 1, (5, 6), (3, 3)),
+        Case(1, 16, 15, 2, (4, 5), (4, 4), (2, 2), (1, 1)),
+        Case(1, 8, 20, 1, (5, 4), (3, 3), (2, 2), (1, 1)),
+    ):
+        with on_emulator(module):
+            assert_right(module, case, operands(case, torch.float32, "mixed", "cpu"), tf32=True)
+
+
+@pytest.mark.parametrize("kernel", ("", "sm90_tf32_forward"))
+@pytest.mark.parametrize("layer", PLANNED, ids=[f"layer{i}" for i in range(len(PLANNED))])
+def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
+    if kernel and (kernel not in STEMS or layer.in_channels // layer.groups < 16):
+        pytest.skip(f"{kernel or 'the plan'} does not serve this layer")
+    monkeypatch.setenv("TCONV_KERNEL", kernel)
+    report = export_file(None, layer, tmp_path / "model_new.py")
+    if kernel and any(f"TCONV_KERNEL={kernel}" in note for note in report.notes):
+        pytest.skip(report.notes[0])
+    assert len(report.plans) == 3 and not report.notes
+    module = load(tmp_path / "model_new.py")
+    planned = [name for kernel in module.PLANNED_KERNELS for name in kernel.structures]
+    groups = layer.groups
+    for batch, size in ((layer.batch, layer.size), (3, (5, 8))):
+        case = Case(
+            batch, layer.in_channels // groups, layer.out_channels // groups, groups, size,
+            layer.kernel_size, layer.stride, layer.padding, layer.output_padding, layer.dilation,
+            layer.bias,
+        )  # fmt: skip
+        tensors = operands(case, torch.float32, "contiguous", "cpu")
+        with on_emulator(module) as extension:
+            assert_right(module, case, tensors, tf32=True)
+        assert extension.launched == planned
+    # Without TF32 those that use it give way; so does every one to another type.
+    with on_emulator(module) as extension, without_tf32():
+        assert_right(module, case, tensors)
+    tf32 = {name for k in module.PLANNED_KERNELS if k.tf32 for name in k.structures}
+    assert not tf32 & set(extension.launched)
+    with on_emulator(module) as extension:
+        assert_right(module, case, operands(case, torch.float64, "contiguous", "cpu"))
+    assert not set(planned) & set(extension.launched)
+
+
+@contextlib.contextmanager
+def without_tf32():
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+
+
+@pytest.mark.skipif("sm90_tf32_forward" not in STEMS, reason="there is no such kernel")
+def test_inputs_that_a_tensor_map_cannot_describe_run_the_general_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "sm90_tf32_forward")
+    export_file(None, PLANNED[-1], tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    layer = module.ModelNew(*module.get_init_inputs())
+    x = torch.randn(1, 32, 6, 9)
+    launched = []
+    for cut in (x[..., :8], x[..., 1:], x.transpose(2, 3), x[:, :, :, :8].contiguous()):
+        with on_emulator(module) as extension, torch.no_grad():
+            layer(cut)
+        launched.append(extension.launched[-1])
+    assert launched == ["any_forward_float32"] * 3 + ["sm90_tf32_forward"]
+
+
+def test_planned_kernels_leave_other_devices_and_sizes_to_the_general_one(module):
+    kernel = module.PLANNED_KERNELS[0]
+    layer = module.ModelNew(*module.get_init_inputs()).conv_transpose2d
+    x = torch.empty(1, layer.in_channels, 1, 1).expand(2**29, -1, 2, 2)  # of no memory
+    y = torch.empty(1, layer.out_channels, 1, 1).expand(2**29, -1, 3, 3)
+    parameters = module.Parameters(layer.stride, layer.padding, (0, 0), layer.dilation, 1)
+    with on_emulator(module):
+        assert kernel.prepare(kernel.constants, x, layer.weight, None, y, parameters) is None
+    kernel = copy.copy(kernel)
+    kernel.architecture = (9, 0)
+    for capability, serves in (((9, 0), True), ((8, 0), False)):
+        with on_emulator(module, capability=capability):
+            assert kernel.serves("forward", kernel.layer, True, True, x) == serves
+
+
+def test_a_model_around_the_layer_trains(exported_files, full_float32):
+    given, made = load(PROBLEMS / "decoder_block.py"), load(exported_files["decoder_block"])
+    torch.manual_seed(0)
+    model = given.Model(*given.get_init_inputs())
+    new = made.ModelNew(*made.get_init_inputs())
+    new.load_state_dict(model.state_dict(), strict=True)
+    inputs = given.get_inputs()
+    with on_emulator(made) as extension:
+        for module in (model, new):
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                module(*inputs).square().mean().backward()
+                optimizer.step()
+    assert "general_forward_2" in extension.launched  # the second layer's
+    for want, got in zip(model.parameters(), new.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_derivatives_of_second_order(module):
+    layer = module.TransposedConvolution(
+        4, 2, (2, 1), stride=(2, 1), padding=(1, 0), groups=2, dtype=torch.float64
+    )
+    x = torch.randn(1, 4, 2, 2, dtype=torch.float64, requires_grad=True)
+    with on_emulator(module):
+        assert torch.autograd.gradgradcheck(
+            lambda x, w, b: module.transposed_convolution(x, w, b, (2, 1), (1, 0), 0, 2),
+            (x, layer.weight, layer.bias),
+        )
+
+
+def test_only_the_gradients_asked_for(module):
+    layer = module.TransposedConvolution(4, 2, 3)
+    x = torch.randn(1, 4, 3, 3)
+    layer.weight.requires_grad_(False)
+    with on_emulator(module) as extension:
+        layer(x).sum().backward()
+    assert len(extension.launched) == 1 and layer.bias.grad is not None
+
+
+def test_memory_formats_are_pytorchs(module):
+    x, w = torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3)
+    last = torch.channels_last
+    for a, b in ((x, w), (x.to(memory_format=last), w), (x, w.to(memory_format=last))):
+        b = b.detach().requires_grad_()
+        with on_emulator(module):
+            y = module.transposed_convolution(a, b)
+            y.backward(torch.ones_like(y))
+        assert y.stride() == F.conv_transpose2d(a, b).stride()
+        assert b.grad.stride() == b.stride()
+
+
+def test_unbatched_and_empty_inputs(module):
+    layer = module.TransposedConvolution(4, 2, 3, stride=2)
+    x = torch.randn(4, 5, 6)
+    with on_emulator(module) as extension:
+        assert torch.equal(layer(x), layer(x.unsqueeze(0)).squeeze(0))
+        launched = len(extension.launched)
+        empty = torch.empty(0, 4, 5, 6, requires_grad=True)
+        y = layer(empty)
+        assert y.shape == (0, 2, 11, 13)
+        y.sum().backward()
+        assert len(extension.launched) == launched
+    assert empty.grad.shape == empty.shape
+    assert not layer.weight.grad.any() and not layer.bias.grad.any()
+
+
+def test_autocast(module, monkeypatch):
+    layer = module.TransposedConvolution(4, 2, 3)
+    x = torch.randn(1, 4, 3, 3)
+    with on_emulator(module), torch.autocast("cpu", dtype=torch.bfloat16):
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda: True)
+        assert layer(x).dtype == torch.bfloat16
+        assert layer(x.double().float()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ((2, 3, 6, 6), (4, 3, 3, 3)),
+        ((3, 6, 6), (4, 3, 3, 3)),
+        ((6, 6), (4, 3, 3, 3)),
+        ((1, 1, 4, 6, 6), (4, 3, 3, 3)),
+        ((2, 4, 0, 6), (4, 3, 3, 3)),
+        ((2, 4, 6, 6), (4, 3, 3, 3), (4,)),
+        ((2, 4, 6, 6), (4, 3, 3, 3), None, 1, 0, 1),
+        ((2, 4, 6, 6), (4, 3, 3, 3), None, (2, 1), 0, (1, 1)),
+        ((2, 4, 6, 6), (4, 3, 3, 3), None, 1, 0, -1),
+        ((2, 4, 6, 6), (4, 3, 3, 3), None, 1, -1),
+        ((2, 4, 6, 6), (4, 3, 3, 3), None, 0),
+        ((2, 4, 6, 6), (4, 3, 3, 3), None, 1, 0, 0, 3),
+    ],
+    ids=str,
+)
+def test_bad_input_raises_what_pytorch_raises(arguments, module):
+    x, w, *rest = arguments
+    bias = torch.randn(rest[0]) if rest and rest[0] is not None else None
+    given = (torch.randn(x), torch.randn(w), bias, *rest[1:])
+    with pytest.raises(RuntimeError) as theirs:
+        F.conv_transpose2d(*given)
+    with on_emulator(module), pytest.raises(RuntimeError) as ours:
+        module.transposed_convolution(*given)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_other_bad_input(module):
+    x, w = torch.randn(2, 4, 1, 1), torch.randn(4, 3, 3, 3)
+    with pytest.raises(RuntimeError, match="expected an input on a CUDA device, got one on cpu"):
+        module.transposed_convolution(x, w)
+    with on_emulator(module):
+        with pytest.raises(RuntimeError, match=r"should be the same"):
+            module.transposed_convolution(x.double(), w)
+        with pytest.raises(RuntimeError, match=r"no kernels for tensors of torch\.int64"):
+            module.transposed_convolution(x.long(), w.long())
+        with pytest.raises(RuntimeError, match="Output size is too small"):
+            module.transposed_convolution(x, w, padding=3)
+        with pytest.raises(RuntimeError, match="one number or two"):
+            module.transposed_convolution(x, w, stride=(1, 2, 3))
+
+
+def test_output_size(module):
+    theirs = torch.nn.ConvTranspose2d(4, 3, 3, stride=2)
+    ours = module.TransposedConvolution(4, 3, 3, stride=2)
+    x = torch.randn(2, 4, 6, 6)
+    with on_emulator(module):
+        for size in ((13, 14), (2, 3, 14, 14)):
+            assert ours(x, output_size=size).shape == theirs(x, output_size=size).shape
+        assert ours(x[0], output_size=(14, 14)).shape == (3, 14, 14)
+        for size in ([20, 20], [20, 20, 3]):
+            with pytest.raises(ValueError) as expected:
+                theirs(x, output_size=size)
+            with pytest.raises(ValueError) as raised:
+                ours(x, output_size=size)
+            assert str(raised.value) == str(expected.value)
+
+
+def test_under_sanitizers(module, full_float32, monkeypatch):
+    monkeypatch.setenv("TCONV_SANITIZE", "1")
+    for case in (CORNERS[4], CORNERS[7], CORNERS[8]):
+        with on_emulator(module):
+            assert_right(module, case, operands(case, torch.float32, "mixed", "cpu"))
+
+
+@pytest.mark.parametrize("schedule", ("reverse", "random:7"))
+def test_no_order_of_threads_changes_a_bit(schedule, module):
+    case = Case(2, 9, 17, 1, (6, 7), (3, 3), (2, 2), (1, 1))
+    results = []
+    for order in ("forward", schedule):
+        tensors = operands(case, torch.float32, "contiguous", "cpu")
+        with on_emulator(module, schedule=order):
+            x, w = tensors.x.requires_grad_(), tensors.w.requires_grad_()
+            y = module.transposed_convolution(x, w, None, 2, 1)
+            results.append([y, *torch.autograd.grad(y.square().sum(), (x, w))])
+    assert all(map(torch.equal, *results))

@@ -1,0 +1,185 @@
+"""Exported files in tests: loaded as modules, their kernels run by the emulator."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib.util
+import re
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from layer_cases import Case, Operands
+from tconv import settings
+from tconv.emulator import EmulatedKernel, tensor_map
+from tconv.kernels.source import KERNEL_DIRECTORY, TENSOR_MAP, KernelSource
+from tconv.reference import expected, poisoned_memory
+
+PROBLEMS = Path(__file__).resolve().parent / "problems"
+KERNELBENCH = (57, 65, 69, 71, 75, 78, 81)
+
+
+def problem(number: int) -> Path:
+    """Our file for a level 1 problem of KernelBench."""
+    return PROBLEMS / f"kernelbench_{number}.py"
+
+
+def load(path: Path) -> types.ModuleType:
+    """A Python file as a module."""
+    spec = importlib.util.spec_from_file_location(f"exported_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedSource(KernelSource):
+    """One kernel of an exported file, as the emulator takes it."""
+
+    whole: str = ""
+
+    @cached_property
+    def _text(self) -> str:
+        return self.whole
+
+
+class EmulatedExtension:
+    """Stands in for what `load_inline` compiles: its `launch` runs the emulator."""
+
+    def __init__(self, module: types.ModuleType, schedule: str = "forward") -> None:
+        self.module = module
+        self.schedule = schedule
+        self.launched: list[str] = []
+
+    def launch(self, name: str, device: Any, blocks: int, arguments: bytes) -> None:
+        self.launched.append(name)
+        kernel = emulated(kernel_source(self.module, name), settings.sanitize())
+        allocations = _allocations() if kernel.sanitize else None
+        kernel.launch(blocks, arguments, allocations=allocations, schedule=self.schedule)
+
+
+@lru_cache(maxsize=256)
+def emulated(source: ExportedSource, sanitize: bool) -> EmulatedKernel:
+    return EmulatedKernel(source, sanitize=sanitize)
+
+
+def structure(module: types.ModuleType, name: str) -> Any:
+    """The structure of a kernel's arguments."""
+    for planned in module.PLANNED_KERNELS:
+        if name in planned.structures:
+            return planned.structures[name]
+    weight = name.startswith("any_weight_gradient")
+    return module.general_structure("reduction" if weight else "correlation")
+
+
+POINTERS = ("source", "weight", "bias", "destination", "packed", "partial", "x", "y")
+
+
+def kernel_source(module: types.ModuleType, name: str) -> ExportedSource:
+    """One kernel, the emulator's ptx/ in the place of the file's, and no kernel but it."""
+    fields = tuple((field, _kind(field)) for field in structure(module, name).names)
+    row = re.search(rf"TCONV_ENTRY\((\w+), {name}, (\d+), (\d+)\)", module.CUDA_LAUNCH)
+    assert row is not None, name
+    namespace, threads, shared_bytes = row[1], int(row[2]), int(row[3])
+    if namespace.startswith("planned_"):
+        found = re.search(
+            rf"^namespace {namespace} \{{\n.*?^\}}  // namespace {namespace}\n",
+            module.CUDA_KERNELS,
+            re.MULTILINE | re.DOTALL,
+        )
+        assert found is not None, name
+        text = module.ELEMENT_CUH + found[0]
+    else:
+        dtype = name.rpartition("_")[2]
+        text = module.ELEMENT_CUH + re.sub(
+            rf"^TCONV_(CORRELATIONS|REDUCTION)\((?!{dtype},)\w+, \w+\)\n",
+            "",
+            module.GENERAL_CU,
+            flags=re.MULTILINE,
+        )
+    headers = "".join(
+        f"#include <ptx/{path.name}>\n"
+        for path in sorted((KERNEL_DIRECTORY / "ptx").glob("*.cuh"))
+        if path.name != "wgmma_operands.cuh"
+    )
+    return ExportedSource(
+        stem=name,
+        constants=(),
+        arguments=fields,
+        shared_bytes=shared_bytes,
+        threads=threads,
+        whole=f"{headers}{text}\nusing namespace {namespace};\n",
+    )
+
+
+def _kind(field: str) -> str:
+    if field in POINTERS:
+        return "const void*"
+    return TENSOR_MAP if field.endswith("_map") else "int"
+
+
+def _tensor_map(address: int, sizes: Any, strides: Any, box: Any) -> bytes:
+    return tensor_map.encode(address, "float32", sizes, strides, box)
+
+
+def _allocations() -> list[tuple[int, int]]:
+    """The memory of all tensors there are: a sanitized launch works on copies of it."""
+    tensors = (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
+    storages = (t.untyped_storage() for t in tensors if t.layout is torch.strided and not t.is_meta)
+    return sorted({(s.data_ptr(), s.nbytes()) for s in storages if s.nbytes()})
+
+
+@contextmanager
+def on_emulator(
+    module: types.ModuleType,
+    *,
+    multiprocessors: int = 4,
+    capability: tuple[int, int] = (9, 0),
+    schedule: str = "forward",
+) -> Iterator[EmulatedExtension]:
+    """The exported module's Python on CPU tensors, its kernels in the emulator."""
+    extension = EmulatedExtension(module, schedule)
+    names: dict[str, Any] = {
+        "load_kernels": lambda: extension,
+        "check_device": lambda x: None,
+        "device_properties": lambda index: (multiprocessors, capability),
+        "has_specific_instructions": lambda: True,
+    }
+    if hasattr(module, "tensor_map"):
+        names["tensor_map"] = _tensor_map
+    before = {name: getattr(module, name) for name in names}
+    for name, value in names.items():
+        setattr(module, name, value)
+    try:
+        yield extension
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def assert_right(
+    module: types.ModuleType, case: Case, tensors: Operands, *, tf32: bool = False
+) -> None:
+    """Output and gradients of an exported module's function, within the numerics contract."""
+    t = tensors
+    x, w = (value.detach().requires_grad_() for value in (t.x, t.w))
+    bias = None if t.bias is None else t.bias.detach().requires_grad_()
+    stride, padding, output_padding, dilation, groups = case.geometry
+    with poisoned_memory():
+        y = module.transposed_convolution(
+            x, w, bias, stride, padding, output_padding, groups, dilation
+        )
+        y.backward(t.grad_output)
+    results = [y.detach(), x.grad, w.grad]
+    for got, want in zip(results, expected(case.layer, t, tf32=tf32), strict=False):
+        wrong = want.why_wrong(got)
+        assert wrong is None, f"{want.name}: {case}: {wrong}"
+    if bias is not None:
+        torch.testing.assert_close(bias.grad, t.grad_output.sum((0, 2, 3)))
