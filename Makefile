@@ -1,0 +1,84 @@
+# make demo       the demonstration, on the GPU if there is one, else on the CPU
+# make test       every check that needs no GPU: ruff, mypy, pytest tests/cpu
+# make test-gpu   pytest tests/gpu, on a machine with a CUDA device
+# make format     let ruff rewrite the sources
+# make clean      remove what the targets above made, the virtual environment included
+#
+# Each target sets itself up: it needs python3 (>= 3.10, with its venv module), g++ and make, and
+# makes a virtual environment in .venv with the versions of constraints.txt.
+#
+# USE_SYSTEM=1 (or VENV=system) installs nothing and runs with $(PYTHON) as it is. That is also
+# what happens by itself where no .venv is there and $(PYTHON) already sees a CUDA device.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+
+STAMP := $(VENV)/.tconv-installed
+
+ifeq ($(VENV),system)
+USE_SYSTEM := 1
+endif
+ifndef USE_SYSTEM
+ifeq ($(wildcard $(STAMP)),)
+USE_SYSTEM := $(shell $(PYTHON) -c "import cuda.bindings, numpy, rich, skimage, torch; \
+                      print(int(torch.cuda.is_available()))" 2>/dev/null)
+endif
+endif
+
+ifeq ($(USE_SYSTEM),1)
+SETUP :=
+RUN := PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+$(info Running with $(PYTHON) as it is; nothing is installed.)
+else
+SETUP := $(STAMP)
+RUN := $(VENV)/bin/python
+endif
+
+.PHONY: help demo test lint types test-cpu test-gpu format setup clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//; 1,/^$$/p; /^PYTHON/q' Makefile | head -n 5
+
+setup: $(SETUP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'tconv needs Python 3.10 or newer')"
+	@echo "Setting up $(VENV) (about a minute; longer where torch comes with CUDA) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@quiet=-qq; if [ -t 1 ]; then quiet=; fi; \
+	  $(VENV)/bin/python -m pip install $$quiet --disable-pip-version-check \
+	    --constraint constraints.txt --editable ".[test,dev,demo]"
+	@touch $(STAMP)
+
+demo: $(SETUP)
+	@$(RUN) -m tconv demo $(ARGS)
+
+test: lint types test-cpu
+
+# Where nothing may be installed, a missing ruff or mypy is said and passed over.
+tool = if [ "$(USE_SYSTEM)" = 1 ] && ! $(RUN) -c "import $(1)" 2>/dev/null; \
+  then echo "$(1): not installed for $(PYTHON), left out"; else $(RUN) -m $(1) $(2); fi
+
+lint: $(SETUP)
+	@$(call tool,ruff,check)
+	@$(call tool,ruff,format --check)
+
+types: $(SETUP)
+	@$(call tool,mypy)
+
+test-cpu: $(SETUP)
+	@$(RUN) -m pytest tests/cpu -n $(JOBS) $(ARGS)
+
+test-gpu: $(SETUP)
+	@$(RUN) -m pytest tests/gpu $(ARGS)
+
+format: $(SETUP)
+	@$(RUN) -m ruff check --fix
+	@$(RUN) -m ruff format
+
+clean:
+	rm -rf $(if $(filter system,$(VENV)),,$(VENV)) demo-output build dist \
+	  .mypy_cache .pytest_cache .ruff_cache .hypothesis
