@@ -210,10 +210,12 @@ class Expected:
         """The largest relative error of the norm that is right.
 
         Of a tensor core's cuts half are expected: the last are of the whole sum, the first of
-        little of it (one H200 showed 1.4e-6 for 576 terms, where this gives 5.4e-6). A plain sum
-        errs like the square root of its length (3.4e-6 for 4.2 million, where this gives 8.7e-6).
+        little of it (one H200 showed 1.4e-6 for 576 terms, where this gives 5.3e-6). The weight's
+        gradient sums over all pixels, and errs like the square root of their number (3.4e-6 for
+        4.2 million, where this gives 8.6e-6).
         """
-        growth = self.terms**0.5 * self.sum_roundoff / 16
+        pixels = self.terms if self.name == "weight_gradient" else 0
+        growth = pixels**0.5 * self.sum_roundoff / 16
         return NORM_BOUND[self.dtype] + growth + self.cuts / 2
 
     def why_wrong(self, got: Tensor) -> str | None:

@@ -496,7 +496,9 @@ def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
     """
     tile = laid.tile
     registers = tile.m_tiles * tile.rows * tile.columns // 2 + pairs * tile.rows // 2
-    deepest = (MOST_AHEAD, 5) if registers + 8 <= MOST_REGISTERS else ()
+    # Producers that load through registers leave the compiler less room: it spilled.
+    room = laid.problem.x_aligned and registers + 8 <= MOST_REGISTERS
+    deepest = (MOST_AHEAD, 5) if room else ()
     for ahead in (*deepest, 4, 3, 2):
         for unroll in (1, 2, 4):
             if laid.chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:

@@ -118,18 +118,24 @@ def test_reads_any_strides(layout):
     assert_right(run(chosen, case, t), case, t)
 
 
+# Whether patches come by tensor map or through registers.
+by_map_or_loads = pytest.mark.parametrize("aligned", (True, False), ids=("map", "loads"))
+
+
+@by_map_or_loads
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
-def test_wide_offsets_and_sanitizers(wide):
+def test_wide_offsets_and_sanitizers(wide, aligned):
     case = CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case, wide_offsets=wide))[0]
+    chosen = plans(problem_of(case, wide_offsets=wide, x_aligned=aligned))[0]
     assert_right(run(chosen, case, t, sanitize=True), case, t)
 
 
-def test_result_does_not_depend_on_the_order_of_threads():
+@by_map_or_loads
+def test_result_does_not_depend_on_the_order_of_threads(aligned):
     case = CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case))[0]
+    chosen = plans(problem_of(case, x_aligned=aligned))[0]
     first = run(chosen, case, t)
     for schedule in ("reverse", "random:1", "random:2"):
         assert torch.equal(first, run(chosen, case, t, schedule))
@@ -150,9 +156,10 @@ LAYERS = {
 }
 
 
+@by_map_or_loads
 @pytest.mark.parametrize("name", LAYERS)
-def test_compiles_without_spills_or_serialised_products(name):
-    served = plans(problem_of(LAYERS[name]))
+def test_compiles_without_spills_or_serialised_products(name, aligned):
+    served = plans(problem_of(LAYERS[name], x_aligned=aligned))
     assert served
     for chosen in served:
         assert chosen.packing is not None
