@@ -59,6 +59,7 @@ def _weight_gradient(plan: Plan) -> dict[str, Any]:
         "wide": _constant(plan.source, "Index") == "long long",
         "tiles": plan.grid // plan.splits,
         "depth": plan.tile.depth,
+        "most_chain": general_weight_gradient.MOST_CHAIN,
         "most_splits": min(general_weight_gradient.MOST_SPLITS, most),
         "shape": plan.problem.w_shape,
     }
@@ -80,7 +81,29 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    assert plan.packing is not None
+    wide = (_constant(source, "Index") for source in (plan.source, plan.packing.source))
+    places = ("weight_elements", "positions", "pitch", "image_positions")
+    return {
+        "wide": list(wide) == ["long long"] * 2,
+        "x_shape": plan.problem.x_shape,
+        "y_shape": plan.problem.y_shape,
+        "map_sizes": (32, laid.positions, plan.problem.groups * laid.chunks),
+        "map_box": (32, laid.patch_positions // laid.boxes, 1),
+        "tiles": laid.tiles,
+        "packed_blocks": plan.packing.grid,
+        "packed_items": laid.pack_items,
+        "packed_elements": plan.packing.elements,
+        **{name: getattr(laid, name) for name in places},
+    }
+
+
 EXPORTS = {
+    "sm90_tf32_flat_forward": Export(
+        "prepare_sm90_tf32_flat_forward", _sm90_tf32_flat_forward, (9, 0)
+    ),
     "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "general_forward": Export("prepare_general_forward", _implicit_gemm),
     "general_input_gradient": Export("prepare_general_input_gradient", _implicit_gemm),

@@ -83,8 +83,10 @@ def prepare_general_weight_gradient(constants, x, weight, bias, y, parameters): 
     """Blocks, arguments and partial sums of the kernel general_weight_gradient."""
     shape, depth, tiles = constants["shape"], constants["depth"], constants["tiles"]
     pixels = x.shape[0] * x.shape[2] * x.shape[3]
-    # Blocks enough for four on each multiprocessor, of 8 steps each or more.
+    # Blocks enough for four on each multiprocessor, of 8 steps each or more, and no sum so long
+    # that it loses more than cuDNN's.
     wanted = ceiling_divide(4 * device_properties(x.device.index)[0], tiles)
+    wanted = max(wanted, ceiling_divide(pixels, constants["most_chain"]))
     splits = max(1, min(wanted, constants["most_splits"], pixels // (8 * depth)))
     split_pixels = ceiling_divide(pixels, splits * depth) * depth
     splits = ceiling_divide(pixels, split_pixels)
@@ -164,12 +166,67 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
     return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
 
 
+def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernels sm90_tf32_flat_pack and sm90_tf32_flat_forward."""
+    # How the pixels are laid out depends on the image's size.
+    if tuple(x.shape) != constants["x_shape"] or tuple(y.shape) != constants["y_shape"]:
+        return None
+    if y.stride(3) != 1:
+        return None
+    if not constants["wide"] and exceeds_int(
+        largest_offset(x), largest_offset(weight), largest_offset(y)
+    ):
+        return None
+    packed = torch.empty(constants["packed_elements"], dtype=torch.float32, device=x.device)
+    images = {
+        "batch": x.shape[0],
+        "pitch": constants["pitch"],
+        "image_positions": constants["image_positions"],
+    }
+    packing = {
+        "source": x.data_ptr(),
+        "weight": weight.data_ptr(),
+        "packed": packed.data_ptr(),
+        "items": sum(constants["packed_items"]),
+        "weight_items": constants["packed_items"][0],
+        "weight_elements": constants["weight_elements"],
+        "positions": constants["positions"],
+        **images,
+        "source_height": x.shape[2],
+        "source_width": x.shape[3],
+        **stride_arguments("source", "nchw", x),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+    }
+    arguments = {
+        "pixel_map": tensor_map(
+            packed.data_ptr() + 4 * constants["weight_elements"],
+            constants["map_sizes"],
+            (128, 128 * constants["positions"]),
+            constants["map_box"],
+            3,  # a swizzle of 128 bytes
+        ),
+        "packed": packed.data_ptr(),
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "destination": y.data_ptr(),
+        "tiles": constants["tiles"],
+        **images,
+        "destination_height": y.shape[2],
+        "destination_width": y.shape[3],
+        **stride_arguments("destination", "nch", y),
+    }
+    # One block for each multiprocessor, which walks the tiles.
+    blocks = min(device_properties(x.device.index)[0], constants["tiles"])
+    return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
+
+
 @functools.lru_cache(maxsize=1024)
-def tensor_map(address: int, sizes: "tuple", strides: "tuple", box: "tuple") -> bytes:
+def tensor_map(
+    address: int, sizes: "tuple", strides: "tuple", box: "tuple", swizzle: int = 0
+) -> bytes:
     """What the copy engine wants to know of a float32 tensor, from the driver.
 
     Sizes, strides in bytes (of all but the first) and the box that one instruction copies are
-    given with the innermost dimension first.
+    given with the innermost dimension first; the swizzle as the driver numbers it, 0 for none.
     """
     rank = len(sizes)
     result = ctypes.create_string_buffer(128 + 64)
@@ -184,7 +241,7 @@ def tensor_map(address: int, sizes: "tuple", strides: "tuple", box: "tuple") -> 
         (ctypes.c_uint32 * rank)(*box),
         (ctypes.c_uint32 * rank)(*[1] * rank),  # every element
         0,  # not interleaved
-        0,  # no swizzle
+        swizzle,
         2,  # 128 bytes at a time into L2
         0,  # zero outside
     )

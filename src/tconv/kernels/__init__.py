@@ -8,6 +8,7 @@ from tconv.kernels import (
     general_forward,
     general_input_gradient,
     general_weight_gradient,
+    sm90_tf32_flat_forward,
     sm90_tf32_forward,
 )
 from tconv.kernels.family import Family
@@ -16,6 +17,7 @@ FAMILIES: tuple[Family, ...] = tuple(
     cast(Family, module)
     for module in (
         sm90_tf32_forward,
+        sm90_tf32_flat_forward,
         general_forward,
         general_input_gradient,
         general_weight_gradient,
