@@ -38,11 +38,13 @@ class NamedKernel:
         name: its stem, with a number where the file has several of that stem.
         source: the specialised kernel.
         architecture: (major, minor) of the only architecture that has its instructions, or None.
+        least: (major, minor) of the first architecture that has them, or None.
     """
 
     name: str
     source: KernelSource
     architecture: tuple[int, int] | None = None
+    least: tuple[int, int] | None = None
 
     @property
     def namespace(self) -> str:
@@ -134,12 +136,17 @@ def guarded(kernel: NamedKernel) -> tuple[list[str], list[str]]:
     Where the architecture that is compiled for lacks the instructions, a kernel that traps stands
     in: the host, compiled once for all, needs its name.
     """
-    if kernel.architecture is None:
+    if kernel.architecture is not None:
+        major, minor = kernel.architecture
+        lacking = f"!defined(__CUDA_ARCH_FEAT_SM{major}{minor}_ALL)"
+    elif kernel.least is not None:
+        major, minor = kernel.least
+        lacking = f"__CUDA_ARCH__ < {100 * major + 10 * minor}"
+    else:
         return [], []
-    major, minor = kernel.architecture
     return (
         [
-            f"#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM{major}{minor}_ALL)\n",
+            f"#if defined(__CUDA_ARCH__) && {lacking}\n",
             f"TCONV_KERNEL({kernel.name}, {kernel.source.threads}, 1) {{ __trap(); }}\n",
             "#else\n",
         ],

@@ -15,6 +15,8 @@ from tconv.kernels import general_weight_gradient
 from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, family
 
+LEAST_CP_ASYNC = (8, 0)
+
 
 @dataclass(frozen=True)
 class Export:
@@ -25,11 +27,13 @@ class Export:
         constants: what it takes from the plan, by name; numbers and tuples of numbers.
         architecture: (major, minor) of the only architecture that has its instructions; None
             where all have.
+        least: (major, minor) of the first architecture that has them; None where all have.
     """
 
     prepare: str
     constants: Callable[[Plan], dict[str, Any]]
     architecture: tuple[int, int] | None = None
+    least: tuple[int, int] | None = None
 
 
 def _constant(source: KernelSource, name: str) -> Any:
@@ -100,11 +104,25 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _direct_forward(plan: Plan) -> dict[str, Any]:
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    return {
+        "wide": _constant(plan.source, "Index") == "long long",
+        "group_tiles": laid.group_tiles,
+        "tile": (laid.tile_rows, laid.tile_columns),
+        "source_vectors": laid.source_vectors,
+        "store_vector": laid.store_vector,
+        "blocks": laid.blocks(plan.target),
+        "least": LEAST_CP_ASYNC,
+    }
+
+
 EXPORTS = {
     "sm90_tf32_flat_forward": Export(
         "prepare_sm90_tf32_flat_forward", _sm90_tf32_flat_forward, (9, 0)
     ),
     "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
+    "direct_forward": Export("prepare_direct_forward", _direct_forward, least=LEAST_CP_ASYNC),
     "general_forward": Export("prepare_general_forward", _implicit_gemm),
     "general_input_gradient": Export("prepare_general_input_gradient", _implicit_gemm),
     "general_weight_gradient": Export("prepare_general_weight_gradient", _weight_gradient),

@@ -154,13 +154,14 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
                 notes.append(f"{chosen.stem} cannot be exported yet; the general kernel serves")
                 continue
             architecture = EXPORTS[chosen.stem].architecture
+            least = EXPORTS[chosen.stem].least
             kernels = []
             packing = [] if chosen.packing is None else [chosen.packing.source]
             for source in (*packing, chosen.source):
                 count = used[source.stem] = used.get(source.stem, 0) + 1
                 name = source.stem if count == 1 else f"{source.stem}_{count}"
                 specific = architecture if source is chosen.source else None
-                kernels.append(NamedKernel(name, source, specific))
+                kernels.append(NamedKernel(name, source, specific, least))
             planned.append(Planned(chosen, tuple(kernels)))
     return planned, notes
 

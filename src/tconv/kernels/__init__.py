@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from tconv.kernels import (
+    direct_forward,
     general_forward,
     general_input_gradient,
     general_weight_gradient,
@@ -18,6 +19,7 @@ FAMILIES: tuple[Family, ...] = tuple(
     for module in (
         sm90_tf32_forward,
         sm90_tf32_flat_forward,
+        direct_forward,
         general_forward,
         general_input_gradient,
         general_weight_gradient,

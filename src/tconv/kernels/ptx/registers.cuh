@@ -19,4 +19,10 @@ TCONV_DEVICE uint32_t opaque(uint32_t value) {
     return value;
 }
 
+template <typename T>
+TCONV_DEVICE T* opaque(T* pointer) {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
+}
+
 }  // namespace ptx

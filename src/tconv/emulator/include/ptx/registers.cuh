@@ -10,4 +10,9 @@ TCONV_DEVICE void fence_registers(float (&)[count]) {}
 
 TCONV_DEVICE uint32_t opaque(uint32_t value) { return value; }
 
+template <typename T>
+TCONV_DEVICE T* opaque(T* pointer) {
+    return pointer;
+}
+
 }  // namespace ptx
