@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
@@ -80,6 +81,7 @@ class Tile:
 
 TILES = (
     Tile(threads_x=8, threads_o=4, pixels=8, channels=4, rows=1, depth=8, sums=96, blocks=3),
+    Tile(threads_x=8, threads_o=8, pixels=8, channels=4, rows=1, depth=8, sums=96, blocks=3),
     Tile(threads_x=32, threads_o=4, pixels=8, channels=4, rows=1, depth=8, sums=64, blocks=3),
     Tile(threads_x=8, threads_o=4, pixels=4, channels=4, rows=1, depth=8, sums=64, blocks=4),
     Tile(threads_x=8, threads_o=8, pixels=4, channels=4, rows=1, depth=8, sums=64, blocks=4),
@@ -364,7 +366,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Of the issue slots: few warps leave more of them empty.
     efficiency = min(0.85, 0.45 + 0.12 * resident)
     busy = tiles * max(issue / efficiency, WARPS * shared) / 1.7e9
-    moved = problem.bytes / 3.9e12
+    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
+    rounds = laid.tiles / grid(problem, target, tile)
+    uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 / resident
+    moved = problem.bytes / 4e12 * uneven
     return max(busy, moved) + min(busy, moved) / 5 + 3e-6
 
 
@@ -383,9 +388,9 @@ def thread_work(laid: Layout) -> tuple[float, float]:
     used, _ = laid.patch_vectors
     vector = 4 if laid.source_vectors else 1
     places = -(-laid.patch_rows * used * 4 // vector // 32) / WARPS
-    each = (3 + 3.5 * vector) if problem.math == "tf32" else 3
+    each = (11 + 4.5 * vector) if problem.math == "tf32" else 11
     steps = laid.chunks * (laid.groups_y if laid.chunks > 1 else 1)
-    issue += steps * (places * (20 + laid.depth * each) + 50) + 150
+    issue += steps * (places * (40 + laid.depth * each) + 60) + 150
     shared += steps * places * laid.depth * vector * (3 if problem.math == "tf32" else 1)
 
     full = len(laid.y.used) * laid.thread_rows

@@ -119,6 +119,18 @@ def test_inputs_that_a_tensor_map_cannot_describe_run_the_general_kernel(tmp_pat
     assert launched == ["any_forward_float32"] * 3 + ["sm90_tf32_forward"]
 
 
+def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "direct_forward")
+    layer = Layer(8, 8, (4, 4), (2, 2), (1, 1), groups=4, size=(5, 10))
+    export_file(None, layer, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    for columns, planned in ((10, True), (8, True), (9, False)):
+        case = Case(2, 2, 2, 4, (6, columns), (4, 4), (2, 2), (1, 1))
+        with on_emulator(module) as extension:
+            assert_right(module, case, operands(case, torch.float32, "contiguous", "cpu"))
+        assert (extension.launched[0] == "direct_forward") == planned
+
+
 def test_planned_kernels_leave_other_devices_and_sizes_to_the_general_one(module):
     kernel = module.PLANNED_KERNELS[0]
     layer = module.ModelNew(*module.get_init_inputs()).conv_transpose2d
