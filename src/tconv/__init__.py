@@ -4,7 +4,8 @@
     tconv.convert(model)  # every torch.nn.ConvTranspose2d now runs our kernels
 
 or, layer by layer, `tconv.ConvTranspose2d` and `tconv.conv_transpose2d`, which take what PyTorch's
-take; or `tconv.enable()` for code that calls PyTorch's function by name.
+take; or `tconv.enable()` for code that calls PyTorch's function by name. Within
+`with tconv.autotune():` kernels are chosen by timing.
 """
 
 from .errors import (
@@ -17,6 +18,7 @@ from .errors import (
 )
 from .functional import conv_transpose2d, disable, enable
 from .nn import ConvTranspose2d, convert, revert
+from .tuning import autotune
 
 __version__ = "0.1.0"
 
@@ -29,6 +31,7 @@ __all__ = [
     "NoKernelError",
     "TconvError",
     "__version__",
+    "autotune",
     "conv_transpose2d",
     "convert",
     "disable",

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tconv import settings
+from tconv import settings, tuning
 from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError, LaunchError
@@ -22,7 +22,7 @@ from tconv.jit import runtime, tensor_map
 from tconv.jit.target import Target
 from tconv.kernels.family import Operands, TensorView
 from tconv.memory_format import is_channels_last, memory_format
-from tconv.plan import Plan, plan
+from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import WIDE_OFFSET, Axis, Direction, Layout, Problem, float32_math
 
 Pair = tuple[int, int]
@@ -178,10 +178,11 @@ def _launch(
     w: Tensor | tuple[int, ...],
     y: Tensor,
     bias: Tensor | None = None,
+    choice: Candidate | None = None,
 ) -> Tensor:
     """Runs one map; returns the workspace of partial results, empty where there is none.
 
-    `w` is a shape where the direction computes it.
+    `w` is a shape where the direction computes it; `choice` runs that candidate, untuned.
     """
     dtype = DTYPE_NAMES[x.dtype]
     tensors = [t for t in (x, w, y) if isinstance(t, Tensor)]
@@ -201,8 +202,16 @@ def _launch(
         direction == "forward" and _aligned(x),
     )
     device = x.device.index if x.is_cuda else None
+    if choice is None:
+
+        def launch(candidate: Candidate) -> None:
+            results = _launch(direction, axes, groups, x, w, y, bias, candidate)
+            if len(results) > 1:  # their sum belongs to what a candidate takes
+                results.sum(0)
+
+        choice = tuning.choose(problem, device, launch)
     prepared = _prepare(
-        problem, device, settings.kernel(), settings.emulate_arch(), settings.sanitize()
+        problem, device, settings.kernel(), settings.emulate_arch(), settings.sanitize(), choice
     )
     partial = torch.empty(
         (prepared.plan.splits, *problem.w_shape),
@@ -287,11 +296,19 @@ def _problem(
 
 @functools.lru_cache(maxsize=4096)
 def _prepare(
-    problem: Problem, device: int | None, forced: str | None, arch: str, sanitize: bool
+    problem: Problem,
+    device: int | None,
+    forced: str | None,
+    arch: str,
+    sanitize: bool,
+    choice: Candidate | None,
 ) -> _Prepared:
-    """The plan and its compiled kernels; the settings are there to be part of the key."""
+    """The plan and its compiled kernels; the settings are there to be part of the key.
+
+    `choice` is what the plan is made of, chosen by timing; None lets the plan choose.
+    """
     target = Target.named(arch) if device is None else Target.for_device(device)
-    chosen = plan(problem, target)
+    chosen = plan(problem, target) if choice is None else make_plan(problem, target, choice)
     sources = [chosen.source] if chosen.packing is None else [chosen.source, chosen.packing.source]
     try:
         kernels: list[_Launchable | EmulatedKernel] = [

@@ -6,6 +6,7 @@ import argparse
 import fnmatch
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -99,7 +100,7 @@ def add_layer_options(parser: argparse.ArgumentParser, *, many: bool) -> None:
         )
         group.add_argument(
             "--only",
-            metavar="NAME",
+            metavar="NAME,...",
             action="append",
             help="only these layers of the file; * stands for any letters; may be repeated",
         )
@@ -139,6 +140,7 @@ def chosen(layers: list[Layer], only: list[str] | None, path: Path) -> list[Laye
         raise UsageError(f"{path} has no layers")
     if not only:
         return layers
+    only = [name for given in only for name in given.split(",")]
     for pattern in only:
         if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers):
             known = ", ".join(layer.name for layer in layers)
@@ -163,6 +165,24 @@ def exporters_layer(layer: Layer) -> export.Layer:
         batch=layer.batch,
         size=layer.size,
     )
+
+
+def listed(*choices: str) -> Callable[[str], tuple[str, ...]]:
+    """An option's value: some of the choices with commas between them, or "all"."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        wanted = [word.strip() for word in text.split(",")]
+        if wanted == ["all"]:
+            return choices
+        for word in wanted:
+            if word not in choices:
+                raise argparse.ArgumentTypeError(
+                    f"must be some of {', '.join(choices)}, with commas between them, or all; got "
+                    f"{word!r}"
+                )
+        return tuple(choice for choice in choices if choice in wanted)
+
+    return parse
 
 
 def positive(text: str) -> int:

@@ -264,11 +264,11 @@ class DiskCache:
             with contextlib.suppress(OSError):
                 path = self.folder / _SOURCES / file_name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _replace(path, [text.encode()])
+                write_whole(path, [text.encode()])
                 return path
         with contextlib.suppress(OSError):
             path = Path(tempfile.mkdtemp(prefix=f"tconv-{_SOURCES}-")) / file_name
-            _replace(path, [text.encode()])
+            write_whole(path, [text.encode()])
             return path
         return None
 
@@ -313,7 +313,7 @@ class DiskCache:
             return None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, _pack(stored))
+            write_whole(path, _pack(stored))
         except OSError as error:
             self._warn_once("written", error)
             return None
@@ -435,7 +435,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         return _unpack_description(file.read(description_bytes))
 
 
-def _replace(path: Path, chunks: Iterable[bytes]) -> None:
+def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a file whole, or not at all."""
     # NOTE: not tempfile.mkstemp, whose files only their owner may read: folders may be shared.
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")

@@ -1,0 +1,179 @@
+"""The contestants of a benchmark: what is called, on which tensors, under which flags.
+
+Each is a call without arguments on tensors that were laid out before, so that only the call itself
+is timed. All compute the same map of the same values at the same TF32 setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tconv import ops
+from tconv.functional import conv_transpose2d
+from tconv.layers import Layer
+from tconv.memory_format import is_channels_last, memory_format
+from tconv.problem import Direction
+from tconv.verify import tf32_flag
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The operands of one direction of a layer, on one device.
+
+    Attributes:
+        x: [N, Cin, H, W].
+        w: [Cin, Cout/groups, kH, kW].
+        bias: [Cout] or None.
+        y: the output's gradient [N, Cout, OH, OW]; None in forward, which computes it.
+    """
+
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    y: Tensor | None
+
+    def laid_out(self, channels_last: bool) -> Tensors:
+        """The same values in a memory format, itself where they have it."""
+
+        def to(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            return tensor.contiguous(memory_format=memory_format(channels_last))
+
+        x, w = to(self.x), to(self.w)
+        assert x is not None and w is not None
+        return Tensors(x, w, self.bias, to(self.y))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to have PyTorch compute a map.
+
+    Attributes:
+        name: "conv_transpose2d, contiguous, benchmark off".
+        benchmark: of `torch.backends.cudnn`.
+        call: computes the map.
+    """
+
+    name: str
+    benchmark: bool
+    call: Callable[[], Tensor]
+
+
+def random_tensors(
+    layer: Layer, direction: Direction, dtype: torch.dtype, layout: str, device: str, seed: int
+) -> Tensors:
+    """Random normal operands, generated on the device; the layer's bias where it has one."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    forward = direction == "forward"
+    tensors = Tensors(
+        x=normal(*layer.x_shape),
+        w=normal(*layer.w_shape),
+        bias=normal(layer.out_channels) if layer.bias and forward else None,
+        y=None if forward else normal(*layer.y_shape),
+    )
+    return tensors.laid_out(layout == "channels_last")
+
+
+@contextlib.contextmanager
+def flags(*, benchmark: bool, tf32: bool) -> Iterator[None]:
+    """PyTorch's flags for the time of the block; both are as before afterwards."""
+    before = torch.backends.cudnn.benchmark
+    with tf32_flag(tf32):
+        torch.backends.cudnn.benchmark = benchmark
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+def ours(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
+    """The call to tconv: the public function, or the operator of a gradient."""
+    stride, padding, output_padding, dilation, groups = layer.geometry
+    geometry = (stride, padding, output_padding, dilation, groups)
+    if direction == "forward":
+        return lambda: conv_transpose2d(
+            t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
+        )
+    y = _gradient(t)
+    if direction == "input_gradient":
+        return lambda: ops.input_gradient(y, t.w, layer.size, *geometry)
+    last = is_channels_last(t.w)
+    return lambda: ops.weight_gradient(t.x, y, layer.kernel_size, *geometry, last)
+
+
+def pytorch(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
+    """PyTorch's own operator on the same tensors, as autograd calls it for the gradients."""
+    stride, padding, output_padding, dilation, groups = layer.geometry
+    if direction == "forward":
+        return lambda: F.conv_transpose2d(
+            t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
+        )
+    y = _gradient(t)
+    which = 0 if direction == "input_gradient" else 1
+    mask = [which == 0, which == 1, False]
+    return lambda: torch.ops.aten.convolution_backward.default(
+        y, t.x, t.w, None, stride, padding, dilation, True, output_padding, groups, mask
+    )[which]
+
+
+def flipped_convolution(layer: Layer, t: Tensors) -> Callable[[], Tensor] | None:
+    """For stride 1 the forward map as an ordinary convolution; None where it is not one.
+
+    The weights are flipped and transposed before, once, as a model that is rewritten so would.
+    """
+    padding = tuple(
+        dilation * (kernel - 1) - padding
+        for kernel, padding, dilation in zip(
+            layer.kernel_size, layer.padding, layer.dilation, strict=True
+        )
+    )
+    if layer.stride != (1, 1) or layer.output_padding != (0, 0) or min(padding) < 0:
+        return None
+    groups = layer.groups
+    w = t.w.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
+    w = w.contiguous(memory_format=memory_format(is_channels_last(t.x)))
+    return lambda: F.conv2d(t.x, w, t.bias, 1, padding, layer.dilation, groups)
+
+
+def settings(layer: Layer, direction: Direction, t: Tensors, layout: str) -> Iterator[Setting]:
+    """Every setting that `best` is the least of; the first is what a user gets by default.
+
+    They come one by one, so that the tensors of one memory format can go before the next come.
+    """
+    others = [name for name in ("contiguous", "channels_last") if name != layout]
+    for name in (layout, *others):
+        here = t.laid_out(name == "channels_last")
+        calls = {"conv_transpose2d": pytorch(layer, direction, here)}
+        if direction == "forward":
+            flipped = flipped_convolution(layer, here)
+            if flipped is not None:
+                calls["conv2d"] = flipped
+        # cudnn.benchmark means nothing to a CPU.
+        for benchmark in (False, True) if t.x.is_cuda else (False,):
+            for operator, call in calls.items():
+                what = operator if direction == "forward" else direction
+                switch = f", benchmark {'on' if benchmark else 'off'}" if t.x.is_cuda else ""
+                yield Setting(f"{what}, {name}{switch}", benchmark, call)
+
+
+def compiled(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
+    """PyTorch's call under torch.compile, in its default mode."""
+    torch.compiler.reset()
+    return torch.compile(pytorch(layer, direction, t), dynamic=False)
+
+
+def _gradient(t: Tensors) -> Tensor:
+    if t.y is None:
+        raise ValueError("a gradient needs the output's gradient, got y=None")
+    return t.y
