@@ -241,7 +241,13 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     monkeypatch.setattr(tuning, "timer_for", lambda device: lambda call: call() or next(clock))
     used = []
     honest = run._prepare
-    monkeypatch.setattr(run, "_prepare", lambda *a: used.append((a[0], a[-1])) or honest(*a))
+
+    def prepare(*arguments):
+        prepared = honest(*arguments)
+        used.append((prepared.plan.problem, (prepared.plan.stem, prepared.plan.tile)))
+        return prepared
+
+    monkeypatch.setattr(run, "_prepare", prepare)
     tuning.forget()
 
     x, w = torch.randn(1, 3, 4, 4), torch.randn(3, 2, 3, 3)
@@ -261,10 +267,11 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
         results.append(next(t.grad for t in given if t.requires_grad))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
-    problem, choice = used[-1]
+    problem, _ = used[-1]
     assert problem.direction == direction
-    two = [c for c in candidates(problem, TARGET) if c.refusal is None][:2]
-    assert choice == two[1] == tuning.known(problem, None)
-    timed = [c for p, c in used if p.direction == direction]
-    assert timed == [*two, *two, two[1]]  # warm, timed, and the call itself
+    best = [c for c in candidates(problem, TARGET) if c.refusal is None][:2]
+    assert tuning.known(problem, None) == best[1]
+    two = [(candidate.stem, candidate.tile) for candidate in best]
+    ran = [choice for of, choice in used if of.direction == direction]
+    assert ran == [*two, *two, two[1]]  # warm, timed, and the call itself
     tuning.forget()

@@ -216,8 +216,8 @@ class Bench:
                 try:
                     with poisoned_memory():
                         result = call()
-                    found["error"] = reference.error(result)
-                    found["wrong"] = reference.verdict(result, None).wrong
+                    verdict = reference.verdict(result, None)
+                    found.update(error=verdict.error, wrong=verdict.wrong)
                     found.update(_columns("kernel", self._times(call)))
                 except MissingDependencyError:
                     raise

@@ -227,8 +227,8 @@ def read_rows(path: Path) -> list[Row]:
         missing = [name for name in REQUIRED if name not in record]
         if missing:
             raise ValueError(
-                f"{path}, row {number}: a row of `tconv bench` has {', '.join(REQUIRED)}; this one "
-                f"lacks {', '.join(missing)}"
+                f"{path} must hold rows as `tconv bench` writes them; row {number} lacks "
+                f"{', '.join(missing)}"
             )
         rows.append(Row(**{name: value for name, value in record.items() if name in known}))
     return rows

@@ -17,10 +17,10 @@ FLUSH_BYTES = 256 << 20
 LEAST_REPEATS = 30
 """Timings that a figure needs to count (docs/measuring.md)."""
 
-# Cycles of a GPU (about a millisecond) that it waits before a series, while the host queues the
-# first calls: a call that takes the host longer than the flush takes the GPU is then still timed
-# as what the GPU needs.
-_HEAD_START = 2_000_000
+# Cycles of a GPU (about 0.1 ms) for each timing of a series, which it waits before the first while
+# the host queues calls: one that takes the host longer than the flush takes the GPU, by as much as
+# that, is then still timed as what the GPU needs.
+_HEAD_START = 200_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CudaTimer:
             for _ in range(repeats)
         ]
         self.synchronize()
-        torch.cuda._sleep(_HEAD_START)
+        torch.cuda._sleep(_HEAD_START * repeats)
         for start, end in events:
             self._flushed.zero_()
             start.record()

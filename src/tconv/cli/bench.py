@@ -223,7 +223,10 @@ def _notes(options: Options, bias: bool) -> Iterator[str]:
         if options.plans:
             yield "Ours runs in the emulator (TCONV_EMULATE=1): its times say nothing of a GPU."
         else:
-            yield "PyTorch's own operators compute them, for tconv too: equal times are expected."
+            yield (
+                "PyTorch's own operators compute them, for tconv too: equal times are expected, as "
+                "far as the machine is idle."
+            )
         yield f"Medians of {options.repeats} timings by the clock; nothing is flushed."
     if options.repeats < LEAST_REPEATS:
         yield (

@@ -24,8 +24,9 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         commands,
         "cache",
         "the compiled kernels on disk: their size, a list, and a way to remove them",
-        "Compiled kernels are kept on disk, so that a second run compiles nothing. `size` sums "
-        "them up, `list` shows each, `clear` removes them; what is needed is compiled again. "
+        "Compiled kernels, and what autotune chose, are kept on disk, so that a second run "
+        "compiles and times nothing. `size` sums them up, `list` shows each, `clear` removes them; "
+        "what is needed is compiled again. "
         "TCONV_CACHE_DIR names the folder, TCONV_CACHE=0 keeps none.",
         "tconv cache\ntconv cache list\ntconv cache clear",
     )
@@ -44,6 +45,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
 def run(parsed: argparse.Namespace) -> int:
     """Runs the command."""
     from tconv.jit.cache import default_cache
+    from tconv.tuning import KEY_PREFIX
 
     cache = default_cache()
     shown = console()
@@ -55,14 +57,18 @@ def run(parsed: argparse.Namespace) -> int:
         return 0
     entries, emulated = cache.entries(), emulator_files(cache.folder)
     emulated_bytes = sum(path.stat().st_size for path in emulated)
+    choices = [entry for entry in entries if entry.key.startswith(KEY_PREFIX)]
+    kernels = [entry for entry in entries if entry not in choices]
     if parsed.action == "clear":
         before = cache.size() + emulated_bytes
         removed = cache.clear()
         for path in emulated:
             path.unlink(missing_ok=True)
+        of_tuning = f", {_plural(len(choices), 'choice')} by autotune" if choices else ""
         shown.print(
-            f"Removed {_plural(removed, 'kernel')} and {_plural(len(emulated), 'file')} of the "
-            f"emulator, {bytes_text(before)}, from {cache.folder}.",
+            f"Removed {_plural(removed - len(choices), 'kernel')}{of_tuning} and "
+            f"{_plural(len(emulated), 'file')} of the emulator, {bytes_text(before)}, from "
+            f"{cache.folder}.",
             soft_wrap=True,
         )
         # NOTE: counted, not taken on trust: a folder may be read-only.
@@ -83,7 +89,11 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.action == "list":
         _show_list(entries)
     shown.print(f"{cache.folder}:", soft_wrap=True)
-    shown.print(f"  {_plural(len(entries), 'kernel')}, {bytes_text(cache.size())}")
+    for noun, found in (("kernel", kernels), ("choice", choices)):
+        if found or noun == "kernel":
+            size = bytes_text(sum(entry.nbytes for entry in found))
+            by = " by autotune" if noun == "choice" else ""
+            shown.print(f"  {_plural(len(found), noun)}{by}, {size}")
     if emulated:
         files = _plural(len(emulated), "file")
         shown.print(f"  {files} of the emulator, {bytes_text(emulated_bytes)}")

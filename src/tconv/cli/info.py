@@ -127,7 +127,10 @@ def findings() -> Iterator[tuple[str, str]]:
     yield "nvcc", shutil.which("nvcc") or "not on PATH: only files of `tconv export` need it"
     tool = disassemble.find()
     yield "disassembler", str(tool or f"none, for `tconv explain --sass`: {disassemble.INSTALL}")
-    yield "matplotlib", _version("matplotlib", "for `tconv explain --png`: pip install matplotlib")
+    yield (
+        "matplotlib",
+        _version("matplotlib", "for `tconv report` and `explain --png`: pip install matplotlib"),
+    )
     yield "kernel cache", _or_reason(_cache)
 
 

@@ -156,6 +156,7 @@ def test_cache(cache_folder, monkeypatch, capsys):
     monkeypatch.setenv("TCONV_KERNEL", "general_forward")
     assert cli.main(["explain", "--layer", "4,4,3", "--arch", "sm_80"]) == 0
     DiskCache(cache_folder).put("other-0123", b"x" * 3000)
+    DiskCache(cache_folder).put("autotune-forward-0123", b"{}", {"stem": "autotune-forward"})
     damaged = cache_folder / "broken-0123.tconv"
     damaged.write_bytes(b"too short")
     emulated = cache_folder / "emulator"
@@ -171,15 +172,20 @@ def test_cache(cache_folder, monkeypatch, capsys):
     assert re.search(r"general_forward +sm_80 +\S+ KiB +\d+ +NVRTC", text)
     assert "damaged" in text
     assert "3 kernels" in text
+    assert "1 choice by autotune" in text
+    assert "autotune-forward" in text
     assert "1 file of the emulator, 2.0 KiB" in text
 
     assert cli.main(["cache", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert [entry["damaged"] for entry in record["entries"]] == [True, False, False]
-    assert record["entries"][1]["registers"] > 0
+    assert [entry["damaged"] for entry in record["entries"]] == [False, True, False, False]
+    assert record["entries"][2]["registers"] > 0
 
     assert cli.main(["cache", "clear"]) == 0
-    assert "Removed 3 kernels and 1 file of the emulator" in capsys.readouterr().out
+    assert (
+        "Removed 3 kernels, 1 choice by autotune and 1 file of the emulator"
+        in capsys.readouterr().out
+    )
     assert all(path.exists() for path in kept)
     assert not list(cache_folder.glob("*.tconv"))
     assert not list(emulated.glob("*.so"))

@@ -111,7 +111,7 @@ def test_a_wrong_row_is_said(report, tmp_path):
         ("{}", "must hold a list of rows, as `tconv bench` writes it; got an object"),
         ("[1]", "must hold a list of rows"),
         ("no", "is no JSON file"),
-        ('[{"layer": "a"}]', "row 0: a row of `tconv bench` has layer,"),
+        ('[{"layer": "a"}]', "row 0 lacks dtype, layout, "),
     ],
 )
 def test_files_without_rows(report, tmp_path, text, says):
