@@ -55,7 +55,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "tconv bench --layers layers.json\n"
         "tconv bench --layers layers.json --only 'kb*,dcgan_4x4' --direction all --dtype bfloat16\n"
         "tconv bench --layers layers.json --no-tf32 --against best --out results\n"
-        "tconv bench --layers layers.json --sweep --resume\n"
+        "tconv bench --layers layers.json --only kb57 --sweep\n"
         "tconv bench --layer 64,32,4,2,1 --input 8x32x32 --device cpu --against eager,best,compile",
     )
     add_layer_options(parser, many=True)
@@ -142,6 +142,10 @@ def run(parsed: argparse.Namespace) -> int:
     if twice:
         raise UsageError(
             f"each layer needs a name of its own, got more than once: {', '.join(sorted(twice))}"
+        )
+    if parsed.sweep and parsed.resume:
+        raise UsageError(
+            "--resume goes on with a run's rows, not with a --sweep; --only chooses layers"
         )
     device = _device(parsed.device)
 
@@ -379,7 +383,9 @@ def _show(rows: Sequence[Row], shown: Console) -> None:
 
     from tconv.bench.summary import groups, ratio
 
-    for group in groups(rows):
+    for number, group in enumerate(groups(rows)):
+        if number:
+            shown.print()
         here = [name for name in AGAINST if any(getattr(r, f"{name}_ms") for r in group.rows)]
         floors = any(row.floor_ms is not None for row in group.rows)
         title = f"Milliseconds: {group.name}"

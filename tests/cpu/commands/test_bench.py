@@ -282,6 +282,7 @@ def test_a_contestant_that_fails_leaves_its_columns_empty(bench, monkeypatch):
     [
         (["--only", "nope"], 2, "is named 'nope'; it has up, grouped"),
         (["--sweep"], 2, "it needs a GPU; without one `tconv explain`"),
+        (["--sweep", "--resume"], 2, "--only chooses layers"),
     ],
 )
 def test_errors_are_one_line(layers, capsys, arguments, code, says):
