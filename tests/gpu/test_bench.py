@@ -61,7 +61,7 @@ def test_sweep(bench):
 def test_the_cache_is_cold():
     """A read that fits the L2 cache is slower after the flush than in a loop."""
     values = torch.randn(1 << 22, device="cuda")  # 16 MB
-    cold = timing.CudaTimer().time(values.sum, 30).median
+    cold = timing.CudaTimer().time([values.sum], 30)[0].median
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(2_000_000)
     start.record()
@@ -82,7 +82,7 @@ def test_the_host_is_hidden():
             pass
         value.add_(1)
 
-    assert timing.CudaTimer().time(call, 30).median < 0.02
+    assert timing.CudaTimer().time([call], 30)[0].median < 0.02
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from tconv import settings, tuning
 from tconv.bench import contestants
 from tconv.bench.check import Reference, Verdict
-from tconv.bench.contestants import Tensors, flags, random_tensors
+from tconv.bench.contestants import Setting, Tensors, flags, random_tensors
 from tconv.bench.floors import GPUS, Floor, floor
 from tconv.bench.rows import How, Row, SweepRow, What
 from tconv.bench.timing import Call, Timer, Times
@@ -27,7 +27,7 @@ from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.layers import Layer
 from tconv.messages import one_line
-from tconv.plan import Candidate, candidates, make_plan, plan
+from tconv.plan import Candidate, Plan, candidates, make_plan, plan
 from tconv.problem import Direction, DType, Layout, Math, Problem
 from tconv.reference import poisoned_memory
 from tconv.verify import TORCH_DTYPES
@@ -68,7 +68,7 @@ class Options:
     repeats: int = 30
     autotune: bool = False
     commit: str = ""
-    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -115,7 +115,7 @@ class Options:
             measured=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **self.environment,
         )
-        known = {field.name for kind in (What, How) for field in dataclasses.fields(kind)}
+        known = {column.name for kind in (What, How) for column in dataclasses.fields(kind)}
         return {name: value for name, value in columns.items() if name in known}
 
 
@@ -156,6 +156,23 @@ def compile_ahead(
         list(pool.map(compile, wanted))
 
 
+@dataclass
+class Probed:
+    """What a few timings said of PyTorch's settings.
+
+    Attributes:
+        default: the name of what a user gets.
+        ways: the settings that are near the fastest, and the default if it works.
+        probes: the median of every one, in milliseconds.
+        failed: why others have none.
+    """
+
+    default: str = ""
+    ways: list[Setting] = field(default_factory=list)
+    probes: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
 class Bench:
     """Measures layers on one device; holds what they share: the timer, the empty kernel's time."""
 
@@ -168,7 +185,8 @@ class Bench:
         self.empty_ms: float | None = None
         empty = timer.empty()
         if empty is not None:
-            self.empty_ms = self._times(empty).median
+            self._warm_up(empty)
+            self.empty_ms = timer.time([empty], options.repeats)[0].median
 
     def row(self, layer: Layer, direction: Direction) -> Row:
         """One row; a contestant that fails leaves its columns empty, ours says why.
@@ -181,17 +199,31 @@ class Bench:
         columns.update(self._work(layer, direction))
         self.report("data")
         tensors = self._tensors(layer, direction)
-        theirs = contestants.pytorch(layer, direction, tensors) if options.against else None
+        racing: dict[str, Call] = {}
         tuned = tuning.autotune() if options.autotune else contextlib.nullcontext()
         with flags(benchmark=False, tf32=options.tf32), tuned:
             try:
-                columns.update(self._ours(layer, direction, tensors))
-                columns.update(self._verdict(layer, direction, tensors, theirs))
+                columns.update(self._first_call(layer, direction, tensors))
+                columns.update(self._verdict(layer, direction, tensors))
+                racing["ours"] = _under(False, contestants.ours(layer, direction, tensors))
             except MissingDependencyError:
                 raise
             except Exception as error:
                 columns["wrong"] = f"{type(error).__name__}: {one_line(error)}"
-        columns.update(self._pytorch(layer, direction, tensors))
+            probed = self._probed(layer, direction, tensors)
+            racing |= {way.name: _under(way.benchmark, way.call) for way in probed.ways}
+            if "compile" in options.against:
+                self.report("torch.compile")
+                compiled = contestants.compiled(layer, direction, tensors)
+                with contextlib.suppress(RuntimeError):
+                    self._warm_up(compiled)
+                    racing["compile"] = _under(False, compiled)
+            self.report("timing")
+            times = self._race(racing)
+        for name in ("ours", "compile"):
+            if name in times:
+                columns.update(_columns(name, times[name]))
+        columns.update(self._of_settings(probed, times))
         return Row(**columns)
 
     def sweep(self, layer: Layer, direction: Direction) -> list[SweepRow]:
@@ -218,7 +250,8 @@ class Bench:
                         result = call()
                     verdict = reference.verdict(result, None)
                     found.update(error=verdict.error, wrong=verdict.wrong)
-                    found.update(_columns("kernel", self._times(call)))
+                    self._warm_up(call)
+                    found.update(_columns("kernel", self.timer.time([call], options.repeats)[0]))
                 except MissingDependencyError:
                     raise
                 except Exception as error:
@@ -256,7 +289,7 @@ class Bench:
             found["bound"] = least.bound
         return found
 
-    def _ours(self, layer: Layer, direction: Direction, tensors: Tensors) -> dict[str, Any]:
+    def _first_call(self, layer: Layer, direction: Direction, tensors: Tensors) -> dict[str, Any]:
         self.report("tconv")
         call = contestants.ours(layer, direction, tensors)
         self.timer.synchronize()
@@ -264,11 +297,10 @@ class Bench:
         call()
         self.timer.synchronize()
         found: dict[str, Any] = {"first_call_ms": (time.perf_counter() - start) * 1e3}
-        found.update(_columns("ours", self._times(call)))
         if self.options.plans:
             problem = self.options.problem(layer, direction)
-            tuned = tuning.known(problem, self._ordinal)
-            used: Candidate | Any = tuned or plan(problem, self.options.target)
+            tuned = tuning.known(problem, self._ordinal) if self.options.autotune else None
+            used: Candidate | Plan = tuned or plan(problem, self.options.target)
             found["kernel"] = f"{used.stem} {used.tile}"
             found["modelled_ms"] = used.cost * 1e3
         return found
@@ -282,16 +314,14 @@ class Bench:
         rounds = self.options.math(layer, direction) == "tf32"
         return Reference(layer, direction, tensors, tf32=rounds)
 
-    def _verdict(
-        self, layer: Layer, direction: Direction, tensors: Tensors, theirs: Call | None
-    ) -> dict[str, Any]:
+    def _verdict(self, layer: Layer, direction: Direction, tensors: Tensors) -> dict[str, Any]:
         reference = self._reference(layer, direction, tensors)
         with poisoned_memory():
             mine = contestants.ours(layer, direction, tensors)()
         other: Tensor | None = None
-        if theirs is not None:
+        if self.options.against:
             with contextlib.suppress(RuntimeError):  # PyTorch has no operator or no memory for it
-                other = cast(Tensor, theirs())
+                other = contestants.pytorch(layer, direction, tensors)()
         verdict: Verdict = reference.verdict(mine, other)
         return {
             "error": verdict.error,
@@ -301,46 +331,66 @@ class Bench:
             "wrong": verdict.wrong,
         }
 
-    def _pytorch(self, layer: Layer, direction: Direction, tensors: Tensors) -> dict[str, Any]:
-        """The columns of eager, best and compile."""
+    def _probed(self, layer: Layer, direction: Direction, tensors: Tensors) -> Probed:
+        """PyTorch's settings that are worth timing in full."""
         options = self.options
-        found: dict[str, Any] = {}
-        medians: dict[str, Times] = {}
-        probes: dict[str, float] = {}
-        failed: dict[str, str] = {}
-        if {"eager", "best"} & set(options.against):
-            ways = contestants.settings(layer, direction, tensors, options.layout)
-            for number, way in enumerate(ways):
-                if number and "best" not in options.against:
-                    break
-                self.report(way.name)
-                with flags(benchmark=way.benchmark, tf32=options.tf32):
-                    try:
-                        self._warm_up(way.call)
-                        probes[way.name] = self.timer.time(way.call, PROBES).median
-                        # The default is always timed in full: it is the column `eager`.
-                        if not number or probes[way.name] <= NEAR * min(probes.values()):
-                            medians[way.name] = self.timer.time(way.call, options.repeats)
-                    except RuntimeError as error:  # no such operator, or no memory for it
-                        failed[way.name] = one_line(error)
-                if not number and way.name in medians and "eager" in options.against:
-                    found.update(_columns("eager", medians[way.name]))
-            if "best" in options.against and medians:
-                best = min(medians, key=lambda name: medians[name].median)
-                found.update(_columns("best", medians[best]))
-                found["best_setting"] = best
-            said = [
-                f"{name}: {medians[name].median if name in medians else probe:.4f}"
-                + ("" if name in medians else f" ({PROBES} timings)")
-                for name, probe in probes.items()
+        found = Probed()
+        if not {"eager", "best"} & set(options.against):
+            return found
+        for way in contestants.settings(layer, direction, tensors, options.layout):
+            found.default = found.default or way.name
+            if way.name != found.default and "best" not in options.against:
+                break
+            self.report(way.name)
+            with flags(benchmark=way.benchmark, tf32=options.tf32):
+                try:
+                    self._warm_up(way.call)
+                    found.probes[way.name] = self.timer.time([way.call], PROBES)[0].median
+                except RuntimeError as error:  # no such operator, or no memory for it
+                    found.failed[way.name] = one_line(error)
+                    continue
+            most = NEAR * min(found.probes.values())
+            found.ways = [
+                one
+                for one in [*found.ways, way]
+                if one.name == found.default or found.probes[one.name] <= most
             ]
-            found["settings"] = "; ".join(said + [f"{n}: {why}" for n, why in failed.items()])
-        if "compile" in options.against:
-            self.report("torch.compile")
-            with flags(benchmark=False, tf32=options.tf32):
-                call = contestants.compiled(layer, direction, tensors)
-                with contextlib.suppress(RuntimeError):
-                    found.update(_columns("compile", self._times(call)))
+        return found
+
+    def _race(self, calls: dict[str, Call]) -> dict[str, Times]:
+        """All calls in turns; where memory does not suffice for that, one after another."""
+        repeats = self.options.repeats
+        try:
+            for call in calls.values():
+                self._warm_up(call)
+            return dict(zip(calls, self.timer.time(list(calls.values()), repeats), strict=True))
+        except torch.OutOfMemoryError:
+            times = {}
+            for name, call in calls.items():
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    torch.cuda.empty_cache()
+                    self._warm_up(call)
+                    times[name] = self.timer.time([call], repeats)[0]
+            return times
+
+    def _of_settings(self, probed: Probed, times: dict[str, Times]) -> dict[str, Any]:
+        """The columns of eager and best."""
+        found: dict[str, Any] = {}
+        medians = {way.name: times[way.name] for way in probed.ways if way.name in times}
+        if probed.default in medians and "eager" in self.options.against:
+            found.update(_columns("eager", medians[probed.default]))
+        if "best" in self.options.against and medians:
+            best = min(medians, key=lambda name: medians[name].median)
+            found.update(_columns("best", medians[best]))
+            found["best_setting"] = best
+        said = [
+            f"{name}: {medians[name].median:.4f}"
+            if name in medians
+            else f"{name}: {probe:.4f} ({PROBES} timings)"
+            for name, probe in probed.probes.items()
+        ]
+        said += [f"{name}: {why}" for name, why in probed.failed.items()]
+        found["settings"] = "; ".join(said)
         return found
 
     def _warm_up(self, call: Call) -> None:
@@ -348,9 +398,15 @@ class Bench:
             call()
         self.timer.synchronize()
 
-    def _times(self, call: Call) -> Times:
-        self._warm_up(call)
-        return self.timer.time(call, self.options.repeats)
+
+def _under(benchmark: bool, call: Call) -> Call:
+    """A call that sets cudnn.benchmark first, for calls of different settings in turns."""
+
+    def with_flag() -> object:
+        torch.backends.cudnn.benchmark = benchmark
+        return call()
+
+    return with_flag
 
 
 def _columns(contestant: str, times: Times) -> dict[str, float]:

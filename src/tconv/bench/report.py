@@ -57,12 +57,13 @@ def write(rows: Sequence[Row], folder: Path, title: str) -> list[Path]:
 
 def _lead(rows: Sequence[Row]) -> str:
     wrong = sum(row.wrong is not None for row in rows)
+    compared = sum(row.error is not None and row.wrong is None for row in rows)
     right = (
-        f"{wrong} of {len(rows)} results are wrong: see the tables."
-        if wrong
-        else f"All {len(rows)} results were compared with float64 in the run that timed them, and "
-        "are right."
+        f"{compared} of {len(rows)} results were compared with float64 in the run that timed them, "
+        "and are right."
     )
+    if wrong:
+        right += f" {wrong} of {len(rows)} results are wrong: see the tables."
     least, most = min(row.repeats for row in rows), max(row.repeats for row in rows)
     repeats = str(least) if least == most else f"{least} to {most}"
     few = "; fewer than 30 are a look, not a figure that counts" if least < 30 else ""

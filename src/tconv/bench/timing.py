@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,10 +17,14 @@ FLUSH_BYTES = 256 << 20
 LEAST_REPEATS = 30
 """Timings that a figure needs to count (docs/measuring.md)."""
 
-# Cycles of a GPU (about 0.1 ms) for each timing of a series, which it waits before the first while
-# the host queues calls: one that takes the host longer than the flush takes the GPU, by as much as
-# that, is then still timed as what the GPU needs.
+# Cycles of a GPU (about 0.1 ms) for each timing, which it waits before it starts on some turns,
+# while the host queues them: a call that takes the host longer than the flush takes the GPU, by as
+# much as that, is then still timed as what the GPU needs.
 _HEAD_START = 200_000
+_TURNS_AHEAD = 10
+
+# Some 0.2 s of work, after which a GPU's clocks are up.
+_WAKING_FLUSHES = 3000
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,11 @@ class Times:
 class Timer(Protocol):
     """How calls are timed on one device."""
 
-    def time(self, call: Call, repeats: int) -> Times:
-        """The timings of so many calls, one by one; the caller has warmed up."""
+    def time(self, calls: Sequence[Call], repeats: int) -> list[Times]:
+        """The timings of each call, so many, one by one and in turns; the caller has warmed up.
+
+        In turns, so that whatever drifts (clocks, temperature, other programs) is the same for all.
+        """
 
     def synchronize(self) -> None:
         """Wait for what the device has been given to do."""
@@ -78,22 +85,28 @@ class CudaTimer:
 
     def __init__(self) -> None:
         self._flushed = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-
-    def time(self, call: Call, repeats: int) -> Times:
-        """The timings of so many calls, one by one; the caller has warmed up."""
-        events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(repeats)
-        ]
-        self.synchronize()
-        torch.cuda._sleep(_HEAD_START * repeats)
-        for start, end in events:
+        for _ in range(_WAKING_FLUSHES):
             self._flushed.zero_()
-            start.record()
-            call()
-            end.record()
         self.synchronize()
-        return Times(tuple(start.elapsed_time(end) for start, end in events))
+
+    def time(self, calls: Sequence[Call], repeats: int) -> list[Times]:
+        """The timings of each call, so many, one by one and in turns; the caller has warmed up."""
+        events = [[(_event(), _event()) for _ in range(repeats)] for _ in calls]
+        self.synchronize()
+        for turn in range(repeats):
+            if turn % _TURNS_AHEAD == 0:
+                self.synchronize()  # the queue of launches is finite
+                torch.cuda._sleep(_HEAD_START * len(calls) * _TURNS_AHEAD)
+            for call, of_call in zip(calls, events, strict=True):
+                start, end = of_call[turn]
+                self._flushed.zero_()
+                start.record()
+                call()
+                end.record()
+        self.synchronize()
+        return [
+            Times(tuple(start.elapsed_time(end) for start, end in of_call)) for of_call in events
+        ]
 
     def synchronize(self) -> None:
         """Wait for what the device has been given to do."""
@@ -107,20 +120,25 @@ class CudaTimer:
 class CpuTimer:
     """The monotonic clock around each call; nothing is flushed."""
 
-    def time(self, call: Call, repeats: int) -> Times:
-        """The timings of so many calls, one by one; the caller has warmed up."""
-        each = []
+    def time(self, calls: Sequence[Call], repeats: int) -> list[Times]:
+        """The timings of each call, so many, one by one and in turns; the caller has warmed up."""
+        each: list[list[float]] = [[] for _ in calls]
         for _ in range(repeats):
-            start = time.perf_counter()
-            call()
-            each.append((time.perf_counter() - start) * 1e3)
-        return Times(tuple(each))
+            for call, of_call in zip(calls, each, strict=True):
+                start = time.perf_counter()
+                call()
+                of_call.append((time.perf_counter() - start) * 1e3)
+        return [Times(tuple(of_call)) for of_call in each]
 
     def synchronize(self) -> None:
         """A CPU's calls are done when they return."""
 
     def empty(self) -> None:
         """There are no kernels to launch."""
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
 
 
 def timer(device: str) -> Timer:

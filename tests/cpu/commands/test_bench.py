@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import time
 
 import pytest
 import torch
@@ -133,9 +134,8 @@ def test_floor_includes_the_empty_kernel(monkeypatch):
         def empty(self):
             return lambda: None
 
-        def time(self, call, repeats):
-            call()
-            return timing.Times((0.5,))
+        def time(self, calls, repeats):
+            return [timing.Times((0.5,)) for call in calls]
 
     options = measure.Options(device="cpu", short_name="h200", against=())
     layer = Layer.parse("4,4,3", "1x8x8")
@@ -277,6 +277,40 @@ def test_a_contestant_that_fails_leaves_its_columns_empty(bench, monkeypatch):
     assert "not implemented for this dtype" in row["settings"]
 
 
+def test_when_the_default_fails_another_setting_is_no_eager(bench, monkeypatch):
+    honest = contestants.settings
+
+    def settings(*arguments):
+        first, *rest = honest(*arguments)
+
+        def fails():
+            raise RuntimeError("no engine")
+
+        yield dataclasses.replace(first, call=fails)
+        yield from rest
+
+    monkeypatch.setattr(contestants, "settings", settings)
+    _, out = bench("--only", "up")
+    (row,) = records(out)
+    assert row["eager_ms"] is None
+    assert row["best_ms"] > 0
+    assert row["best_setting"] == "conv_transpose2d, channels_last"
+
+
+def test_without_memory_for_all_they_are_timed_one_by_one(bench, monkeypatch):
+    honest = timing.CpuTimer.time
+
+    def time_them(self, calls, repeats):
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError("no room")
+        return honest(self, calls, repeats)
+
+    monkeypatch.setattr(timing.CpuTimer, "time", time_them)
+    _, out = bench("--only", "up")
+    (row,) = records(out)
+    assert row["ours_ms"] > 0 and row["eager_ms"] > 0 and row["best_ms"] <= row["eager_ms"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -415,11 +449,39 @@ def test_quantiles():
         timing.Times(())
 
 
-def test_cpu_timer_times_each_call_alone():
+def test_cpu_timer_times_each_call_alone_and_in_turns():
     calls = []
-    times = timing.CpuTimer().time(lambda: calls.append(1), 7)
-    assert len(calls) == len(times.each) == 7
-    assert all(ms >= 0 for ms in times.each)
+
+    def slow():
+        calls.append("b")
+        time.sleep(2e-3)
+
+    times = timing.CpuTimer().time([lambda: calls.append("a"), slow], 7)
+    assert calls == ["a", "b"] * 7
+    assert [len(of_call.each) for of_call in times] == [7, 7]
+    assert times[0].median < 1 < 2 <= times[1].median
+
+
+def test_each_call_in_turn_has_its_own_flags(monkeypatch):
+    """Ours, whose kernels cudnn.benchmark would tune, between calls that switch it on."""
+    seen = []
+
+    def noting(name):
+        return lambda: seen.append((name, torch.backends.cudnn.benchmark)) or torch.zeros(1)
+
+    def settings(*arguments):
+        yield contestants.Setting("off", False, noting("off"))
+        yield contestants.Setting("on", True, noting("on"))
+
+    monkeypatch.setattr(contestants, "settings", settings)
+    monkeypatch.setattr(contestants, "ours", lambda *a: noting("ours"))
+    monkeypatch.setattr(measure.Bench, "_verdict", lambda *a: {})
+    monkeypatch.setattr(measure, "NEAR", 1e9)
+    options = measure.Options(device="cpu", short_name="cpu", repeats=4)
+    measure.Bench(options, timing.CpuTimer()).row(Layer.parse("4,4,3", "1x5x5"), "forward")
+    assert seen[-3:] == [("ours", False), ("off", False), ("on", True)]
+    assert set(seen) == set(seen[-3:])
+    assert torch.backends.cudnn.benchmark is False
 
 
 def test_slow_settings_are_probed_only(monkeypatch):
@@ -429,10 +491,10 @@ def test_slow_settings_are_probed_only(monkeypatch):
     asked = []
 
     class Fake(timing.CpuTimer):
-        def time(self, call, repeats):
-            name = call()
-            asked.append((name, repeats))
-            return timing.Times((cost[name],))
+        def time(self, calls, repeats):
+            names = [call() for call in calls]
+            asked.extend((name, repeats) for name in names if isinstance(name, str))
+            return [timing.Times((cost.get(str(name), 2.0),)) for name in names]
 
     def settings(layer, direction, t, layout):
         for name in cost:
@@ -440,15 +502,12 @@ def test_slow_settings_are_probed_only(monkeypatch):
 
     monkeypatch.setattr(contestants, "settings", settings)
     options = measure.Options(device="cpu", short_name="cpu", repeats=30)
-    bench = measure.Bench(options, Fake())
-    layer = Layer.parse("4,4,3", "1x5x5")
-    found = bench._pytorch(layer, "forward", bench._tensors(layer, "forward"))
-    assert found["eager_ms"] == 4.0
-    assert found["best_ms"] == 1.0
-    assert found["best_setting"] == "conv_transpose2d, channels_last"
+    row = measure.Bench(options, Fake()).row(Layer.parse("4,4,3", "1x5x5"), "forward")
+    assert (row.ours_ms, row.eager_ms, row.best_ms) == (2.0, 4.0, 1.0)
+    assert row.best_setting == "conv_transpose2d, channels_last"
     full = [name for name, repeats in asked if repeats == 30]
     assert full == [name for name in cost if name != "conv2d, contiguous"]
-    assert "conv2d, contiguous: 9.0000 (5 timings)" in found["settings"]
+    assert "conv2d, contiguous: 9.0000 (5 timings)" in row.settings
 
 
 def test_sweep_times_every_candidate_and_marks_the_plans(monkeypatch):

@@ -102,6 +102,7 @@ def test_a_wrong_row_is_said(report, tmp_path):
     write_rows(tmp_path / "rows", bad)
     page = report(tmp_path / "rows.json")
     assert "1 of 4 results are wrong" in page
+    assert "3 of 4 results were compared with float64" in page
     assert "out of &lt;luck&gt;" in page
 
 
