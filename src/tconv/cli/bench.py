@@ -220,16 +220,18 @@ def _notes(options: Options, bias: bool) -> Iterator[str]:
         )
         yield f"Medians of {options.repeats} CUDA-event timings, each with a cold L2 cache."
     else:
+        count = versions["cpu_threads"]
+        threads = f"{count} thread{'' if count == '1' else 's'}"
         yield (
-            f"CPU tensors ({versions['platform']}, {versions['cpu_threads']} threads), torch "
+            f"CPU tensors ({versions['platform']}, {threads}), torch "
             f"{versions['torch']}: {numbers}."
         )
         if options.plans:
             yield "Ours runs in the emulator (TCONV_EMULATE=1): its times say nothing of a GPU."
         else:
             yield (
-                "PyTorch's own operators compute them, for tconv too: equal times are expected, as "
-                "far as the machine is idle."
+                "PyTorch's own operators compute them, for tconv too: equal times are expected, "
+                "but for the Python on the way."
             )
         yield f"Medians of {options.repeats} timings by the clock; nothing is flushed."
     if options.repeats < LEAST_REPEATS:
