@@ -6,6 +6,7 @@ came, so that the error, its type and its text are PyTorch's own, of whatever ve
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 import threading
@@ -73,6 +74,8 @@ def _pair(value: Any) -> tuple[int, int] | None:
     """Height's and width's number, or None where PyTorch would raise."""
     if type(value) is int:
         return value, value
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int:
+        return value
     if not isinstance(value, (tuple, list)):
         value = (value,)
     if len(value) == 1:
@@ -115,15 +118,46 @@ def _is_sound(
         return False
     if weight.dtype is not dtype and _computed_dtype(weight) is not _computed_dtype(input):
         return False
-    _, channels, height, width = input.shape
-    in_channels, out_channels, kernel_height, kernel_width = weight.shape
     if bias is not None and (
-        bias.dim() != 1
-        or bias.shape[0] != out_channels * groups
-        or bias.device != device
+        bias.device != device
         or bias.layout is not torch.strided
         or (bias.dtype is not dtype and _computed_dtype(bias) is not _computed_dtype(input))
     ):
+        return False
+    sizes = (
+        input.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        stride,
+        padding,
+        output_padding,
+        dilation,
+        groups,
+    )
+    if torch.compiler.is_compiling():
+        # The operator's fake implementation refuses what remains, without narrowing the graph's
+        # sizes.
+        return _has_sound_sizes(*sizes)
+    try:
+        return _has_sound_output(*sizes)
+    except TypeError:  # symbolic sizes have no hash
+        return _has_sound_output.__wrapped__(*sizes)
+
+
+def _has_sound_sizes(
+    input: tuple[int, ...],
+    weight: tuple[int, ...],
+    bias: tuple[int, ...] | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    output_padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> bool:
+    """Whether channels, groups and the layer's parameters fit each other; shapes are given."""
+    channels = input[1]
+    in_channels, out_channels, kernel_height, kernel_width = weight
+    if bias is not None and (len(bias) != 1 or bias[0] != out_channels * groups):
         return False
     if (
         groups < 1
@@ -143,16 +177,27 @@ def _is_sound(
             return False
         if extra >= step and extra >= spread:
             return False
-    if torch.compiler.is_compiling():
-        # The operator's fake implementation refuses these, without narrowing the graph's sizes.
-        return True
-    if height < 1 or width < 1:
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_sound_output(
+    input: tuple[int, ...],
+    weight: tuple[int, ...],
+    bias: tuple[int, ...] | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    output_padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> bool:
+    """As `_has_sound_sizes`, and whether the output has pixels. Remembered: it runs each call."""
+    geometry = (stride, padding, output_padding, dilation)
+    if not _has_sound_sizes(input, weight, bias, *geometry, groups):
         return False
-    kernel_size = (kernel_height, kernel_width)
-    spatial = ops.output_size(
-        (height, width), kernel_size, stride, padding, output_padding, dilation
-    )
-    return min(spatial) > 0
+    if input[2] < 1 or input[3] < 1:
+        return False
+    return min(ops.output_size(input[2:], weight[2:], *geometry)) > 0
 
 
 def conv_transpose2d(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,14 @@ def is_channels_last(tensor: Tensor) -> bool:
     The rule goes by strides alone, so that it also holds for a slice of a channels_last tensor,
     and settles the shapes whose strides fit both formats the way PyTorch does.
     """
-    sizes = tensor.shape
-    strides = tensor.stride()
+    try:
+        return _fits_channels_last(tensor.shape, tensor.stride())
+    except TypeError:  # symbolic sizes have no hash
+        return _fits_channels_last.__wrapped__(tensor.shape, tensor.stride())
+
+
+@functools.lru_cache(maxsize=4096)
+def _fits_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     if strides[1] == 0:
         return False
     least = 0

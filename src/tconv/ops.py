@@ -19,8 +19,10 @@ past the dispatcher that saves most of the host's time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -104,6 +106,14 @@ def _settle(tensor: Tensor, channels_last: bool) -> Tensor:
     if tensor.stride() == strides:
         return tensor
     return _empty(tensor, tensor.shape, channels_last).copy_(tensor)
+
+
+@functools.cache
+def _runner() -> ModuleType:
+    """`run`, imported with its libraries by the first call that needs it."""
+    from . import run
+
+    return run
 
 
 def _runs_our_kernels(tensor: Tensor) -> bool:
@@ -208,9 +218,7 @@ def _forward_impl(
         return _aten_forward(input, weight, bias, *geometry)
     if input.numel() == 0:
         return _forward_fake(input, weight, bias, *geometry)
-    from . import run
-
-    return run.forward(input, weight, bias, *geometry)
+    return _runner().forward(input, weight, bias, *geometry)
 
 
 def _input_gradient_impl(
@@ -228,9 +236,7 @@ def _input_gradient_impl(
         return _aten_input_gradient(grad_output, weight, input_size, *geometry)
     if grad_output.numel() == 0:
         return _input_gradient_fake(grad_output, weight, input_size, *geometry).zero_()
-    from . import run
-
-    return run.input_gradient(grad_output, weight, input_size, *geometry)
+    return _runner().input_gradient(grad_output, weight, input_size, *geometry)
 
 
 def _weight_gradient_impl(
@@ -249,9 +255,7 @@ def _weight_gradient_impl(
         return _aten_weight_gradient(input, grad_output, *geometry)
     if input.numel() == 0 or grad_output.numel() == 0:
         return _weight_gradient_fake(input, grad_output, *geometry).zero_()
-    from . import run
-
-    return run.weight_gradient(input, grad_output, *geometry)
+    return _runner().weight_gradient(input, grad_output, *geometry)
 
 
 def _with_tuples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

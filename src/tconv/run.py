@@ -7,9 +7,10 @@ Arguments have been checked by `functional`; none of the tensors is empty.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,11 +22,17 @@ from tconv.errors import CompileError, LaunchError
 from tconv.jit import runtime, tensor_map
 from tconv.jit.target import Target
 from tconv.kernels.family import Operands, TensorView
+from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
 from tconv.memory_format import is_channels_last, memory_format
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import WIDE_OFFSET, Axis, Direction, Layout, Problem, float32_math
 
 Pair = tuple[int, int]
+Sizes = tuple[int, ...]
+Geometry = tuple[Pair, Pair, Pair, Pair, int]
+"""Stride, padding, output padding, dilation, groups."""
+
+_NO_STRIDES = (0, 0, 0, 0)
 
 DTYPE_NAMES = {
     torch.float32: "float32",
@@ -57,16 +64,16 @@ def forward(
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    axes = _axes(input.shape[2:], weight.shape[2:], stride, padding, output_padding, dilation)
+    geometry = (stride, padding, output_padding, dilation, groups)
     output = torch.empty(
-        (input.shape[0], weight.shape[1] * groups, *(axis.output_size for axis in axes)),
+        _output_shape(input.shape, weight.shape, geometry),
         dtype=input.dtype,
         device=input.device,
         memory_format=memory_format(is_channels_last(input) or is_channels_last(weight)),
     )
     if bias is not None:
         bias = bias.contiguous()
-    _launch("forward", axes, groups, input, weight, output, bias=bias)
+    _launch("forward", geometry, input, weight, output, bias=bias)
     return output
 
 
@@ -92,14 +99,14 @@ def input_gradient(
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    axes = _axes(input_size, weight.shape[2:], stride, padding, output_padding, dilation)
+    geometry = (stride, padding, output_padding, dilation, groups)
     gradient = torch.empty(
         (grad_output.shape[0], weight.shape[0], *input_size),
         dtype=grad_output.dtype,
         device=grad_output.device,
         memory_format=memory_format(is_channels_last(grad_output) or is_channels_last(weight)),
     )
-    _launch("input_gradient", axes, groups, gradient, weight, grad_output)
+    _launch("input_gradient", geometry, gradient, weight, grad_output)
     return gradient
 
 
@@ -127,9 +134,10 @@ def weight_gradient(
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    axes = _axes(input.shape[2:], kernel_size, stride, padding, output_padding, dilation)
+    geometry = (stride, padding, output_padding, dilation, groups)
     shape = (input.shape[1], grad_output.shape[1] // groups, *kernel_size)
-    partial = _launch("weight_gradient", axes, groups, input, shape, grad_output)
+    partial = _launch("weight_gradient", geometry, input, shape, grad_output)
+    assert partial is not None
     # In order, and in the sums' own type: torch.sum over the leading dimension is deterministic.
     total = partial[0] if partial.shape[0] == 1 else partial.sum(0)
     return total.to(input.dtype, memory_format=memory_format(channels_last))
@@ -137,10 +145,12 @@ def weight_gradient(
 
 def tf32_allowed() -> bool:
     """Whether PyTorch's flags let float32 convolutions use TF32, as they do by default."""
-    convolution = getattr(torch.backends.cudnn, "conv", None)
-    if convolution is None:  # torch before 2.9
+    if _CONVOLUTION is None:  # torch before 2.9
         return torch.backends.cudnn.allow_tf32
-    return convolution.fp32_precision == "tf32"
+    return bool(_CONVOLUTION.fp32_precision == "tf32")
+
+
+_CONVOLUTION = getattr(torch.backends.cudnn, "conv", None)
 
 
 class _Launchable(Protocol):
@@ -170,128 +180,277 @@ def _axes(
     return height, width
 
 
-def _launch(
-    direction: Direction,
-    axes: tuple[Axis, Axis],
-    groups: int,
-    x: Tensor,
-    w: Tensor | tuple[int, ...],
-    y: Tensor,
-    bias: Tensor | None = None,
-    choice: Candidate | None = None,
-) -> Tensor:
-    """Runs one map; returns the workspace of partial results, empty where there is none.
+@functools.lru_cache(maxsize=4096)
+def _output_shape(x_shape: Sizes, w_shape: Sizes, geometry: Geometry) -> Sizes:
+    axes = _axes(x_shape[2:], w_shape[2:], *geometry[:4])
+    return (x_shape[0], w_shape[1] * geometry[4], *(axis.output_size for axis in axes))
 
-    `w` is a shape where the direction computes it; `choice` runs that candidate, untuned.
+
+class _Address(NamedTuple):
+    """A field of a launch's arguments that holds an operand's address.
+
+    Attributes:
+        offset: where the field lies.
+        operand: which of `_OPERANDS`.
+        shift: bytes from its first element on.
     """
-    dtype = DTYPE_NAMES[x.dtype]
-    tensors = [t for t in (x, w, y) if isinstance(t, Tensor)]
-    problem = _problem(
-        direction,
-        x.shape[0],
-        x.shape[1],
-        y.shape[1],
-        groups,
-        *axes,
-        dtype,
-        dtype == "float32" and tf32_allowed(),
-        bias is not None,
-        _layout(x),
-        _layout(y),
-        any(_reach(t) > WIDE_OFFSET for t in tensors),
-        direction == "forward" and _aligned(x),
-    )
-    device = x.device.index if x.is_cuda else None
-    if choice is None:
 
-        def launch(candidate: Candidate) -> None:
-            results = _launch(direction, axes, groups, x, w, y, bias, candidate)
-            if len(results) > 1:  # their sum belongs to what a candidate takes
-                results.sum(0)
-
-        choice = tuning.choose(problem, device, launch)
-    prepared = _prepare(
-        problem, device, settings.kernel(), settings.emulate_arch(), settings.sanitize(), choice
-    )
-    partial = torch.empty(
-        (prepared.plan.splits, *problem.w_shape),
-        dtype=torch.float64 if dtype == "float64" else torch.float32,
-        device=x.device,
-    )
-    packing = prepared.plan.packing
-    packed = torch.empty(packing.elements if packing else 0, device=x.device)
-    operands = Operands(
-        x=_view(x),
-        w=_view(w) if isinstance(w, Tensor) else TensorView(0, (0, 0, 0, 0)),
-        y=_view(y),
-        bias=0 if bias is None else bias.data_ptr(),
-        packed=packed.data_ptr(),
-        partial=partial.data_ptr(),
-        encode_tensor_map=emulated_map.encode if device is None else tensor_map.encode,
-    )
-    used = [*tensors, partial, packed] if bias is None else [*tensors, partial, packed, bias]
-    if packing is not None and prepared.pack is not None:
-        arguments = prepared.plan.packing_arguments(operands)
-        _run(prepared.pack, packing.grid, arguments, device, used, prepared.plan)
-    arguments = prepared.plan.arguments(operands)
-    _run(prepared.kernel, prepared.plan.grid, arguments, device, used, prepared.plan)
-    return partial
+    offset: int
+    operand: int
+    shift: int
 
 
-def _run(
-    kernel: _Launchable | EmulatedKernel,
-    grid: int,
-    arguments: bytes,
-    device: int | None,
-    used: list[Tensor],
-    plan: Plan,
-) -> None:
-    if isinstance(kernel, EmulatedKernel):
-        kernel.launch(grid, arguments, allocations=_allocations(used))
-        return
-    assert device is not None
-    try:
-        kernel.launch(grid, arguments, torch._C._cuda_getCurrentRawStream(device))
-    except LaunchError as error:
-        raise LaunchError(f"{error}\nplan: {plan}") from error
+class _Map(NamedTuple):
+    """A field that holds a tensor map: an `_Address`, and what else `encode` takes."""
+
+    offset: int
+    operand: int
+    shift: int
+    dtype: str
+    options: dict[str, Any]
+
+
+_OPERANDS = ("x", "w", "y", "bias", "packed", "partial")
+_POINTER = struct.Struct("=Q")
+# Stand-ins for the operands' addresses: far enough apart to be told from each other.
+_PLACES = {name: (index + 1) << 44 for index, name in enumerate(_OPERANDS)}
+
+
+def _place(address: int) -> tuple[int, int]:
+    """The operand that a stand-in, or an address behind one, is of, and the bytes behind it."""
+    operand = (address >> 44) - 1
+    return operand, address - ((operand + 1) << 44)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One launch of a call, but for the operands' addresses.
+
+    Making a family's arguments takes longer than a launch, so it is done once for all calls on
+    tensors of the same sizes and strides.
+    """
+
+    kernel: _Launchable | EmulatedKernel
+    grid: int
+    template: bytes
+    addresses: tuple[_Address, ...]
+    maps: tuple[_Map, ...]
+
+    @classmethod
+    def of(
+        cls,
+        kernel: _Launchable | EmulatedKernel,
+        grid: int,
+        source: KernelSource,
+        arguments: Callable[[Operands], bytes],
+        strides: dict[str, tuple[int, ...]],
+    ) -> _Bound:
+        """Binds `arguments`, which must put addresses in pointers and tensor maps alone."""
+        encoded: list[tuple[int, str, dict[str, Any]]] = []
+
+        def note(data_ptr: int, dtype: str, **options: Any) -> bytes:
+            encoded.append((data_ptr, dtype, options))
+            return bytes(TENSOR_MAP_BYTES)
+
+        x, w, y = (TensorView(_PLACES[name], strides[name]) for name in ("x", "w", "y"))
+        operands = Operands(
+            x=x,
+            w=w,
+            y=y,
+            bias=_PLACES["bias"],
+            packed=_PLACES["packed"],
+            partial=_PLACES["partial"],
+            encode_tensor_map=note,
+        )
+        template = arguments(operands)
+        addresses, maps = [], []
+        noted = iter(encoded)
+        for name, type_ in source.arguments:
+            offset = source.offsets[name]
+            if type_ == TENSOR_MAP:
+                address, dtype, options = next(noted)
+                maps.append(_Map(offset, *_place(address), dtype, options))
+            elif type_.endswith("*"):
+                (address,) = _POINTER.unpack_from(template, offset)
+                addresses.append(_Address(offset, *_place(address)))
+        return cls(kernel, grid, template, tuple(addresses), tuple(maps))
+
+    def arguments(self, operands: tuple[int, ...], encode: Callable[..., bytes]) -> bytes:
+        """The launch's arguments for operands at these addresses, in the order of `_OPERANDS`."""
+        filled = bytearray(self.template)
+        for offset, operand, shift in self.addresses:
+            _POINTER.pack_into(filled, offset, operands[operand] + shift)
+        for offset, operand, shift, dtype, options in self.maps:
+            encoded = encode(operands[operand] + shift, dtype, **options)
+            filled[offset : offset + TENSOR_MAP_BYTES] = encoded
+        return bytes(filled)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A map on tensors of given sizes, strides and alignment, wherever they lie."""
+
+    problem: Problem
+    strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of x, w, y
+    settings: tuple[str | None, str, bool]
+    device: int | None
+    choice: Candidate | None
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        return self._prepared.plan
+
+    @functools.cached_property
+    def launches(self) -> tuple[_Bound, ...]:
+        """The packing, where there is one, and the kernel."""
+        prepared, plan = self._prepared, self.plan
+        strides = dict(zip("xwy", self.strides, strict=True))
+        bound = []
+        if plan.packing is not None:
+            assert prepared.pack is not None
+            packing = plan.packing
+            bound.append(
+                _Bound.of(
+                    prepared.pack, packing.grid, packing.source, plan.packing_arguments, strides
+                )
+            )
+        bound.append(_Bound.of(prepared.kernel, plan.grid, plan.source, plan.arguments, strides))
+        return tuple(bound)
+
+    @functools.cached_property
+    def packed_elements(self) -> int:
+        return self.plan.packing.elements if self.plan.packing is not None else 0
+
+    @functools.cached_property
+    def partial_shape(self) -> tuple[int, ...] | None:
+        return (self.plan.splits, *self.problem.w_shape) if self.plan.splits else None
+
+    @functools.cached_property
+    def _prepared(self) -> _Prepared:
+        return _prepare(self.problem, self.device, *self.settings, self.choice)
 
 
 @functools.lru_cache(maxsize=4096)
-def _problem(
+def _call(
     direction: Direction,
-    batch: int,
-    in_channels: int,
-    out_channels: int,
-    groups: int,
-    height: Axis,
-    width: Axis,
-    dtype: str,
+    geometry: Geometry,
+    x_shape: Sizes,
+    x_strides: Sizes,
+    w_shape: Sizes,
+    w_strides: Sizes,
+    y_shape: Sizes,
+    y_strides: Sizes,
+    dtype: torch.dtype,
+    device: int | None,
     tf32: bool,
     bias: bool,
-    x_layout: Layout,
-    y_layout: Layout,
-    wide_offsets: bool,
-    x_aligned: bool,
-) -> Problem:
+    aligned: bool,
+    settings: tuple[str | None, str, bool],
+    choice: Candidate | None,
+) -> _Call:
+    height, width = _axes(x_shape[2:], w_shape[2:], *geometry[:4])
+    groups = geometry[4]
+    tensors = ((x_shape, x_strides), (w_shape, w_strides), (y_shape, y_strides))
+    in_channels, out_channels = x_shape[1], y_shape[1]
     problem = Problem(
         direction=direction,
-        batch=batch,
+        batch=x_shape[0],
         in_channels=in_channels,
         out_channels=out_channels,
         groups=groups,
         height=height,
         width=width,
-        dtype=dtype,  # type: ignore[arg-type]
+        dtype=DTYPE_NAMES[dtype],  # type: ignore[arg-type]
         math=float32_math(
             direction, in_channels // groups, out_channels // groups, tf32_allowed=tf32
         ),
         bias=bias,
-        x_layout=x_layout,
-        y_layout=y_layout,
-        wide_offsets=wide_offsets,
-        x_aligned=x_aligned,
+        x_layout=_layout(x_strides),
+        y_layout=_layout(y_strides),
+        wide_offsets=any(_reach(*tensor) > WIDE_OFFSET for tensor in tensors),
+        x_aligned=direction == "forward" and aligned and _on_vectors(x_strides, dtype.itemsize),
     )
-    return problem
+    return _Call(problem, (x_strides, w_strides, y_strides), settings, device, choice)
+
+
+def _launch(
+    direction: Direction,
+    geometry: Geometry,
+    x: Tensor,
+    w: Tensor | tuple[int, ...],
+    y: Tensor,
+    bias: Tensor | None = None,
+    choice: Candidate | None = None,
+) -> Tensor | None:
+    """Runs one map; returns the workspace of partial results, None where there is none.
+
+    `w` is a shape where the direction computes it; `choice` runs that candidate, untuned.
+    """
+    device = x.device.index if x.is_cuda else None
+    w_address, w_shape, w_strides = (
+        (w.data_ptr(), w.shape, w.stride()) if isinstance(w, Tensor) else (0, w, _NO_STRIDES)
+    )
+    x_address = x.data_ptr()
+    dtype = x.dtype
+    key = (
+        direction,
+        geometry,
+        x.shape,
+        x.stride(),
+        w_shape,
+        w_strides,
+        y.shape,
+        y.stride(),
+        dtype,
+        device,
+        dtype is torch.float32 and tf32_allowed(),
+        bias is not None,
+        x_address % 16 == 0,
+        # On a device the last two mean nothing.
+        (settings.kernel(), "", False)
+        if device is not None
+        else (settings.kernel(), settings.emulate_arch(), settings.sanitize()),
+    )
+    call = _call(*key, choice)
+    if choice is None and (tuning.is_on() or tuning.is_forced()):
+
+        def launch(candidate: Candidate) -> None:
+            results = _launch(direction, geometry, x, w, y, bias, candidate)
+            if results is not None and len(results) > 1:  # their sum belongs to what it takes
+                results.sum(0)
+
+        choice = tuning.choose(call.problem, device, launch)
+        if choice is not None:
+            call = _call(*key, choice)
+    partial = packed = None
+    if call.partial_shape is not None:
+        accumulated = torch.float64 if dtype is torch.float64 else torch.float32
+        partial = torch.empty(call.partial_shape, dtype=accumulated, device=x.device)
+    if call.packed_elements:
+        packed = torch.empty(call.packed_elements, dtype=torch.float32, device=x.device)
+    addresses = (
+        x_address,
+        w_address,
+        y.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if packed is None else packed.data_ptr(),
+        0 if partial is None else partial.data_ptr(),
+    )
+    if device is None:
+        used = [t for t in (x, w, y, bias, packed, partial) if isinstance(t, Tensor)]
+        memory = _allocations(used)
+        for bound in call.launches:
+            assert isinstance(bound.kernel, EmulatedKernel)
+            arguments = bound.arguments(addresses, emulated_map.encode)
+            bound.kernel.launch(bound.grid, arguments, allocations=memory)
+        return partial
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    for bound in call.launches:
+        try:
+            bound.kernel.launch(bound.grid, bound.arguments(addresses, tensor_map.encode), stream)
+        except LaunchError as error:
+            raise LaunchError(f"{error}\nplan: {call.plan}") from error
+    return partial
 
 
 @functools.lru_cache(maxsize=4096)
@@ -323,32 +482,23 @@ def _prepare(
     return _Prepared(chosen, kernels[0], kernels[1] if len(kernels) > 1 else None)
 
 
-def _layout(tensor: Tensor) -> Layout:
+def _layout(strides: Sizes) -> Layout:
     """Which axis is innermost in memory: the order in which a kernel's reads are coalesced."""
-    _, channel, _, column = tensor.stride()
+    _, channel, _, column = strides
     return "channels_last" if channel == 1 and column > 1 else "contiguous"
 
 
-def _aligned(tensor: Tensor) -> bool:
-    """Whether a tensor map can describe it: adjacent columns, all else on 16 bytes."""
-    *outer, columns = tensor.stride()
-    size = tensor.element_size()
-    return (
-        columns == 1
-        and tensor.data_ptr() % 16 == 0
-        and all(stride * size % 16 == 0 and stride > 0 for stride in outer)
-    )
+def _on_vectors(strides: Sizes, item_bytes: int) -> bool:
+    """Whether a tensor map can describe it, given its address on 16 bytes: adjacent columns, all
+    else on 16 bytes.
+    """
+    *outer, columns = strides
+    return columns == 1 and all(stride * item_bytes % 16 == 0 and stride > 0 for stride in outer)
 
 
-def _reach(tensor: Tensor) -> int:
-    """The largest element offset in the tensor."""
-    return sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def _view(tensor: Tensor) -> TensorView:
-    return TensorView(tensor.data_ptr(), tensor.stride())
+def _reach(shape: Sizes, strides: Sizes) -> int:
+    """The largest element offset in a tensor."""
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _allocations(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:

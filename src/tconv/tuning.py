@@ -92,6 +92,17 @@ def using(candidate: Candidate) -> Iterator[None]:
         _forced.reset(token)
 
 
+def is_on() -> bool:
+    """Whether a call may be timed, or run on what was chosen by timing."""
+    # What torch.backends.cudnn.benchmark reads, which takes a microsecond to get there.
+    return _depth > 0 or torch._C._get_cudnn_benchmark()
+
+
+def is_forced() -> bool:
+    """Whether this thread is within `using`."""
+    return _forced.get() is not None
+
+
 def timer_for(device: int | None) -> Timer | None:
     """How candidates are timed on a device; None for the emulator, whose times mean nothing."""
     return None if device is None else _CudaTimer(device)
@@ -113,7 +124,7 @@ def choose(problem: Problem, device: int | None, launch: Launch) -> Candidate | 
     forced = _forced.get()
     if forced is not None and problem.direction == family(forced.stem).DIRECTION:
         return forced
-    if not (_depth or torch.backends.cudnn.benchmark):
+    if not is_on():
         return None
     key = _key(problem, device)
     found = _chosen.get(key)

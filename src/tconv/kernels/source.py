@@ -69,12 +69,22 @@ class KernelSource:
         )
 
     @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each field of `struct Arguments` lies in its bytes."""
+        offsets, end = {}, 0
+        for name, type_ in self.arguments:
+            _, size, align = _field(type_)
+            offsets[name] = end + -end % align
+            end = offsets[name] + size
+        return offsets
+
+    @cached_property
     def _layout(self) -> tuple[struct.Struct, tuple[str, ...]]:
         offset, codes = 0, ["="]
         alignment = 1
-        for _, type_ in self.arguments:
+        for name, type_ in self.arguments:
             code, size, align = _field(type_)
-            padding = -offset % align
+            padding = self.offsets[name] - offset
             codes.append(f"{padding}x{code}" if padding else code)
             offset += padding + size
             alignment = max(alignment, align)
