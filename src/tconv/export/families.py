@@ -78,9 +78,9 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "row_groups": plan.problem.groups * len(laid.m_class),
         "row_step": laid.row_step,
         "tile": (plan.tile.rows, plan.tile.columns),
-        "map_box": (laid.raw_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
+        "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
         "packed_blocks": plan.packing.grid,
-        "packed_items": laid.packed_pairs,
+        "packed_items": laid.packed_items,
         "packed_elements": plan.packing.elements,
     }
 

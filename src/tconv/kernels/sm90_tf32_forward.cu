@@ -8,8 +8,9 @@
 // output channels fill the 64 rows of a wgmma with several output rows.
 //
 // Weights are the wgmma's A, from registers: sm90_tf32_pack has laid them out as each thread needs
-// them, in the order of use. Pixels are B, from shared memory, [pixel][8 channels] with 32-byte
-// swizzle: a slot is another start address in the same staged patch.
+// them. Resident, they lie in shared memory from the block's start to its end; else they stream from
+// L2 in the order of use. Pixels are B, from shared memory, [pixel][8 channels] with 32-byte swizzle:
+// a slot is another start address in the same staged patch.
 //
 //   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
 //                device memory (zero beyond the image), round, store as [pixel][8 channels]
@@ -42,34 +43,60 @@ constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
 constexpr int stage_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
 constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
 
-// With a tensor map: the patch as it lies in the image, from the 16-byte boundary to its left on,
-// [8 channels][patch rows][raw columns].
-constexpr int skew = ((Layer::first_q_x - Layer::shift_right) % 4 + 4) % 4;
-constexpr int raw_columns = (Layer::patch_columns + skew + 3) / 4 * 4;
-constexpr int raw_channel = Layer::patch_rows * raw_columns;
-constexpr int raw_bytes = channels_per_stage * raw_channel * 4;
+// With a tensor map, first as it lies in the image, [8 channels][patch rows][patch columns]: the
+// patch then begins at a 16-byte boundary, and its pixels have the same order in both.
+constexpr int raw_bytes = channels_per_stage * patch_pixels * 4;
+static_assert(!Layer::tensor_map || Layer::patch_columns % 4 == 0, "a box of whole 16 bytes");
 static_assert(columns % 4 == 0, "tiles keep the skew");
 
 constexpr int chunks = (Layer::in_channels + channels_per_stage - 1) / channels_per_stage;
 
-// The epilogue's rows: one channel's pixels with all phases, padded so that the fragments' rows
-// start 8 banks apart.
+// The epilogue gathers a warp's rows 8 at a time where these hold whole channels, else all 16: each
+// channel's pixels with all phases, padded so that the fragments' rows start 8 or 24 banks apart.
+constexpr int passes = 8 % Layer::stride_x == 0 ? 2 : 1;
+constexpr int pass_channels = Layer::warp_channels / passes;
 constexpr int out_columns = columns * Layer::stride_x;
-constexpr int out_pitch = out_columns + (40 - out_columns % 32) % 32;
+constexpr int out_pitch = Layer::stride_x == 1 ? columns + (columns % 16 == 8 ? 0 : 8)
+                                               : out_columns + (40 - out_columns % 32) % 32;
+
+// Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][thread][4], a fragment
+// being the weights of one warp for one product. A reach is slot * stride + phase: the phases that
+// share a tap share its fragments.
+constexpr int fragment = 32 * 4;
+constexpr int phases_y = Layer::stride_y * Layer::row_step;
+constexpr int phase_tiles = (Layer::out_channels + Layer::warp_channels - 1) / Layer::warp_channels;
+constexpr int phase_words = Layer::slots_x * phase_tiles * fragment;  // from a reach to the next
+constexpr int chunk_words = Layer::reaches * phase_words;
+constexpr int resident_words = Layer::resident ? Layer::groups * chunks * chunk_words : 4;
+static_assert(resident_words * 4 < 1 << 20, "what an mbarrier can count");
 
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
 static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128, "the sums fit the registers");
 
 struct Shared {
     alignas(1024) unsigned char pixels[rings][stages][stage_bytes];
-    alignas(128) unsigned char raw[rings][Layer::raw_stages][(raw_bytes + 127) / 128 * 128];
-    float outputs[rings * 4][Layer::warp_channels][out_pitch];
+    alignas(128) unsigned char raw[rings][Layer::raw_stages]
+                                  [Layer::tensor_map ? (raw_bytes + 127) / 128 * 128 : 128];
+    alignas(128) uint32_t weights[resident_words];
+    alignas(16) float outputs[rings * 4][pass_channels][out_pitch];
+    alignas(16) uint32_t zeros[4];
+    // A row of the patch in units of a descriptor's address. NOTE: in memory, where ptxas cannot see
+    // that it is constant: slots share start addresses with other rows of other slots, and it would
+    // compute each once and keep it, two registers an address, until it spills.
+    uint32_t patch_row;
     Index offsets[rings][Layer::tensor_map ? 1 : thread_pixels * producers];
     uint64_t raw_full[rings][Layer::raw_stages];
     uint64_t full[rings][stages];
     uint64_t empty[rings][stages];
+    uint64_t weights_full;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
+
+// One arrival for a warp whose lanes have all come here.
+TCONV_DEVICE void arrive(uint64_t* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
 
 // The ring's next stage, and the parity of its turn.
 struct Turn {
@@ -104,6 +131,14 @@ struct Position {
     TCONV_DEVICE int first_q_x() const { return Layer::first_q_x + tile_x * columns; }
 };
 
+// Rounds as cvt.rna.tf32 does, but leaves the low 13 bits as they come: the tensor core cuts them
+// off. Two instructions for three. An infinity or NaN stays as it is: the addition would carry the
+// NaN 0x7fffffff into the sign.
+TCONV_DEVICE uint32_t round_operand(float value) {
+    uint32_t bits = __float_as_uint(value);
+    return fabsf(value) < __uint_as_float(0x7f800000u) ? bits + 0x1000u : bits;
+}
+
 // Rounds one pixel's channels into the stage, with 32-byte swizzle: bit 4 of the address is
 // exclusive-ored with bit 7.
 TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel,
@@ -114,8 +149,8 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel,
         const float* v = values + 4 * h;
         ptx::st_shared_v4(
             reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes + ((h ^ swapped) * 16)),
-            make_uint4(ptx::cvt_rna_tf32_f32(v[0]), ptx::cvt_rna_tf32_f32(v[1]),
-                       ptx::cvt_rna_tf32_f32(v[2]), ptx::cvt_rna_tf32_f32(v[3])));
+            make_uint4(round_operand(v[0]), round_operand(v[1]), round_operand(v[2]),
+                       round_operand(v[3])));
     }
 }
 
@@ -130,7 +165,7 @@ struct Patch {
                    at.image * arguments.source_stride_n +
                    Index(at.group) * Layer::in_channels * arguments.source_stride_c),
           top(Layer::row_step * at.first_q_y() - Layer::shift_bottom),
-          left(at.first_q_x() - Layer::shift_right) {}
+          left(at.first_q_x() - Layer::shift_right - Layer::skew) {}
 };
 
 // Any strides: through registers, the next batch of loads under way while one is stored.
@@ -204,7 +239,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared) {
                     }
                 }
                 ptx::fence_proxy_async_shared();
-                ptx::mbarrier_arrive(&shared.full[ring][turn.stage]);
+                arrive(&shared.full[ring][turn.stage]);
                 turn.advance();
             }
         }
@@ -215,6 +250,9 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared) {
 // only transpose them.
 template <typename Fields>
 TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared) {
+    constexpr int most_batch = 3;
+    constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
+    constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = threadIdx.x / producers;
     int thread = threadIdx.x % producers;
     Index step = Index(gridDim.x) * rings;
@@ -230,7 +268,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared) {
         ptx::mbarrier_arrive_expect_tx(barrier, raw_bytes);
         ptx::cp_async_bulk_tensor_4d_global_to_shared(
             shared.raw[ring][slot], &arguments.source_map,
-            at.first_q_x() - Layer::shift_right - skew,
+            at.first_q_x() - Layer::shift_right - Layer::skew,
             Layer::row_step * at.first_q_y() - Layer::shift_bottom,
             at.group * Layer::in_channels + asked_chunk * channels_per_stage, int(at.image),
             barrier);
@@ -250,24 +288,34 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared) {
             unsigned char* stage = shared.pixels[ring][turn.stage];
             ptx::mbarrier_wait_parity(&shared.raw_full[ring][slot], raw_parity);
             ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+            // A store is a barrier to the compiler: loads that are to overlap precede it.
+            float values[2][batch_pixels][channels_per_stage];
+            auto load = [&](float(&into)[batch_pixels][channels_per_stage], int batch) {
 #pragma unroll
-            for (int i = 0; i < thread_pixels; ++i) {
-                int pixel = thread + i * producers;
-                if (pixel >= patch_pixels) break;
-                const float* from = raw + pixel / Layer::patch_columns * raw_columns +
-                                    pixel % Layer::patch_columns + skew;
-                float values[channels_per_stage];
+                for (int b = 0; b < batch_pixels; ++b) {
+                    int pixel = thread + (batch * batch_pixels + b) * producers;
+                    const float* from = raw + min(pixel, patch_pixels - 1);
 #pragma unroll
-                for (int c = 0; c < channels_per_stage; ++c) {
-                    // Beyond the group's channels lie the next group's.
-                    bool exists = Layer::in_channels % channels_per_stage == 0 ||
-                                  chunk * channels_per_stage + c < Layer::in_channels;
-                    values[c] = exists ? from[c * raw_channel] : 0.0f;
+                    for (int c = 0; c < channels_per_stage; ++c) {
+                        // Beyond the group's channels lie the next group's.
+                        bool exists = Layer::in_channels % channels_per_stage == 0 ||
+                                      chunk * channels_per_stage + c < Layer::in_channels;
+                        into[b][c] = exists ? from[c * patch_pixels] : 0.0f;
+                    }
                 }
-                store_pixel(stage, pixel, values);
+            };
+            load(values[0], 0);
+#pragma unroll
+            for (int batch = 0; batch < batches; ++batch) {
+                if (batch + 1 < batches) load(values[(batch + 1) % 2], batch + 1);
+#pragma unroll
+                for (int b = 0; b < batch_pixels; ++b) {
+                    int pixel = thread + (batch * batch_pixels + b) * producers;
+                    if (pixel < patch_pixels) store_pixel(stage, pixel, values[batch % 2][b]);
+                }
             }
             ptx::fence_proxy_async_shared();
-            ptx::mbarrier_arrive(&shared.full[ring][turn.stage]);
+            arrive(&shared.full[ring][turn.stage]);
             turn.advance();
             ptx::bar_sync(1 + ring, producers);  // the raw patch has been read
             ask(slot);
@@ -290,11 +338,85 @@ TCONV_DEVICE void produce(const Fields& arguments, Shared& shared) {
 
 using Sums = float[Layer::m_tiles][Layer::tile_rows][columns / 2];
 
-// The products of one tile. A class is a sequence of (m_tile, slot) pairs; weights stream in the
-// order of use, held `ahead` pairs before their product.
+// Streamed weights, in the order of use.
+struct StreamedWeights {
+    const uint32_t* next;
+
+    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&)
+        : next(static_cast<const uint32_t*>(arguments.packed) +
+               (Index(at.group) * Layer::group_pairs + Layer::m_begin[at.m_group]) * chunks *
+                   (4 * warpgroup) +
+               threadIdx.x % warpgroup * 4) {}
+
+    TCONV_DEVICE uint4 load(int, int) {
+        uint4 loaded = *reinterpret_cast<const uint4*>(next);
+        next += 4 * warpgroup;
+        return loaded;
+    }
+
+    TCONV_DEVICE void advance(bool) {}
+};
+
+// Resident weights, found by pair and chunk.
+template <int unroll>
+struct ResidentWeights {
+    const uint32_t* base[Layer::m_tiles];  // of the warp's rows: of its phase's reach at slot 0
+    int phase[Layer::m_tiles];
+    const uint32_t* zeros;
+    int here = 0;  // words from the first chunk to those that are multiplied, and to the next ones
+    int following = unroll < chunks ? unroll * chunk_words : 0;
+
+    TCONV_DEVICE ResidentWeights(const Position& at, const Arguments&, const Shared& shared)
+        : zeros(shared.zeros) {
+#pragma unroll
+        for (int m = 0; m < Layer::m_tiles; ++m) {
+            int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + threadIdx.x % warpgroup / 32;
+            int phase_y = warp_tile / phase_tiles;
+            int channels = warp_tile - phase_y * phase_tiles;
+            phase[m] = phase_y < phases_y ? phase_y : 0;  // no row at all: any weights will do
+            base[m] = shared.weights + at.group * (chunks * chunk_words) +
+                      phase[m] * phase_words + channels * fragment + threadIdx.x % 32 * 4;
+        }
+    }
+
+    // The weights of a pair, `chunk` chunks further on.
+    TCONV_DEVICE uint4 load(int pair, int chunk) const {
+        int m = Layer::pair_m_tile[pair];
+        int reach = Layer::pair_slot_y[pair] * Layer::stride_y;  // of phase 0
+        bool exists = (reach >= 0 || phase[m] >= -reach) &&
+                      (reach + phases_y <= Layer::reaches || phase[m] < Layer::reaches - reach);
+        const uint32_t* from = base[m] + (chunk < unroll ? here : following) +
+                               chunk % unroll * chunk_words + Layer::pair_fragment[pair] * fragment;
+        return ptx::ld_shared_v4(exists ? from : zeros);
+    }
+
+    // To the next `unroll` chunks, after which there are others or not.
+    TCONV_DEVICE void advance(bool others) {
+        here = following;
+        if (others) following += unroll * chunk_words;
+    }
+};
+
+template <bool resident, int unroll>
+struct WeightsOf {
+    using Type = StreamedWeights;
+};
+
+template <int unroll>
+struct WeightsOf<true, unroll> {
+    using Type = ResidentWeights<unroll>;
+};
+
+// The patch's row of a pair's first pixel.
+TCONV_DEVICE constexpr int pair_row(int pair) {
+    return Layer::pair_pixel[pair] / Layer::patch_columns;
+}
+
+// The products of one tile. A class is a sequence of (m_tile, slot) pairs; weights are held `ahead`
+// pairs before their product.
 template <int row_class>
-TCONV_DEVICE void multiply(Shared& shared, int ring, Turn& turn, const uint32_t* weights,
-                           Sums& sums) {
+TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int ring,
+                           Turn& turn, Sums& sums) {
     constexpr int begin = Layer::class_begin[row_class];
     constexpr int count = Layer::class_begin[row_class + 1] - begin;
     static_assert(count > 0, "every row group has a slot");
@@ -302,14 +424,16 @@ TCONV_DEVICE void multiply(Shared& shared, int ring, Turn& turn, const uint32_t*
     constexpr int unroll = Layer::class_unroll[row_class];
     static_assert(count * unroll % ahead == 0 && chunks % unroll == 0,
                   "a pair's registers are known when it is compiled");
+    static_assert(ahead <= count * unroll, "at most the next turn's weights are asked for");
+    typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared);
+    const uint32_t patch_row = *static_cast<const volatile uint32_t*>(&shared.patch_row);
     uint32_t a[ahead][4];
-    const uint32_t* next = weights + threadIdx.x % warpgroup * 4;
+    auto load = [&](uint32_t(&into)[4], int pair) {
+        uint4 loaded = weights.load(begin + pair % count, pair / count);
+        into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
+    };
 #pragma unroll
-    for (int i = 0; i < ahead - 1; ++i) {
-        uint4 loaded = *reinterpret_cast<const uint4*>(next);
-        a[i][0] = loaded.x, a[i][1] = loaded.y, a[i][2] = loaded.z, a[i][3] = loaded.w;
-        next += 4 * warpgroup;
-    }
+    for (int i = 0; i < ahead - 1; ++i) load(a[i], i);
     uint64_t* used = nullptr;  // the stage before, to be handed back
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; chunk += unroll) {
@@ -321,22 +445,21 @@ TCONV_DEVICE void multiply(Shared& shared, int ring, Turn& turn, const uint32_t*
                                        ptx::Swizzle::bytes_32);
             // Only the lower half varies, and is not to be computed for all slots at once.
             uint32_t first = ptx::opaque(static_cast<uint32_t>(pixels));
+            int row = 0;  // of the patch, where `first` points
 #pragma unroll
             for (int p = 0; p < count; ++p) {
                 constexpr auto& m_tile = Layer::pair_m_tile;
                 constexpr auto& pixel = Layer::pair_pixel;
                 int now = (u * count + p) % ahead;
                 int then = (u * count + p + ahead - 1) % ahead;
-                if constexpr (ahead == 1) {
-                    uint4 loaded = *reinterpret_cast<const uint4*>(next);
-                    a[0][0] = loaded.x, a[0][1] = loaded.y, a[0][2] = loaded.z;
-                    a[0][3] = loaded.w;
-                    next += 4 * warpgroup;
-                }
+                if constexpr (ahead == 1) load(a[0], u * count + p);
+                first += (pair_row(begin + p) - row) * patch_row;
+                row = pair_row(begin + p);
                 ptx::wgmma_fence();
 #pragma unroll
                 for (int r = 0; r < Layer::tile_rows; ++r) {
-                    int start = pixel[begin + p] + r * Layer::row_step * Layer::patch_columns;
+                    int start = pixel[begin + p] % Layer::patch_columns +
+                                r * Layer::row_step * Layer::patch_columns;
                     ptx::wgmma_m64k8_tf32<columns>(
                         sums[m_tile[begin + p]][r], a[now],
                         (pixels >> 32 << 32) | (first + (start * pixel_bytes >> 4)), true);
@@ -347,98 +470,187 @@ TCONV_DEVICE void multiply(Shared& shared, int ring, Turn& turn, const uint32_t*
                 } else {
                     // The registers of the pair before are free.
                     ptx::wgmma_wait_group<1>();
-                    uint4 loaded = *reinterpret_cast<const uint4*>(next);
-                    a[then][0] = loaded.x, a[then][1] = loaded.y;
-                    a[then][2] = loaded.z, a[then][3] = loaded.w;
-                    next += 4 * warpgroup;
+                    load(a[then], u * count + p + ahead - 1);
                 }
                 // The stage before was last read by products that are over now.
-                if (p == 0 && used != nullptr) ptx::mbarrier_arrive(used);
+                if (p == 0 && used != nullptr) arrive(used);
             }
             used = &shared.empty[ring][turn.stage];
             turn.advance();
         }
+        weights.advance(chunk + 2 * unroll < chunks);
     }
     ptx::wgmma_wait_group<0>();
-    ptx::mbarrier_arrive(used);
+    arrive(used);
 }
 
 template <int row_class>
-TCONV_DEVICE void multiply_class(int which, Shared& shared, int ring, Turn& turn,
-                                 const uint32_t* weights, Sums& sums) {
+TCONV_DEVICE void multiply_class(const Arguments& arguments, Shared& shared, const Position& at,
+                                 int ring, Turn& turn, Sums& sums) {
     if constexpr (row_class < Layer::classes) {
-        if (which == row_class) {
-            multiply<row_class>(shared, ring, turn, weights, sums);
+        if (Layer::m_class[at.m_group] == row_class) {
+            multiply<row_class>(arguments, shared, at, ring, turn, sums);
         } else {
-            multiply_class<row_class + 1>(which, shared, ring, turn, weights, sums);
+            multiply_class<row_class + 1>(arguments, shared, at, ring, turn, sums);
         }
     }
 }
 
+using Gathered = float[pass_channels][out_pitch];
+
+// How a warp writes the rows that it has gathered: one column a lane.
+template <bool pairs>
+struct RowWriter {
+    const Arguments& arguments;
+    int left;
+
+    // `channels` rows of the output, from `line` on, which is column `left` of the first.
+    TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
+        constexpr int pieces = (out_columns + 31) / 32;
+        int lane = threadIdx.x % 32;
+        for (int channel = 0; channel < channels; ++channel) {
+            float values[pieces];
+#pragma unroll
+            for (int i = 0; i < pieces; ++i) {
+                values[i] = rows[channel][min(32 * i + lane, out_columns - 1)];
+            }
+#pragma unroll
+            for (int i = 0; i < pieces; ++i) {
+                int column = 32 * i + lane;
+                if (column < out_columns && left + column >= 0 &&
+                    left + column < arguments.destination_width) {
+                    line[column] = values[i];
+                }
+            }
+            line += arguments.destination_stride_c;
+        }
+    }
+
+    TCONV_DEVICE RowWriter(const Arguments& arguments, int left)
+        : arguments(arguments), left(left) {}
+};
+
+// Two columns a lane; with a stride in x of 1.
+template <>
+struct RowWriter<true> {
+    // Short rows one after the other, long ones in pieces of their own: the lanes' offsets of many
+    // pieces that all differ would fill the registers.
+    static constexpr bool joined = columns <= 64;
+    static constexpr int row_pairs = joined ? columns / 2 : (columns + 63) / 64 * 32;
+    static constexpr int pieces = (pass_channels * row_pairs + 31) / 32;
+    static constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
+    const Arguments& arguments;
+    int width;  // of the image, from `left` on
+
+    TCONV_DEVICE RowWriter(const Arguments& arguments, int left)
+        : arguments(arguments), width(arguments.destination_width - left) {}
+
+    TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
+        // NOTE: else the compiler adds the offsets to the line's own, in 64 bits, for each piece.
+        line = ptx::opaque(line);
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int first = 0; first < pieces; first += batch) {
+            float2 values[batch];
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                int pair = min(32 * (first + i) + lane, pass_channels * row_pairs - 1);
+                int column = min(pair % row_pairs * 2, columns - 2);
+                values[i] = *reinterpret_cast<const float2*>(&rows[pair / row_pairs][column]);
+            }
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                int channel = (32 * (first + i) + lane) / row_pairs;
+                int column = (32 * (first + i) + lane) % row_pairs * 2;
+                if (channel < channels && column < columns && column < width) {
+                    ptx::st_global_v2(
+                        line + (channel * arguments.destination_stride_c + column), values[i]);
+                }
+            }
+        }
+    }
+};
+
 // Each warp interleaves its channels' phases in shared memory and writes pieces of whole rows.
+template <bool pairs>
 TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at,
                         const Sums& sums) {
-    constexpr int warp_channels = Layer::warp_channels;
-    constexpr int phase_tiles = (Layer::out_channels + warp_channels - 1) / warp_channels;
     int lane = threadIdx.x % 32;
     int warp = threadIdx.x % warpgroup / 32;
     auto& outputs = shared.outputs[threadIdx.x / 32 - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
+    RowWriter<pairs> writer(arguments, left);
 #pragma unroll
     for (int m = 0; m < Layer::m_tiles; ++m) {
         int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp;
         int phase_y = warp_tile / phase_tiles;
-        int first_channel = (warp_tile - phase_y * phase_tiles) * warp_channels;
-        if (phase_y >= Layer::stride_y * Layer::row_step) continue;
-#pragma unroll
-        for (int r = 0; r < Layer::tile_rows; ++r) {
-            int out_y = (at.first_q_y() + r) * (Layer::stride_y * Layer::row_step) + phase_y -
-                        Layer::padding_y;
-            if (out_y < 0 || out_y >= arguments.destination_height) continue;
+        int first_channel = (warp_tile - phase_y * phase_tiles) * Layer::warp_channels;
+        if (phase_y >= phases_y) continue;
+        float bias[2] = {};
+        if constexpr (Layer::bias) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                int row = lane / 4 + 8 * half;
-                int channel = row / Layer::stride_x;
-                if (channel >= warp_channels) continue;
-                float* to = outputs[channel] + row % Layer::stride_x + lane % 4 * 2 * Layer::stride_x;
-#pragma unroll
-                for (int j = 0; j < columns / 8; ++j) {
-#pragma unroll
-                    for (int k = 0; k < 2; ++k) {
-                        to[(8 * j + k) * Layer::stride_x] = sums[m][r][4 * j + 2 * half + k];
-                    }
+                int channel = first_channel + (lane / 4 + 8 * half) / Layer::stride_x;
+                if (channel < Layer::out_channels) {
+                    bias[half] = static_cast<const float*>(
+                        arguments.bias)[at.group * Layer::out_channels + channel];
                 }
             }
-            __syncwarp();
-            float* line = static_cast<float*>(arguments.destination) +
-                          at.image * arguments.destination_stride_n +
-                          (Index(at.group) * Layer::out_channels + first_channel) *
-                              arguments.destination_stride_c +
-                          out_y * arguments.destination_stride_h + left;
-            for (int channel = 0; channel < warp_channels; ++channel) {
-                if (first_channel + channel >= Layer::out_channels) break;
-                float bias = 0.0f;
-                if constexpr (Layer::bias) {
-                    bias = static_cast<const float*>(
-                        arguments.bias)[at.group * Layer::out_channels + first_channel + channel];
-                }
+        }
 #pragma unroll
-                for (int column = 0; column < out_columns; column += 32) {
-                    int out_x = left + column + lane;
-                    if (column + lane < out_columns && out_x >= 0 &&
-                        out_x < arguments.destination_width) {
-                        line[column + lane] = outputs[channel][column + lane] + bias;
+        for (int r = 0; r < Layer::tile_rows; ++r) {
+            int out_y = (at.first_q_y() + r) * phases_y + phase_y - Layer::padding_y;
+            if (out_y < 0 || out_y >= arguments.destination_height) continue;
+#pragma unroll
+            for (int pass = 0; pass < passes; ++pass) {
+#pragma unroll
+                for (int i = 0; i < 2 / passes; ++i) {
+                    int half = pass + i;
+                    int row = lane / 4 + 8 * i;
+                    int channel = row / Layer::stride_x;
+                    if (channel >= pass_channels) continue;
+                    float* to =
+                        outputs[channel] + row % Layer::stride_x + lane % 4 * 2 * Layer::stride_x;
+#pragma unroll
+                    for (int j = 0; j < columns / 8; ++j) {
+                        float even = sums[m][r][4 * j + 2 * half];
+                        float odd = sums[m][r][4 * j + 2 * half + 1];
+                        if constexpr (Layer::bias) even += bias[half], odd += bias[half];
+                        if constexpr (Layer::stride_x == 1) {
+                            *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);
+                        } else {
+                            to[8 * j * Layer::stride_x] = even;
+                            to[(8 * j + 1) * Layer::stride_x] = odd;
+                        }
                     }
                 }
-                line += arguments.destination_stride_c;
+                __syncwarp();
+                int channel = first_channel + pass * pass_channels;
+                float* line = static_cast<float*>(arguments.destination) +
+                              at.image * arguments.destination_stride_n +
+                              (Index(at.group) * Layer::out_channels + channel) *
+                                  arguments.destination_stride_c +
+                              out_y * arguments.destination_stride_h + left;
+                writer.write(outputs, line,
+                             Layer::out_channels % Layer::warp_channels == 0
+                                 ? pass_channels
+                                 : min(pass_channels, Layer::out_channels - channel));
+                __syncwarp();
             }
-            __syncwarp();
         }
     }
 }
 
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
     int ring = threadIdx.x / warpgroup - 1;
+    // Whether columns can be written by twos; with a stride in x of 1, tiles start at even ones.
+    bool pairs = Layer::stride_x == 1 &&
+                 (arguments.destination_stride_n | arguments.destination_stride_c |
+                  arguments.destination_stride_h | arguments.destination_width) %
+                         2 ==
+                     0 &&
+                 reinterpret_cast<uintptr_t>(arguments.destination) % 8 == 0;
+    if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
     Turn turn;
     for (Index tile = Index(blockIdx.x) * rings + ring; tile < arguments.tiles;
          tile += Index(gridDim.x) * rings) {
@@ -452,17 +664,27 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 for (int j = 0; j < columns / 2; ++j) sums[m][r][j] = 0.0f;
             }
         }
-        const uint32_t* weights =
-            static_cast<const uint32_t*>(arguments.packed) +
-            (Index(at.group) * Layer::group_pairs + Layer::m_begin[at.m_group]) * chunks *
-                (4 * warpgroup);
-        multiply_class<0>(Layer::m_class[at.m_group], shared, ring, turn, weights, sums);
+        multiply_class<0>(arguments, shared, at, ring, turn, sums);
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
 #pragma unroll
             for (int r = 0; r < Layer::tile_rows; ++r) ptx::fence_registers(sums[m][r]);
         }
-        store(arguments, shared, at, sums);
+        if (pairs) {
+            store<Layer::stride_x == 1>(arguments, shared, at, sums);
+        } else {
+            store<false>(arguments, shared, at, sums);
+        }
+    }
+}
+
+// One thread asks for the weights of all chunks.
+TCONV_DEVICE void load_weights(const Arguments& arguments, Shared& shared) {
+    ptx::mbarrier_arrive_expect_tx(&shared.weights_full, resident_words * 4);
+    for (int first = 0; first < resident_words; first += chunk_words) {
+        ptx::cp_async_bulk_global_to_shared(
+            shared.weights + first, static_cast<const uint32_t*>(arguments.packed) + first,
+            chunk_words * 4, &shared.weights_full);
     }
 }
 
@@ -477,11 +699,15 @@ TCONV_KERNEL(sm90_tf32_forward, Layer::threads, 1) {
                 ptx::mbarrier_init(&shared.raw_full[ring][slot], 1);
             }
             for (int stage = 0; stage < stages; ++stage) {
-                ptx::mbarrier_init(&shared.full[ring][stage], producers);
-                ptx::mbarrier_init(&shared.empty[ring][stage], warpgroup);
+                ptx::mbarrier_init(&shared.full[ring][stage], producers / 32);
+                ptx::mbarrier_init(&shared.empty[ring][stage], warpgroup / 32);
             }
         }
+        ptx::mbarrier_init(&shared.weights_full, 1);
         ptx::fence_mbarrier_init();
+        for (uint32_t& word : shared.zeros) word = 0;
+        shared.patch_row = Layer::patch_columns * pixel_bytes >> 4;
+        if constexpr (Layer::resident) load_weights(arguments, shared);
     }
     __syncthreads();
     if (threadIdx.x < warpgroup) {

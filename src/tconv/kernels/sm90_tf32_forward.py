@@ -26,11 +26,19 @@ WARPS = 4
 CHANNELS = 8
 """Depth of one TF32 wgmma."""
 
-MOST_STAGES = 4
-MOST_RAW_STAGES = 3
+L2_BYTES_PER_CYCLE = 24
+"""What an SM gets from L2."""
+
+FRAGMENT_BYTES = 512
+"""Weights that a warp needs for one product."""
+
+STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
+"""(stages of a ring, raw patches under way): the first that fits is taken."""
+
 MOST_ROW_STEP = 4
 MOST_AHEAD = 6
 MOST_PRODUCTS = 80
+MOST_RESIDENT_PRODUCTS = 160
 MOST_REGISTERS = 110
 """Unrolled products of a stage, and sums with half a register for each, that never spilled."""
 
@@ -43,18 +51,29 @@ class Tile:
         columns: pixels along x, the wgmma's N.
         rows: rows of pixels.
         m_tiles: times 64 rows of (phase, output channel).
+        resident: whether a block keeps all weights in shared memory; else they stream from L2.
     """
 
     columns: int
     rows: int
     m_tiles: int
+    resident: bool = False
 
     def __str__(self) -> str:
         """Matrix rows x image rows x columns."""
-        return f"{self.m_tiles * WARPGROUP_ROWS}x{self.rows}x{self.columns}"
+        size = f"{self.m_tiles * WARPGROUP_ROWS}x{self.rows}x{self.columns}"
+        return f"{size} resident" if self.resident else size
 
 
 TILES = (
+    Tile(columns=40, rows=5, m_tiles=1, resident=True),
+    Tile(columns=40, rows=4, m_tiles=1, resident=True),
+    Tile(columns=48, rows=4, m_tiles=1, resident=True),
+    Tile(columns=64, rows=3, m_tiles=1, resident=True),
+    Tile(columns=88, rows=2, m_tiles=1, resident=True),
+    Tile(columns=64, rows=2, m_tiles=1, resident=True),
+    Tile(columns=32, rows=3, m_tiles=1, resident=True),
+    Tile(columns=32, rows=2, m_tiles=2, resident=True),
     Tile(columns=88, rows=2, m_tiles=1),
     Tile(columns=80, rows=2, m_tiles=1),
     Tile(columns=64, rows=2, m_tiles=1),
@@ -103,45 +122,85 @@ class Layout:
         return -(-self.problem.in_channels_per_group // CHANNELS)
 
     @property
+    def mean_pairs(self) -> float:
+        """Pairs of a stage, over the row groups."""
+        return self.m_begin[-1] / len(self.m_class)
+
+    @property
     def patch_rows(self) -> int:
         """Input rows of a tile, its halo included."""
         span = self.slots_y[-1] - self.slots_y[0]
         return self.row_step * (self.tile.rows - 1) + span + 1
 
     @property
+    def skew(self) -> int:
+        """Columns that a patch has to the left of its first: a tensor map loads from a 16-byte
+        boundary on.
+        """
+        if not self.problem.x_aligned:
+            return 0
+        return (self.q_ranges[1].start - self.slots_x[-1]) % 4
+
+    @property
     def patch_columns(self) -> int:
-        """Input columns of a tile, its halo included."""
-        return self.tile.columns + self.slots_x[-1] - self.slots_x[0]
+        """Input columns of a tile, its halo and what a tensor map adds included."""
+        columns = self.skew + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
+        return -(-columns // 4) * 4 if self.problem.x_aligned else columns
 
     @property
     def output_bytes(self) -> int:
         """Shared memory in which the epilogue gathers output rows."""
-        columns = self.tile.columns * self.problem.width.stride
-        pitch = columns + (40 - columns % 32) % 32
-        return RINGS * WARPS * warp_channels(self.problem) * pitch * 4
+        stride = self.problem.width.stride
+        columns = self.tile.columns * stride
+        if stride == 1:
+            pitch = columns + (0 if columns % 16 == 8 else 8)
+        else:
+            pitch = columns + (40 - columns % 32) % 32
+        passes = 2 if 8 % stride == 0 else 1
+        return RINGS * WARPS * (warp_channels(self.problem) // passes) * pitch * 4
 
     @property
-    def raw_columns(self) -> int:
-        """Columns of a patch as a tensor map loads it, from a 16-byte boundary on."""
-        skew = (self.q_ranges[1].start - self.slots_x[-1]) % 4
-        return -(-(self.patch_columns + skew) // 4) * 4
+    def reaches(self) -> int:
+        """Values of slot * stride + phase in y that a tap may lie at."""
+        y = self.problem.height
+        return y.dilation * (y.kernel - 1) + 1
+
+    @property
+    def fragments(self) -> int:
+        """Resident weights, in the 512 bytes that a warp needs for one product.
+
+        Phases in y that stand for the same tap in several rows have them in common.
+        """
+        phase_tiles = -(-self.problem.out_channels_per_group // warp_channels(self.problem))
+        in_chunk = self.reaches * len(self.slots_x) * phase_tiles
+        return self.problem.groups * self.chunks * in_chunk
+
+    @property
+    def resident_bytes(self) -> int:
+        """Shared memory of resident weights."""
+        return self.fragments * FRAGMENT_BYTES if self.tile.resident else 0
 
     @property
     def raw_bytes(self) -> int:
         """Shared memory of one raw patch."""
-        return -(-CHANNELS * self.patch_rows * self.raw_columns * 4 // 128) * 128
-
-    def raw_stages(self, target: Target) -> int:
-        """Raw patches under way: as many as fit beside three stages, at least one."""
         if not self.problem.x_aligned:
-            return 1
-        free = self._free(target) - RINGS * 3 * self.stage_bytes
-        return max(1, min(MOST_RAW_STAGES, free // (RINGS * self.raw_bytes)))
+            return 128
+        return -(-CHANNELS * self.patch_rows * self.patch_columns * 4 // 128) * 128
+
+    def stages(self, target: Target) -> tuple[int, int]:
+        """Stages of a ring and its raw patches under way, the most that fit; (0, 0) if none do."""
+        for stages, raw_stages in STAGES:
+            raw = raw_stages if self.problem.x_aligned else 1
+            shared = RINGS * (stages * self.stage_bytes + raw * self.raw_bytes)
+            if shared <= self._free(target):
+                return stages, raw
+        return 0, 0
 
     def _free(self, target: Target) -> int:
         """Shared memory left for stages of both kinds."""
         offsets = 0 if self.problem.x_aligned else self.offset_bytes("long long")
-        return target.shared_per_block - 2048 - self.output_bytes - offsets
+        used = self.output_bytes + offsets + self.resident_bytes
+        return target.shared_per_block - 2048 - used
 
     def offset_bytes(self, index: str) -> int:
         """Shared memory of the offsets of producers that load through registers."""
@@ -153,11 +212,6 @@ class Layout:
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
         return -(-self.patch_rows * self.patch_columns * CHANNELS * 4 // 256) * 256
-
-    def stages(self, target: Target) -> int:
-        """Stages of a ring: as many as fit."""
-        free = self._free(target) - RINGS * self.raw_stages(target) * self.raw_bytes
-        return min(MOST_STAGES, free // (RINGS * self.stage_bytes))
 
     @property
     def m_begin(self) -> tuple[int, ...]:
@@ -188,8 +242,10 @@ class Layout:
         return self.problem.batch * self.problem.groups * len(self.m_class) * tiles_y * tiles_x
 
     @property
-    def packed_pairs(self) -> int:
-        """64 x 8 pieces of packed weights."""
+    def packed_items(self) -> int:
+        """2 KB pieces of packed weights: pairs, or four fragments each."""
+        if self.tile.resident:
+            return -(-self.fragments // WARPS)
         return self.problem.groups * self.m_begin[-1] * self.chunks
 
 
@@ -264,13 +320,19 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
-    if laid.stages(target) < 2:
-        return f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit {target.arch}"
-    if problem.x_aligned and max(laid.raw_columns, laid.patch_rows) > 256:
-        return f"a patch of {laid.patch_rows} x {laid.raw_columns} is over a tensor map's 256"
+    if laid.stages(target) == (0, 0):
+        beside = f" beside {laid.resident_bytes} bytes of weights" if tile.resident else ""
+        return (
+            f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit "
+            f"{target.arch}{beside}"
+        )
+    if problem.x_aligned and max(laid.patch_columns, laid.patch_rows) > 256:
+        return f"a patch of {laid.patch_rows} x {laid.patch_columns} is over a tensor map's 256"
     products = max(len(pairs) for pairs in laid.classes) * tile.rows
     sums = tile.m_tiles * tile.rows * tile.columns // 2
-    if products > MOST_PRODUCTS or sums + products // 2 > MOST_REGISTERS:
+    most = MOST_RESIDENT_PRODUCTS if tile.resident else MOST_PRODUCTS
+    crowded = not tile.resident and sums + products // 2 > MOST_REGISTERS
+    if products > most or crowded:
         return f"{sums} sums and {products} unrolled products are too many for the registers"
     if not all(laid.classes):
         return "some row groups have no slot at all, which would serialise the others' products"
@@ -286,21 +348,49 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds: a fit to measured times, or the bytes moved.
-
-    Cycles of an SM at 1.7 GHz that each part adds, from a non-negative least-squares fit of the
-    relative error over the 77 rows of two logs, benchmarks/fit_sm90_tf32_forward.py (model /
-    measured: 0.98 in the geometric mean, 0.64 to 1.22). A pair costs more than its products:
-    its 2 KB of weights come from L2.
-    """
+    """Modelled seconds: a fit to measured times, or the bytes moved."""
     laid = layout(problem, tile)
-    pairs = sum(len(laid.classes[c]) for c in laid.m_class) / len(laid.m_class)
-    pixels = tile.rows * tile.columns
-    stage = 234 + pairs * (37 + 0.285 * pixels / 2) + 1.1 * laid.patch_rows * laid.patch_columns
-    epilogue = 9 * tile.m_tiles * pixels
     waves = -(-laid.tiles // (RINGS * target.multiprocessors))
-    cycles = waves * RINGS * (laid.chunks * stage + epilogue)
+    if tile.resident:
+        cycles = waves * RINGS * _resident_cycles(laid, target)
+        cycles += laid.resident_bytes / L2_BYTES_PER_CYCLE
+    else:
+        cycles = waves * RINGS * _streamed_cycles(laid)
     return max(cycles / 1.7e9, problem.bytes / 4.3e12) + 3e-6
+
+
+def _streamed_cycles(laid: Layout) -> float:
+    """Cycles of a tile that has the SM to itself.
+
+    From a non-negative least-squares fit of the relative error over the 77 rows of two logs,
+    benchmarks/fit_sm90_tf32_forward.py (model / measured: 0.98 in the geometric mean, 0.64 to
+    1.22). A pair costs more than its products: its 2 KB of weights come from L2.
+    """
+    tile = laid.tile
+    pixels = tile.rows * tile.columns
+    # Without the columns that a tensor map adds, as in the fit.
+    patch = laid.patch_rows * (tile.columns + laid.slots_x[-1] - laid.slots_x[0])
+    stage = 234 + laid.mean_pairs * (37 + 0.285 * pixels / 2) + 1.1 * patch
+    return laid.chunks * stage + 9 * tile.m_tiles * pixels
+
+
+def _resident_cycles(laid: Layout, target: Target) -> float:
+    """As above, not yet measured: the greater of the products' cycles and shared memory's.
+
+    Shared memory moves 128 bytes a cycle: for a product its pixels' 32 bytes each, for a pair its
+    2 KB of weights, for a pixel of the patch 32 bytes in, out and in again, for an output 4 bytes
+    three times (with phases in x, which take turns at a bank, about half as many again).
+    """
+    tile = laid.tile
+    pixels = tile.rows * tile.columns
+    patch = laid.patch_rows * laid.patch_columns
+    products = laid.chunks * laid.mean_pairs * pixels / 2
+    shared = laid.chunks * (laid.mean_pairs * (pixels / 4 + 16) + 0.75 * patch)
+    shared += (6 if laid.problem.width.stride == 1 else 9) * tile.m_tiles * pixels
+    _, raw_stages = laid.stages(target)
+    # With one raw patch at a time, memory's latency shows.
+    late = 1.1 if laid.problem.x_aligned and raw_stages == 1 else 1.0
+    return late * 1.15 * max(products, shared) + 60 * laid.chunks
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
@@ -308,11 +398,11 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     laid = layout(problem, tile)
     index = family.index_type(problem, laid.tiles)
     hopper = Target.named("sm_90a")
-    stages, raw_stages = laid.stages(hopper), laid.raw_stages(hopper)
+    stages, raw_stages = laid.stages(hopper)
     shared = RINGS * (stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8))
-    shared += laid.output_bytes
+    shared += laid.output_bytes + laid.resident_bytes
     shared += RINGS * 8 if problem.x_aligned else laid.offset_bytes(index)
-    shared = -(-(shared + 128) // 1024) * 1024
+    shared = -(-(shared + 256) // 1024) * 1024
     unroll, ahead = zip(*(_schedule(len(pairs), laid) for pairs in laid.classes), strict=True)
     constants = (
         *_layer_constants(problem, laid, index),
@@ -326,15 +416,18 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("patch_columns", laid.patch_columns),
         ("shift_bottom", laid.slots_y[-1]),
         ("shift_right", laid.slots_x[-1]),
+        ("skew", laid.skew),
         ("first_q_y", laid.q_ranges[0].start),
         ("first_q_x", laid.q_ranges[1].start),
         ("bias", problem.bias),
+        ("pair_fragment", _pair_fragments(laid)),
         ("class_unroll", unroll),
         ("class_ahead", ahead),
         (
             "pair_pixel",
             tuple(
                 (laid.slots_y[-1] - pair.slot_y) * laid.patch_columns
+                + laid.skew
                 + laid.slots_x[-1]
                 - pair.slot_x
                 for pairs in laid.classes
@@ -369,7 +462,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 def packing(problem: Problem, tile: Tile) -> Packing:
     """The launch that lays the weights out."""
     laid = layout(problem, tile)
-    index = family.index_type(problem, laid.packed_pairs * 512)
+    index = family.index_type(problem, laid.packed_items * 512)
     return Packing(
         source=KernelSource(
             stem=PACK_STEM,
@@ -383,9 +476,9 @@ def packing(problem: Problem, tile: Tile) -> Packing:
             shared_bytes=0,
             threads=128,
         ),
-        grid=min(laid.packed_pairs, family.MAX_GRID),
+        grid=min(laid.packed_items, family.MAX_GRID),
         # The kernel reads some pairs beyond the last, and uses none of them.
-        elements=(laid.packed_pairs + MOST_AHEAD) * 512,
+        elements=(laid.packed_items + MOST_AHEAD) * 512,
     )
 
 
@@ -396,7 +489,7 @@ def packing_arguments(
     return {
         "weight": operands.w.address,
         "packed": operands.packed,
-        "items": layout(problem, tile).packed_pairs,
+        "items": layout(problem, tile).packed_items,
         **family.strides("weight", "in out h w", operands.w),
     }
 
@@ -427,7 +520,7 @@ def arguments(
             "float32",
             dims=(width, height, channels, batch),
             strides_bytes=tuple(4 * stride for stride in reversed(operands.x.strides[:3])),
-            box=(laid.raw_columns, laid.patch_rows, CHANNELS, 1),
+            box=(laid.patch_columns, laid.patch_rows, CHANNELS, 1),
         )
     return {
         **source_map,
@@ -476,6 +569,26 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("pair_m_tile", tuple(pair.m_tile for pair in pairs)),
         ("pair_slot_y", tuple(pair.slot_y for pair in pairs)),
         ("pair_slot_x", tuple(pair.slot_x for pair in pairs)),
+        ("resident", laid.tile.resident),
+        ("reaches", laid.reaches),
+        ("slots_x", len(laid.slots_x)),
+        ("slot_x", laid.slots_x),
+    )
+
+
+def _pair_fragments(laid: Layout) -> tuple[int, ...]:
+    """Where each pair's resident weights lie in a chunk, for a warp of phase 0 and its first
+    channels, in fragments; other phases and channels lie a constant distance further on.
+    """
+    phase_tiles = -(-laid.problem.out_channels_per_group // warp_channels(laid.problem))
+    return tuple(
+        (
+            pair.slot_y * laid.problem.height.stride * len(laid.slots_x)
+            + laid.slots_x.index(pair.slot_x)
+        )
+        * phase_tiles
+        for pairs in laid.classes
+        for pair in pairs
     )
 
 
@@ -499,7 +612,9 @@ def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
     # Producers that load through registers leave the compiler less room: it spilled.
     room = laid.problem.x_aligned and registers + 8 <= MOST_REGISTERS
     deepest = (MOST_AHEAD, 5) if room else ()
-    for ahead in (*deepest, 4, 3, 2):
+    # Shared memory answers sooner than L2: its latency is less than that of one pair's products.
+    depths = (3, 4, 2) if tile.resident else (*deepest, 4, 3, 2)
+    for ahead in depths:
         for unroll in (1, 2, 4):
             if laid.chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:
                 return unroll, ahead

@@ -32,6 +32,9 @@ CASES = (
     Case(1, 24, 5, 1, (4, 6), (16, 16), (8, 8), (4, 4)),
     Case(3, 9, 20, 1, (3, 101), (1, 4), (1, 2), (0, 1)),
     Case(1, 16, 24, 1, (6, 7), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+    # Two groups of weights, and row groups of both phases in y, with and without a tap.
+    Case(1, 16, 48, 2, (6, 44), (3, 3), (1, 1), (1, 1)),
+    Case(1, 16, 72, 1, (6, 20), (3, 4), (2, 2), (1, 1), (1, 0)),
 )
 
 
@@ -53,17 +56,21 @@ def problem_of(case: Case, **changes) -> Problem:
     return dataclasses.replace(problem, **({"x_aligned": aligned} | changes))
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
+    """One for each tile that serves; of one mode of the weights, or of both."""
     found = candidates(problem, HOPPER)
     return [
-        make_plan(problem, HOPPER, c) for c in found if c.stem == family.STEM and c.refusal is None
+        make_plan(problem, HOPPER, c)
+        for c in found
+        if c.stem == family.STEM and c.refusal is None and resident in (None, c.tile.resident)
     ]
 
 
-def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool = False):
+def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool = False, out=None):
     assert chosen.packing is not None
     packed = torch.full((chosen.packing.elements,), float("nan"))
-    out = torch.full(chosen.problem.y_shape, float("nan"))
+    if out is None:
+        out = torch.full(chosen.problem.y_shape, float("nan"))
     used = Operands(
         x=TensorView(t.x.data_ptr(), t.x.stride()),
         w=TensorView(t.w.data_ptr(), t.w.stride()),
@@ -109,6 +116,21 @@ def test_cases_serve_every_tile():
     assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
 
 
+@pytest.mark.parametrize("tile", family.TILES, ids=str)
+def test_every_tile_with_resident_and_with_streamed_weights(tile, monkeypatch):
+    # The table has most tiles in one mode only.
+    other = dataclasses.replace(tile, resident=not tile.resident)
+    monkeypatch.setattr(family, "TILES", (tile, other))
+    for case in CASES:
+        t = operands(dataclasses.replace(case), torch.float32, "contiguous", "cpu")
+        served = plans(problem_of(case))
+        if {plan.tile for plan in served} == {tile, other}:
+            first, second = (run(chosen, case, t) for chosen in served)
+            assert torch.equal(first, second)
+            return
+    pytest.fail("no case serves the tile in both modes")
+
+
 @pytest.mark.parametrize("layout", ("channels_last", "strided"))
 def test_reads_any_strides(layout):
     case = CASES[2]
@@ -118,24 +140,57 @@ def test_reads_any_strides(layout):
     assert_right(run(chosen, case, t), case, t)
 
 
-# Whether patches come by tensor map or through registers.
+def test_values_that_are_not_finite():
+    # Of NaNs the one that arithmetic on a GPU gives, and its negative: all bits of the mantissa.
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    special = (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, -0x800000)
+    chosen = plans(problem_of(case))[0]
+    for bits in special:
+        value = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+        t.x[0, 3, 2, 17] = value[0]
+        t.x.view(torch.int32)[0, 3, 2, 17] = bits
+        out = run(chosen, case, t)
+        want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
+        assert torch.equal(out.isnan(), want.isnan())
+        assert torch.equal(out.isinf(), want.isinf())
+
+
+@pytest.mark.parametrize("case", (CASES[1], CASES[6], CASES[12]), ids=str)
+@pytest.mark.parametrize("place", (1, 2), ids=("odd address", "odd rows"))
+def test_writes_outputs_at_any_address(case, place):
+    # Rows that start on 8 bytes are written by twos, others by ones.
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = plans(problem_of(case))[0]
+    batch, channels, height, width = chosen.problem.y_shape
+    storage = torch.full((batch, channels, height, width + 3), float("nan"))
+    out = storage[..., place : place + width]
+    run(chosen, case, t, out=out)
+    assert_right(out, case, t)
+    assert storage[..., :place].isnan().all() and storage[..., place + width :].isnan().all()
+
+
+# Whether patches come by tensor map or through registers, and weights from shared memory or L2.
 by_map_or_loads = pytest.mark.parametrize("aligned", (True, False), ids=("map", "loads"))
+by_weights = pytest.mark.parametrize("resident", (True, False), ids=("resident", "streamed"))
 
 
 @by_map_or_loads
+@by_weights
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
-def test_wide_offsets_and_sanitizers(wide, aligned):
+def test_wide_offsets_and_sanitizers(wide, resident, aligned):
     case = CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case, wide_offsets=wide, x_aligned=aligned))[0]
+    chosen = plans(problem_of(case, wide_offsets=wide, x_aligned=aligned), resident)[0]
     assert_right(run(chosen, case, t, sanitize=True), case, t)
 
 
 @by_map_or_loads
-def test_result_does_not_depend_on_the_order_of_threads(aligned):
+@by_weights
+def test_result_does_not_depend_on_the_order_of_threads(resident, aligned):
     case = CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case, x_aligned=aligned))[0]
+    chosen = plans(problem_of(case, x_aligned=aligned), resident)[0]
     first = run(chosen, case, t)
     for schedule in ("reverse", "random:1", "random:2"):
         assert torch.equal(first, run(chosen, case, t, schedule))
@@ -149,6 +204,7 @@ LAYERS = {
     "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
     "64 to 64, 4x4 s2": Case(8, 64, 64, 1, (200, 200), (4, 4), (2, 2), (1, 1)),
     "64 to 3, 4x4 s2": Case(8, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1)),
+    "32 to 32, 3x3": Case(8, 32, 32, 1, (200, 200), (3, 3)),
     "256 to 128, 3x3 s2": Case(8, 256, 128, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
     "1024 to 512, 2x2 s2": Case(4, 1024, 512, 1, (32, 32), (2, 2), (2, 2)),
     "21 to 21, 16x16 s8": Case(4, 21, 21, 1, (64, 64), (16, 16), (8, 8), (4, 4)),

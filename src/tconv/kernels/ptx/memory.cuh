@@ -102,6 +102,8 @@ TCONV_DEVICE uint4 ld_global_nc_L2_hint_v4(const uint32_t* address, uint64_t pol
                      : "memory");                                                            \
     }
 
+TCONV_STORE_2(st_global_v2, "st.global.v2.f32", float, float2, "f")
+
 // Streaming: written once, read by a later kernel if at all.
 TCONV_STORE_1(st_global_cs, "st.global.cs.f32", float, "f")
 TCONV_STORE_1(st_global_cs, "st.global.cs.f64", double, "d")

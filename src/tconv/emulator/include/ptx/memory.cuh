@@ -62,6 +62,7 @@ inline uint4 ld_global_nc_L2_hint_v4(const uint32_t* address, uint64_t,
         emulator::store_global<vector>(address, value, #name, at);                           \
     }
 
+EMULATOR_STORE(st_global_v2, float, float2)
 EMULATOR_STORE(st_global_cs, float, float)
 EMULATOR_STORE(st_global_cs, double, double)
 EMULATOR_STORE(st_global_cs, uint32_t, uint32_t)
