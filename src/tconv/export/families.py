@@ -78,6 +78,7 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "row_groups": plan.problem.groups * len(laid.m_class),
         "row_step": laid.row_step,
         "tile": (plan.tile.rows, plan.tile.columns),
+        "patch_row": laid.patch_row,
         "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
         "packed_blocks": plan.packing.grid,
         "packed_items": laid.packed_items,

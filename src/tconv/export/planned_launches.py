@@ -191,6 +191,7 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
         "tiles": tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
+        "patch_row": constants["patch_row"],
         "source_height": x.shape[2],
         "source_width": x.shape[3],
         "destination_height": y.shape[2],

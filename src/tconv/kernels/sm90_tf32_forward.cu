@@ -80,10 +80,6 @@ struct Shared {
     alignas(128) uint32_t weights[resident_words];
     alignas(16) float outputs[rings * 4][pass_channels][out_pitch];
     alignas(16) uint32_t zeros[4];
-    // A row of the patch in units of a descriptor's address. NOTE: in memory, where ptxas cannot see
-    // that it is constant: slots share start addresses with other rows of other slots, and it would
-    // compute each once and keep it, two registers an address, until it spills.
-    uint32_t patch_row;
     Index offsets[rings][Layer::tensor_map ? 1 : thread_pixels * producers];
     uint64_t raw_full[rings][Layer::raw_stages];
     uint64_t full[rings][stages];
@@ -170,13 +166,13 @@ struct Patch {
 
 // Any strides: through registers, the next batch of loads under way while one is stored.
 template <typename Fields>
-TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared) {
+TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int warp) {
     constexpr Index outside = -1;
     // Pixels of a thread under way, in two buffers of 8 values each.
     constexpr int most_batch = 4;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
-    int ring = threadIdx.x / producers;
+    int ring = warp * 32 / producers;
     int thread = threadIdx.x % producers;
     Turn turn;
     Index step = Index(gridDim.x) * rings;
@@ -249,11 +245,11 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared) {
 // Rows on 16 bytes: the copy engine brings raw patches, raw_stages of them ahead, and the threads
 // only transpose them.
 template <typename Fields>
-TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared) {
+TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
     constexpr int most_batch = 3;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
-    int ring = threadIdx.x / producers;
+    int ring = warp * 32 / producers;
     int thread = threadIdx.x % producers;
     Index step = Index(gridDim.x) * rings;
     Index first = Index(blockIdx.x) * rings + ring;
@@ -328,11 +324,11 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared) {
 }
 
 template <bool tensor_map, typename Fields>
-TCONV_DEVICE void produce(const Fields& arguments, Shared& shared) {
+TCONV_DEVICE void produce(const Fields& arguments, Shared& shared, int warp) {
     if constexpr (tensor_map) {
-        produce_by_map(arguments, shared);
+        produce_by_map(arguments, shared, warp);
     } else {
-        produce_by_loads(arguments, shared);
+        produce_by_loads(arguments, shared, warp);
     }
 }
 
@@ -342,7 +338,7 @@ using Sums = float[Layer::m_tiles][Layer::tile_rows][columns / 2];
 struct StreamedWeights {
     const uint32_t* next;
 
-    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&)
+    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&, int)
         : next(static_cast<const uint32_t*>(arguments.packed) +
                (Index(at.group) * Layer::group_pairs + Layer::m_begin[at.m_group]) * chunks *
                    (4 * warpgroup) +
@@ -366,11 +362,12 @@ struct ResidentWeights {
     int here = 0;  // words from the first chunk to those that are multiplied, and to the next ones
     int following = unroll < chunks ? unroll * chunk_words : 0;
 
-    TCONV_DEVICE ResidentWeights(const Position& at, const Arguments&, const Shared& shared)
+    TCONV_DEVICE ResidentWeights(const Position& at, const Arguments&, const Shared& shared,
+                                 int warp)
         : zeros(shared.zeros) {
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
-            int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + threadIdx.x % warpgroup / 32;
+            int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
             int phase_y = warp_tile / phase_tiles;
             int channels = warp_tile - phase_y * phase_tiles;
             phase[m] = phase_y < phases_y ? phase_y : 0;  // no row at all: any weights will do
@@ -415,8 +412,9 @@ TCONV_DEVICE constexpr int pair_row(int pair) {
 // The products of one tile. A class is a sequence of (m_tile, slot) pairs; weights are held `ahead`
 // pairs before their product.
 template <int row_class>
-TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int ring,
+TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                            Turn& turn, Sums& sums) {
+    int ring = warp / 4 - 1;
     constexpr int begin = Layer::class_begin[row_class];
     constexpr int count = Layer::class_begin[row_class + 1] - begin;
     static_assert(count > 0, "every row group has a slot");
@@ -425,8 +423,8 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
     static_assert(count * unroll % ahead == 0 && chunks % unroll == 0,
                   "a pair's registers are known when it is compiled");
     static_assert(ahead <= count * unroll, "at most the next turn's weights are asked for");
-    typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared);
-    const uint32_t patch_row = *static_cast<const volatile uint32_t*>(&shared.patch_row);
+    typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
+    const int patch_row = arguments.patch_row;
     uint32_t a[ahead][4];
     auto load = [&](uint32_t(&into)[4], int pair) {
         uint4 loaded = weights.load(begin + pair % count, pair / count);
@@ -443,8 +441,7 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
             uint64_t pixels =
                 ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
                                        ptx::Swizzle::bytes_32);
-            // Only the lower half varies, and is not to be computed for all slots at once.
-            uint32_t first = ptx::opaque(static_cast<uint32_t>(pixels));
+            uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
             int row = 0;  // of the patch, where `first` points
 #pragma unroll
             for (int p = 0; p < count; ++p) {
@@ -453,6 +450,9 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                 int now = (u * count + p) % ahead;
                 int then = (u * count + p + ahead - 1) % ahead;
                 if constexpr (ahead == 1) load(a[0], u * count + p);
+                // NOTE: by an argument, which ptxas does not know to be constant: slots share start
+                // addresses with other rows of other slots, and it would compute each once and keep
+                // it, two registers an address, until it spills.
                 first += (pair_row(begin + p) - row) * patch_row;
                 row = pair_row(begin + p);
                 ptx::wgmma_fence();
@@ -486,12 +486,12 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
 
 template <int row_class>
 TCONV_DEVICE void multiply_class(const Arguments& arguments, Shared& shared, const Position& at,
-                                 int ring, Turn& turn, Sums& sums) {
+                                 int warp, Turn& turn, Sums& sums) {
     if constexpr (row_class < Layer::classes) {
         if (Layer::m_class[at.m_group] == row_class) {
-            multiply<row_class>(arguments, shared, at, ring, turn, sums);
+            multiply<row_class>(arguments, shared, at, warp, turn, sums);
         } else {
-            multiply_class<row_class + 1>(arguments, shared, at, ring, turn, sums);
+            multiply_class<row_class + 1>(arguments, shared, at, warp, turn, sums);
         }
     }
 }
@@ -573,16 +573,15 @@ struct RowWriter<true> {
 
 // Each warp interleaves its channels' phases in shared memory and writes pieces of whole rows.
 template <bool pairs>
-TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at,
+TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                         const Sums& sums) {
     int lane = threadIdx.x % 32;
-    int warp = threadIdx.x % warpgroup / 32;
-    auto& outputs = shared.outputs[threadIdx.x / 32 - 4];
+    auto& outputs = shared.outputs[warp - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
     RowWriter<pairs> writer(arguments, left);
 #pragma unroll
     for (int m = 0; m < Layer::m_tiles; ++m) {
-        int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp;
+        int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
         int phase_y = warp_tile / phase_tiles;
         int first_channel = (warp_tile - phase_y * phase_tiles) * Layer::warp_channels;
         if (phase_y >= phases_y) continue;
@@ -641,8 +640,8 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
     }
 }
 
-TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
-    int ring = threadIdx.x / warpgroup - 1;
+TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) {
+    int ring = warp / 4 - 1;
     // Whether columns can be written by twos; with a stride in x of 1, tiles start at even ones.
     bool pairs = Layer::stride_x == 1 &&
                  (arguments.destination_stride_n | arguments.destination_stride_c |
@@ -664,16 +663,16 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 for (int j = 0; j < columns / 2; ++j) sums[m][r][j] = 0.0f;
             }
         }
-        multiply_class<0>(arguments, shared, at, ring, turn, sums);
+        multiply_class<0>(arguments, shared, at, warp, turn, sums);
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
 #pragma unroll
             for (int r = 0; r < Layer::tile_rows; ++r) ptx::fence_registers(sums[m][r]);
         }
         if (pairs) {
-            store<Layer::stride_x == 1>(arguments, shared, at, sums);
+            store<Layer::stride_x == 1>(arguments, shared, at, warp, sums);
         } else {
-            store<false>(arguments, shared, at, sums);
+            store<false>(arguments, shared, at, warp, sums);
         }
     }
 }
@@ -706,13 +705,15 @@ TCONV_KERNEL(sm90_tf32_forward, Layer::threads, 1) {
         ptx::mbarrier_init(&shared.weights_full, 1);
         ptx::fence_mbarrier_init();
         for (uint32_t& word : shared.zeros) word = 0;
-        shared.patch_row = Layer::patch_columns * pixel_bytes >> 4;
         if constexpr (Layer::resident) load_weights(arguments, shared);
     }
     __syncthreads();
-    if (threadIdx.x < warpgroup) {
-        produce<Layer::tensor_map>(arguments, shared);
+    // NOTE: the same in all lanes, and known to be so before roles part: what follows from it then
+    // stays in uniform registers, where wgmma takes its descriptors from.
+    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp < warpgroup / 32) {
+        produce<Layer::tensor_map>(arguments, shared, warp);
     } else {
-        consume(arguments, shared);
+        consume(arguments, shared, warp);
     }
 }

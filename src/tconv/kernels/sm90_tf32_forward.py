@@ -148,6 +148,11 @@ class Layout:
         return -(-columns // 4) * 4 if self.problem.x_aligned else columns
 
     @property
+    def patch_row(self) -> int:
+        """A row of the staged patch, in the 16 bytes that a wgmma's descriptor counts."""
+        return self.patch_columns * CHANNELS * 4 // 16
+
+    @property
     def output_bytes(self) -> int:
         """Shared memory in which the epilogue gathers output rows."""
         stride = self.problem.width.stride
@@ -447,6 +452,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
             ("tiles", index),
             ("tiles_y", "int"),
             ("tiles_x", "int"),
+            ("patch_row", "int"),
             ("source_height", "int"),
             ("source_width", "int"),
             ("destination_height", "int"),
@@ -531,6 +537,7 @@ def arguments(
         "tiles": laid.tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
+        "patch_row": laid.patch_row,
         "source_height": y.size,
         "source_width": x.size,
         "destination_height": y.output_size,
