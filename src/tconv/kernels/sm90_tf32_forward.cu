@@ -335,6 +335,7 @@ TCONV_DEVICE void produce(const Fields& arguments, Shared& shared, int warp) {
 using Sums = float[Layer::m_tiles][Layer::tile_rows][columns / 2];
 
 // Streamed weights, in the order of use.
+template <int unroll>
 struct StreamedWeights {
     const uint32_t* next;
 
@@ -396,7 +397,7 @@ struct ResidentWeights {
 
 template <bool resident, int unroll>
 struct WeightsOf {
-    using Type = StreamedWeights;
+    using Type = StreamedWeights<unroll>;
 };
 
 template <int unroll>
@@ -498,14 +499,23 @@ TCONV_DEVICE void multiply_class(const Arguments& arguments, Shared& shared, con
 
 using Gathered = float[pass_channels][out_pitch];
 
-// How a warp writes the rows that it has gathered: one column a lane.
+// How a warp writes the rows that it has gathered: `channels` rows of the output, from `line` on,
+// which is column `left` of the first.
 template <bool pairs>
 struct RowWriter {
     const Arguments& arguments;
     int left;
 
-    // `channels` rows of the output, from `line` on, which is column `left` of the first.
     TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
+        if constexpr (pairs) {
+            write_pairs(rows, line, channels);
+        } else {
+            write_single(rows, line, channels);
+        }
+    }
+
+    // One column a lane.
+    TCONV_DEVICE void write_single(const Gathered& rows, float* line, int channels) const {
         constexpr int pieces = (out_columns + 31) / 32;
         int lane = threadIdx.x % 32;
         for (int channel = 0; channel < channels; ++channel) {
@@ -526,29 +536,18 @@ struct RowWriter {
         }
     }
 
-    TCONV_DEVICE RowWriter(const Arguments& arguments, int left)
-        : arguments(arguments), left(left) {}
-};
-
-// Two columns a lane; with a stride in x of 1.
-template <>
-struct RowWriter<true> {
-    // Short rows one after the other, long ones in pieces of their own: the lanes' offsets of many
-    // pieces that all differ would fill the registers.
-    static constexpr bool joined = columns <= 64;
-    static constexpr int row_pairs = joined ? columns / 2 : (columns + 63) / 64 * 32;
-    static constexpr int pieces = (pass_channels * row_pairs + 31) / 32;
-    static constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
-    const Arguments& arguments;
-    int width;  // of the image, from `left` on
-
-    TCONV_DEVICE RowWriter(const Arguments& arguments, int left)
-        : arguments(arguments), width(arguments.destination_width - left) {}
-
-    TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
+    // Two columns a lane; with a stride in x of 1. Short rows one after the other, long ones in
+    // pieces of their own: the lanes' offsets of many pieces that all differ would fill the
+    // registers.
+    TCONV_DEVICE void write_pairs(const Gathered& rows, float* line, int channels) const {
+        constexpr bool joined = columns <= 64;
+        constexpr int row_pairs = joined ? columns / 2 : (columns + 63) / 64 * 32;
+        constexpr int pieces = (pass_channels * row_pairs + 31) / 32;
+        constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
         // NOTE: else the compiler adds the offsets to the line's own, in 64 bits, for each piece.
         line = ptx::opaque(line);
         int lane = threadIdx.x % 32;
+        int width = arguments.destination_width - left;
 #pragma unroll
         for (int first = 0; first < pieces; first += batch) {
             float2 values[batch];
@@ -578,7 +577,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
     int lane = threadIdx.x % 32;
     auto& outputs = shared.outputs[warp - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
-    RowWriter<pairs> writer(arguments, left);
+    RowWriter<pairs> writer{arguments, left};
 #pragma unroll
     for (int m = 0; m < Layer::m_tiles; ++m) {
         int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
