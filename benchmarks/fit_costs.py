@@ -1,0 +1,222 @@
+"""The plan's cost models against the sweeps of every candidate, and the fits that they come from.
+
+    PYTHONPATH=src python benchmarks/fit_costs.py          # how the plan's picks do
+    PYTHONPATH=src python benchmarks/fit_costs.py --fit    # the fits; needs scipy
+
+Reads results/h200/sweep_*.csv (kernel and packing together, cold L2) and the layers beside them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+import sys
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from tconv.jit.target import Target
+from tconv.kernels import sm90_tf32_flat_forward as flat
+from tconv.kernels import sm90_tf32_forward as patches
+from tconv.layers import read_layers
+from tconv.plan import Candidate, candidates
+from tconv.problem import Problem
+
+RESULTS = Path(__file__).parent / "results" / "h200"
+SWEEPS = {"sweep_layers.csv": "layers.json", "sweep_random60.csv": "random60.json"}
+TARGET = Target.named("sm_90a")
+CLOCK = 1.7e9
+KERNELBENCH = ("kb57", "kb65", "kb69", "kb71", "kb78")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate of one layer.
+
+    Attributes:
+        seconds: measured, packing included; `packing` that alone.
+        weight: in the fits.
+    """
+
+    layer: str
+    problem: Problem
+    candidate: Candidate
+    seconds: float
+    packing: float
+    weight: float
+
+
+def rows() -> list[Row]:
+    """Every row whose tile is still in its kernel's table."""
+    found = []
+    for sweep, layers in SWEEPS.items():
+        problems = {one.name: one.problem("forward") for one in read_layers(RESULTS / layers)}
+        known = {
+            name: {(c.stem, str(c.tile)): c for c in candidates(problem, TARGET) if not c.refusal}
+            for name, problem in problems.items()
+        }
+        with (RESULTS / sweep).open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                name = row["layer"]
+                candidate = known[name].get((row["kernel"], row["tile"]))
+                if candidate is None:
+                    continue
+                weight = 1.0 if name.startswith("random") else 8.0 if name in KERNELBENCH else 2.0
+                milliseconds = float(row["ms"]), float(row["pack_ms"])
+                found.append(
+                    Row(name, problems[name], candidate, *(m / 1e3 for m in milliseconds), weight)
+                )
+    return found
+
+
+def report(measured: list[Row]) -> None:
+    """What the plan's picks cost against the best candidates, and how far each model is off."""
+    losses = []
+    for name in dict.fromkeys(row.layer for row in measured):
+        of_layer = [row for row in measured if row.layer == name]
+        best = min(of_layer, key=lambda row: row.seconds)
+        pick = min(of_layer, key=lambda row: row.candidate.cost)
+        losses.append((pick.seconds / best.seconds, name, pick.candidate, best.candidate))
+    mean = math.exp(statistics.mean(math.log(loss) for loss, *_ in losses))
+    print(f"{len(losses)} layers: the pick takes {mean:.3f} of the best, geometric mean")
+    for loss, name, pick, best in sorted(losses, key=lambda row: -row[0])[:12]:
+        print(f"  {loss:.2f} {name}: {pick.stem} {pick.tile}, best {best.stem} {best.tile}")
+    for stem in dict.fromkeys(row.candidate.stem for row in measured):
+        off = [
+            math.log(row.seconds / row.candidate.cost)
+            for row in measured
+            if row.candidate.stem == stem
+        ]
+        print(
+            f"{stem}: measured / modelled {math.exp(statistics.mean(off)):.2f}, "
+            f"spread {statistics.pstdev(off):.2f}, {len(off)} rows"
+        )
+
+
+def least_squares(model, start, measured: list[Row]) -> np.ndarray:
+    """The coefficients (not negative) with the least squares of the weighted logarithm."""
+    from scipy.optimize import minimize
+
+    seconds = np.array([row.seconds for row in measured])
+    weights = np.array([row.weight for row in measured])
+
+    def loss(q):
+        return float(np.average(np.log(model(np.abs(q)) / seconds) ** 2, weights=weights))
+
+    best = None
+    for seed in range(8):
+        first = np.array(start) * np.exp(np.random.RandomState(seed).randn(len(start)) * 0.3)
+        options = {"maxiter": 30000, "maxfev": 30000}
+        found = minimize(loss, first, method="Nelder-Mead", options=options)
+        if best is None or found.fun < best.fun:
+            best = found
+    print(f"  root mean square {best.fun**0.5:.3f}")
+    return np.abs(best.x)
+
+
+def fit_patches(measured: list[Row], resident: bool) -> None:
+    """`_Fit` of sm90_tf32_forward, of resident or of streamed weights."""
+    chosen = [
+        row
+        for row in measured
+        if row.candidate.stem == patches.STEM and row.candidate.tile.resident == resident
+    ]
+    laid = [patches.layout(row.problem, row.candidate.tile) for row in chosen]
+    tiles = [row.candidate.tile for row in chosen]
+
+    def column(values) -> np.ndarray:
+        return np.array(list(values), dtype=float)
+
+    waves = column(-(-one.tiles // (patches.RINGS * TARGET.multiprocessors)) for one in laid)
+    chunks, pairs = column(one.chunks for one in laid), column(one.mean_pairs for one in laid)
+    pixels = column(tile.rows * tile.columns for tile in tiles)
+    patch = column(one.patch_rows * one.patch_columns for one in laid)
+    outputs, pieces = (
+        column(tile.m_tiles * tile.rows * tile.columns for tile in tiles),
+        column(tile.m_tiles * tile.rows for tile in tiles),
+    )
+    plain = column(row.problem.width.stride == 1 for row in chosen) > 0
+    mapped = column(row.problem.x_aligned for row in chosen) > 0
+    single = mapped & (column(one.stages(TARGET)[1] for one in laid) == 1)
+    kept = column(one.resident_bytes for one in laid) / patches.L2_BYTES_PER_CYCLE
+    moved = column(row.problem.bytes for row in chosen)
+    columns = column(
+        tile.columns * row.problem.width.stride for tile, row in zip(tiles, chosen, strict=True)
+    )
+
+    def model(q):
+        fit = patches._Fit(*q)
+        products = pairs * pixels / 2
+        per_patch = np.where(mapped, fit.mapped, fit.loaded) * patch
+        consumed = pairs * fit.pair + fit.product * products
+        stage = fit.stage + np.maximum(consumed, per_patch + fit.beside * products)
+        stage = stage * np.where(single, 1 + fit.single, 1)
+        of_tile = chunks * stage + np.where(plain, fit.output, fit.phased) * outputs
+        of_tile = of_tile + fit.row * pieces
+        busy = (waves * patches.RINGS * of_tile + kept) / CLOCK
+        memory = moved * (1 + fit.edge / columns) / (fit.bytes * 1e12)
+        both = fit.both * np.minimum(busy, memory)
+        return np.maximum(busy, memory) + both + fit.launch * 1e-6
+
+    present = patches._RESIDENT if resident else patches._STREAMED
+    print(f"sm90_tf32_forward, {'resident' if resident else 'streamed'}, {len(chosen)} rows")
+    start = [value or 0.1 for value in astuple(present)]
+    found = least_squares(model, start, chosen)
+    for field, value in zip(fields(patches._Fit), found, strict=True):
+        print(f"  {field.name} = {value:.3g}")
+
+
+def fit_flat(measured: list[Row]) -> None:
+    """The coefficients of sm90_tf32_flat_forward's `cost`, in its order."""
+    chosen = [row for row in measured if row.candidate.stem == flat.STEM]
+    laid = [flat.layout(row.problem, row.candidate.tile) for row in chosen]
+
+    def column(values) -> np.ndarray:
+        return np.array(list(values), dtype=float)
+
+    waves = column(-(-one.tiles // TARGET.multiprocessors) for one in laid)
+    chunks = column(one.chunks for one in laid)
+    steps = column(one.chunks * one.row_begin[-1] / one.row_sets for one in laid)
+    columns = column(one.tile.columns for one in laid)
+    patch = column(one.chunks * one.patch_positions * flat.LINE_BYTES for one in laid)
+    pixel_stages = column(one.stages(TARGET)[0] for one in laid)
+    weight_stages = column(one.stages(TARGET)[1] for one in laid)
+    ahead = np.minimum(pixel_stages, weight_stages * np.maximum(steps / chunks / 2, 0.5))
+    storers = column(one.tile.storers for one in laid) > 0
+    moved = column(row.problem.bytes for row in chosen)
+    packing = column(row.packing for row in chosen)
+
+    def model(q):
+        product, rate, step, stage, store, left, written, tile, memory, launch = q
+        copied = (steps * flat.WEIGHT_BYTES + patch) / rate
+        main = np.maximum(product * steps * 2 * columns, copied) + step * steps
+        main = np.maximum(main, stage * chunks / ahead)
+        of_tile = np.where(
+            storers,
+            np.maximum(main, store * columns) + left * columns,
+            main + written * columns,
+        )
+        cycles = waves * (of_tile + tile)
+        return np.maximum(cycles / CLOCK, moved / (memory * 1e12)) + packing + launch * 1e-6
+
+    print(f"sm90_tf32_flat_forward, {len(chosen)} rows")
+    names = "product rate step stage store left written tile memory launch".split()
+    found = least_squares(model, [1.15, 36, 75, 3200, 23, 16, 26, 290, 5.6, 6], chosen)
+    for name, value in zip(names, found, strict=True):
+        print(f"  {name} = {value:.3g}")
+
+
+def main() -> None:
+    """Report, and fit where asked to."""
+    measured = rows()
+    report(measured)
+    if "--fit" in sys.argv[1:]:
+        fit_patches(measured, resident=False)
+        fit_patches(measured, resident=True)
+        fit_flat(measured)
+
+
+if __name__ == "__main__":
+    main()
