@@ -125,8 +125,9 @@ def _kind(field: str) -> str:
     return TENSOR_MAP if field.endswith("_map") else "int"
 
 
-def _tensor_map(address: int, sizes: Any, strides: Any, box: Any) -> bytes:
-    return tensor_map.encode(address, "float32", sizes, strides, box)
+def _tensor_map(address: int, sizes: Any, strides: Any, box: Any, swizzle: int = 0) -> bytes:
+    spans = {0: 0, 1: 32, 2: 64, 3: 128}  # as the driver numbers them -> bytes
+    return tensor_map.encode(address, "float32", sizes, strides, box, swizzle=spans[swizzle])
 
 
 def _allocations() -> list[tuple[int, int]]:

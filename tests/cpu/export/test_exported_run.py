@@ -62,10 +62,12 @@ def test_general_kernels_round_to_tf32_where_the_contract_says(module):
             assert_right(module, case, operands(case, torch.float32, "mixed", "cpu"), tf32=True)
 
 
-@pytest.mark.parametrize("kernel", ("", "sm90_tf32_forward"))
+@pytest.mark.parametrize(
+    "kernel", ("", "general_forward", "sm90_tf32_forward", "sm90_tf32_flat_forward")
+)
 @pytest.mark.parametrize("layer", PLANNED, ids=[f"layer{i}" for i in range(len(PLANNED))])
 def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
-    if kernel and (kernel not in STEMS or layer.in_channels // layer.groups < 16):
+    if kernel.startswith("sm90") and layer.in_channels // layer.groups < 16:
         pytest.skip(f"{kernel or 'the plan'} does not serve this layer")
     monkeypatch.setenv("TCONV_KERNEL", kernel)
     report = export_file(None, layer, tmp_path / "model_new.py")
@@ -84,7 +86,9 @@ def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
         tensors = operands(case, torch.float32, "contiguous", "cpu")
         with on_emulator(module) as extension:
             assert_right(module, case, tensors, tf32=True)
-        assert extension.launched == planned
+        # A kernel made for the planned size may leave another to the general one.
+        other = ["any_forward_float32", *planned[-2:]] if size != layer.size else planned
+        assert extension.launched in (planned, other)
     # Without TF32 those that use it give way; so does every one to another type.
     with on_emulator(module) as extension, without_tf32():
         assert_right(module, case, tensors)
@@ -160,7 +164,7 @@ def test_a_model_around_the_layer_trains(exported_files, full_float32):
                 optimizer.zero_grad()
                 module(*inputs).square().mean().backward()
                 optimizer.step()
-    assert "general_forward_2" in extension.launched  # the second layer's
+    assert any(name.endswith("_forward_2") for name in extension.launched)  # the second layer's
     for want, got in zip(model.parameters(), new.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 

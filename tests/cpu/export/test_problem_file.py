@@ -146,7 +146,7 @@ def test_the_report_says_what_was_planned_and_what_to_know(tmp_path):
     report = export_file(path, None, tmp_path / "model_new.py", arch="sm_80")
     text = str(report)
     assert "ModelNew from problem.py, planned for sm_80" in text
-    assert len(report.plans) == 3 and "general_forward" in report.plans[0]
+    assert len(report.plans) == 3 and "_forward" in report.plans[0]
     assert "keeps its imports of numpy" in text
     assert "`from __future__`" in text
     assert "static checks refuse line" in text and "the word pass" in text
