@@ -105,7 +105,7 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _direct_forward(plan: Plan) -> dict[str, Any]:
+def _tiled(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     return {
         "wide": _constant(plan.source, "Index") == "long long",
@@ -123,7 +123,8 @@ EXPORTS = {
         "prepare_sm90_tf32_flat_forward", _sm90_tf32_flat_forward, (9, 0)
     ),
     "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
-    "direct_forward": Export("prepare_direct_forward", _direct_forward, least=LEAST_CP_ASYNC),
+    "mma_forward": Export("prepare_mma_forward", _tiled, least=LEAST_CP_ASYNC),
+    "direct_forward": Export("prepare_direct_forward", _tiled, least=LEAST_CP_ASYNC),
     "general_forward": Export("prepare_general_forward", _implicit_gemm),
     "general_input_gradient": Export("prepare_general_input_gradient", _implicit_gemm),
     "general_weight_gradient": Export("prepare_general_weight_gradient", _weight_gradient),

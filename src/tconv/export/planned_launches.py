@@ -56,46 +56,22 @@ def prepare_general_forward(constants, x, weight, bias, y, parameters):  # type:
 
 def prepare_direct_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
     """Blocks and arguments of the kernel direct_forward."""
-    multiprocessors, capability = device_properties(x.device.index)
-    tiles_y, tiles_x = (
+    counts = [
         ceiling_divide(y.shape[2 + i], parameters.stride[i] * constants["tile"][i]) for i in (0, 1)
+    ]
+    return tiled_launch(constants, x, weight, bias, y, counts)
+
+
+def prepare_mma_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernel mma_forward."""
+    pixels = (
+        (y.shape[2 + i] - 1 + parameters.padding[i]) // parameters.stride[i]
+        - parameters.padding[i] // parameters.stride[i]
+        + 1
+        for i in (0, 1)
     )
-    group_tiles = constants["group_tiles"]
-    tiles = group_tiles * x.shape[0] * tiles_y * tiles_x
-    vectors = not constants["source_vectors"] or (is_aligned(x) and x.shape[3] % 4 == 0)
-    if (
-        capability < constants["least"]
-        or not vectors
-        or not y.is_contiguous()
-        or y.shape[3] % constants["store_vector"]
-        or y.data_ptr() % 16
-    ):
-        return None
-    if not constants["wide"] and exceeds_int(
-        tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
-    ):
-        return None
-    arguments = {
-        "source": x.data_ptr(),
-        "weight": weight.data_ptr(),
-        "bias": 0 if bias is None else bias.data_ptr(),
-        "destination": y.data_ptr(),
-        "tiles": tiles,
-        "tiles_y": tiles_y,
-        "tiles_x": tiles_x,
-        "source_height": x.shape[2],
-        "source_width": x.shape[3],
-        "destination_height": y.shape[2],
-        "destination_width": y.shape[3],
-        **stride_arguments("source", "nchw", x),
-        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
-        **stride_arguments("destination", "nch", y),
-    }
-    # As many blocks as stay on the device, each with the weights of one group where that can be.
-    most = multiprocessors * constants["blocks"]
-    if group_tiles * 8 <= most:
-        most -= most % group_tiles
-    return [(min(tiles, most), arguments)], True
+    counts = [ceiling_divide(*pair) for pair in zip(pixels, constants["tile"])]
+    return tiled_launch(constants, x, weight, bias, y, counts)
 
 
 def prepare_general_input_gradient(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
@@ -262,6 +238,48 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
     # One block for each multiprocessor, which walks the tiles.
     blocks = min(device_properties(x.device.index)[0], constants["tiles"])
     return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
+
+
+def tiled_launch(constants, x, weight, bias, y, counts):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of a kernel whose blocks walk tiles, `counts` along y and x."""
+    multiprocessors, capability = device_properties(x.device.index)
+    tiles_y, tiles_x = counts
+    group_tiles = constants["group_tiles"]
+    tiles = group_tiles * x.shape[0] * tiles_y * tiles_x
+    vectors = not constants["source_vectors"] or (is_aligned(x) and x.shape[3] % 4 == 0)
+    if (
+        capability < constants["least"]
+        or not vectors
+        or not y.is_contiguous()
+        or y.shape[3] % constants["store_vector"]
+        or y.data_ptr() % 16
+    ):
+        return None
+    if not constants["wide"] and exceeds_int(
+        tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
+    ):
+        return None
+    arguments = {
+        "source": x.data_ptr(),
+        "weight": weight.data_ptr(),
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "destination": y.data_ptr(),
+        "tiles": tiles,
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "source_height": x.shape[2],
+        "source_width": x.shape[3],
+        "destination_height": y.shape[2],
+        "destination_width": y.shape[3],
+        **stride_arguments("source", "nchw", x),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+        **stride_arguments("destination", "nch", y),
+    }
+    # As many blocks as stay on the device, each with the weights of one group where that can be.
+    most = multiprocessors * constants["blocks"]
+    if group_tiles * 8 <= most:
+        most -= most % group_tiles
+    return [(min(tiles, most), arguments)], True
 
 
 @functools.lru_cache(maxsize=1024)

@@ -345,8 +345,11 @@ def _constant(name: str, text: str) -> str:
 def _planned_table(planned: list[Planned]) -> str:
     functions = _functions(cuda_text.DIRECTORY / "planned_launches.py")
     wanted = list(dict.fromkeys(EXPORTS[chosen.plan.stem].prepare for chosen in planned))
-    calling = "".join(functions[name] for name in wanted)
-    helpers = [name for name in functions if name not in wanted and f"{name}(" in calling]
+    needed = list(wanted)
+    for caller in needed:  # it grows by what the helpers themselves call
+        called = [name for name in functions if f"{name}(" in functions[caller]]
+        needed += [name for name in called if name not in needed]
+    helpers = [name for name in functions if name in needed and name not in wanted]
     parts = ["\n\n" + functions[name] for name in (*helpers, *wanted)]
     rows = "".join(map(_planned_row, planned))
     return "".join(parts) + f"\n\nPLANNED_KERNELS = [\n{rows}]\n"

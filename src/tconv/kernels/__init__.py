@@ -9,6 +9,7 @@ from tconv.kernels import (
     general_forward,
     general_input_gradient,
     general_weight_gradient,
+    mma_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
 )
@@ -19,6 +20,7 @@ FAMILIES: tuple[Family, ...] = tuple(
     for module in (
         sm90_tf32_forward,
         sm90_tf32_flat_forward,
+        mma_forward,
         direct_forward,
         general_forward,
         general_input_gradient,

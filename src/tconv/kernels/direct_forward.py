@@ -448,24 +448,29 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=(
-            ("source", "const void*"),
-            ("weight", "const void*"),
-            ("bias", "const void*"),
-            ("destination", "void*"),
-            ("tiles", index),
-            ("tiles_y", "int"),
-            ("tiles_x", "int"),
-            ("source_height", "int"),
-            ("source_width", "int"),
-            ("destination_height", "int"),
-            ("destination_width", "int"),
-            *family.stride_fields("source", "n c h w", index),
-            *family.stride_fields("weight", "in out h w", index),
-            *family.stride_fields("destination", "n c h", index),
-        ),
+        arguments=argument_fields(index),
         shared_bytes=laid.shared_bytes,
         threads=THREADS,
+    )
+
+
+def argument_fields(index: str) -> tuple[tuple[str, str], ...]:
+    """The fields of `struct Arguments`, for offsets of the C type `index`."""
+    return (
+        ("source", "const void*"),
+        ("weight", "const void*"),
+        ("bias", "const void*"),
+        ("destination", "void*"),
+        ("tiles", index),
+        ("tiles_y", "int"),
+        ("tiles_x", "int"),
+        ("source_height", "int"),
+        ("source_width", "int"),
+        ("destination_height", "int"),
+        ("destination_width", "int"),
+        *family.stride_fields("source", "n c h w", index),
+        *family.stride_fields("weight", "in out h w", index),
+        *family.stride_fields("destination", "n c h", index),
     )
 
 
@@ -491,10 +496,21 @@ def arguments(
     Raises:
         ValueError: the output does not start on 16 bytes.
     """
-    if operands.y.address % 16:
-        raise ValueError(f"{STEM} writes from a multiple of 16 on, got {operands.y.address:#x}")
     laid = layout(problem, tile)
-    tiles_y, tiles_x = laid.tiles_yx
+    return tiled_arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
+
+
+def tiled_arguments(
+    stem: str, problem: Problem, tiles: int, tiles_yx: tuple[int, int], operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The values of `argument_fields`.
+
+    Raises:
+        ValueError: the output does not start on 16 bytes.
+    """
+    if operands.y.address % 16:
+        raise ValueError(f"{stem} writes from a multiple of 16 on, got {operands.y.address:#x}")
+    tiles_y, tiles_x = tiles_yx
     y, x = problem.height, problem.width
     destination = operands.y._replace(strides=operands.y.strides[:3])
     return {
@@ -502,7 +518,7 @@ def arguments(
         "weight": operands.w.address,
         "bias": operands.bias,
         "destination": operands.y.address,
-        "tiles": laid.tiles,
+        "tiles": tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
         "source_height": y.size,

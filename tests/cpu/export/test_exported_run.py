@@ -21,6 +21,7 @@ PLANNED = (
     Layer(24, 20, (3, 4), stride=(2, 1), padding=(1, 1), size=(7, 9), batch=2),
     Layer(16, 32, (3, 5), (2, 3), (1, 2), groups=4, bias=False, dilation=(2, 1), size=(9, 11)),
     Layer(20, 16, (3, 3), (5, 5), (1, 1), (2, 0), dilation=(2, 2), size=(6, 5), batch=2),
+    Layer(24, 3, (4, 4), (2, 2), (1, 1), size=(9, 16), batch=2),
     Layer(32, 32, (3, 3), size=(9, 37), batch=2, bias=False),
     Layer(32, 32, (3, 3), size=(9, 40), batch=2),
 )
@@ -123,16 +124,20 @@ def test_inputs_that_a_tensor_map_cannot_describe_run_the_general_kernel(tmp_pat
     assert launched == ["any_forward_float32"] * 3 + ["sm90_tf32_forward"]
 
 
-def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(tmp_path, monkeypatch):
-    monkeypatch.setenv("TCONV_KERNEL", "direct_forward")
-    layer = Layer(8, 8, (4, 4), (2, 2), (1, 1), groups=4, size=(5, 10))
+@pytest.mark.parametrize("kernel", ("direct_forward", "mma_forward"))
+def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(kernel, tmp_path, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", kernel)
+    channels = 16 if kernel == "mma_forward" else 2  # those of TF32, and fewer
+    layer = Layer(4 * channels, 8, (4, 4), (2, 2), (1, 1), groups=4, size=(5, 10))
     export_file(None, layer, tmp_path / "model_new.py")
     module = load(tmp_path / "model_new.py")
     for columns, planned in ((10, True), (8, True), (9, False)):
-        case = Case(2, 2, 2, 4, (6, columns), (4, 4), (2, 2), (1, 1))
+        case = Case(2, channels, 2, 4, (6, columns), (4, 4), (2, 2), (1, 1))
         with on_emulator(module) as extension:
-            assert_right(module, case, operands(case, torch.float32, "contiguous", "cpu"))
-        assert (extension.launched[0] == "direct_forward") == planned
+            assert_right(
+                module, case, operands(case, torch.float32, "contiguous", "cpu"), tf32=True
+            )
+        assert (extension.launched[0] == kernel) == planned
 
 
 def test_planned_kernels_leave_other_devices_and_sizes_to_the_general_one(module):

@@ -1,0 +1,718 @@
+// out[n, co, oy, ox] of layers that are bound by what they move, on mma.sync with TF32 operands.
+//
+// Pixel q of an axis stands for the outputs o = q*stride + phase - padding, phase in 0..stride-1.
+// Tap t is of phase t*dilation % stride and reads input q - shift, shift = t*dilation / stride. At
+// one slot, a shift of each axis, all phases that have a tap there read the same inputs: they are
+// stacked, with the channels, into the rows of one product.
+//
+//   row     (phase in y, phase in x, out channel), 16 to a fragment; those without a tap are zero
+//   column  one of 8 pixels of a row
+//   depth   8 input channels of a slot
+//
+// A unit is what a warp accumulates at a time: unit_channels out channels with all their phases in
+// x and unit_phases of those in y, of warp_rows rows of 8*fragments pixels. A block owns some units
+// that share their inputs, a tile. Blocks stay and walk the tiles:
+//
+//   step      a patch of `depth` input channels with its halo, by cp.async, zero outside the
+//             image; the next step's, be it of the next tile, is under way during this one
+//   weights   of all input channels, as fragments, one vector a lane; kept until a tile of another
+//             group or of other channels comes up
+//   store     a warp gathers its outputs in shared memory in the order of the rows, at most 8 of
+//             them at a time, then writes them piece by piece
+#include <common/element.cuh>
+#include <ptx/cp_async.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/mma.cuh>
+#include <ptx/registers.cuh>
+
+namespace {
+
+using Index = Layer::Index;
+
+constexpr int threads = Layer::threads;
+constexpr int warps = threads / 32;
+constexpr int fragments = Layer::fragments;
+constexpr int warp_rows = Layer::warp_rows;
+constexpr int stride_x = Layer::stride_x;
+
+constexpr int part_columns = 8 * fragments;
+constexpr int tile_columns = Layer::parts * part_columns;
+constexpr int tile_rows = Layer::row_groups * warp_rows;
+constexpr int tile_channels = Layer::channel_blocks * Layer::unit_channels;
+constexpr int channel_tiles = (Layer::out_channels + tile_channels - 1) / tile_channels;
+
+constexpr int kinds = Layer::channel_blocks * Layer::phase_groups;  // units with other weights
+constexpr int units = Layer::parts * Layer::row_groups * kinds;
+constexpr int unit_rows = Layer::unit_phases * Layer::phases_x * Layer::unit_channels;
+constexpr int row_fragments = (unit_rows + 15) / 16;
+
+constexpr int depth = Layer::depth;
+constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
+constexpr int steps_8 = (Layer::in_channels + 7) / 8;
+
+static_assert(depth % 8 == 0, "a step is whole fragments");
+static_assert(chunks == 1 || units <= warps, "sums live through a tile's steps");
+
+// The patch: [depth][patch_rows][patch_pitch]. Its column `skew` is the least input column that
+// the tile's first pixel reads; column 0 lies on a multiple of 4 of the image's columns.
+constexpr int skew = Layer::skew;
+constexpr int patch_rows = tile_rows + Layer::span_y;
+constexpr int used_vectors = (skew + tile_columns + Layer::span_x + 3) / 4;
+constexpr int patch_pitch = 4 * used_vectors;
+// NOTE: 8 modulo 16: four channels by eight neighbouring pixels lie in all 32 banks.
+constexpr int patch_channel = patch_rows * patch_pitch + (24 - patch_rows * patch_pitch % 16) % 16;
+
+// [kind][8 input channels][slot in y][slot in x][fragment of rows][lane][4]
+constexpr int slot_weights = row_fragments * 128;
+constexpr int step_weights = Layer::slots_y * Layer::slots_x * slot_weights;
+constexpr int kind_weights = steps_8 * step_weights;
+
+// A warp's outputs of one pass: pieces of rows, of as many channels. A piece starts `head` after a
+// multiple of 4 of the row.
+constexpr int pass_channels = Layer::unit_channels < 8 ? Layer::unit_channels : 8;
+constexpr int head = Layer::head;
+constexpr int piece = part_columns * stride_x;
+constexpr int output_pitch = Layer::output_pitch;
+static_assert(head + piece <= output_pitch && output_pitch % 4 == 0, "rows start on a vector");
+static_assert(Layer::unit_channels <= 8 || Layer::unit_channels == 16, "a pass is a lane's row");
+
+struct Weights {
+    alignas(16) float values[kinds * kind_weights];
+    float bias[tile_channels];
+};
+
+struct Position {
+    // Group, then tile of its channels: innermost. Blocks that run together share their inputs, and
+    // where the grid is a multiple of their number each block stays with its weights.
+    int group_tile;
+    int tile_y, tile_x;
+    Index image;
+    Index tile;
+
+    Position() = default;
+
+    TCONV_DEVICE Position(Index tile, const Arguments& arguments) : tile(tile) {
+        constexpr int group_tiles = Layer::groups * channel_tiles;
+        Index rest = tile / group_tiles;
+        group_tile = int(tile - rest * group_tiles);
+        Index next = rest / arguments.tiles_x;
+        tile_x = int(rest - next * arguments.tiles_x);
+        image = next / arguments.tiles_y;
+        tile_y = int(next - image * arguments.tiles_y);
+    }
+
+    TCONV_DEVICE Index group() const { return Index(group_tile / channel_tiles); }
+    TCONV_DEVICE int first_channel() const { return group_tile % channel_tiles * tile_channels; }
+};
+
+struct Shared {
+    alignas(16) float patch[2][depth * patch_channel];
+    alignas(16) float outputs[warps][pass_channels * output_pitch];
+    Weights weights;
+    Position positions[2];  // of this tile and the next: here they cost no registers
+};
+static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
+
+// The widest store that output rows are aligned for.
+using Stored = Vector<float, Layer::store_vector>;
+constexpr int stored = Layer::store_vector;
+
+TCONV_DEVICE void store(float* destination, const Stored& value) {
+    const float* v = value.values;
+    if constexpr (stored == 4) {
+        ptx::st_global_cs_v4(destination, make_float4(v[0], v[1], v[2], v[3]));
+    } else if constexpr (stored == 2) {
+        ptx::st_global_cs_v2(destination, make_float2(v[0], v[1]));
+    } else {
+        ptx::st_global_cs(destination, v[0]);
+    }
+}
+
+// Writes elements first to last - 1 of a row of `count` or fewer; value(e): those from e on. The
+// first and the last vector may belong to two tiles.
+template <int count, typename Value>
+TCONV_DEVICE void write_row(float* row, int first, int last, Value value) {
+    int lane = int(threadIdx.x) % 32 * stored;
+#pragma unroll
+    for (int k = 0; k < count; k += 32 * stored) {
+        int e = k + lane;
+        if (e >= first && e + stored <= last) {
+            store(row + e, value(e));
+        } else if (head > 0 && stored > 1 && e + stored > first && e < last) {
+            Stored part = value(e);
+#pragma unroll
+            for (int v = 0; v < stored; ++v) {
+                if (e + v >= first && e + v < last) ptx::st_global_cs(row + e + v, part.values[v]);
+            }
+        }
+    }
+}
+
+// What a warp accumulates, of the tile's.
+struct Unit {
+    int part, row, phase_group, channel_block;
+
+    TCONV_DEVICE explicit Unit(int unit) {
+        // NOTE: parts innermost: warps side by side write neighbouring pieces of the same rows.
+        part = unit % Layer::parts;
+        int rest = unit / Layer::parts;
+        channel_block = rest % Layer::channel_blocks;
+        rest /= Layer::channel_blocks;
+        phase_group = rest % Layer::phase_groups;
+        row = rest / Layer::phase_groups * warp_rows;
+    }
+
+    TCONV_DEVICE int kind() const { return channel_block * Layer::phase_groups + phase_group; }
+};
+
+struct Block {
+    const Arguments& arguments;
+    Shared& shared;
+    int stage = 0;
+    int turn = 0;  // which of the positions is this tile's
+    bool new_weights = true;
+
+    float sums[warp_rows][row_fragments][fragments][4];
+
+    TCONV_DEVICE Block(const Arguments& arguments, Shared& shared)
+        : arguments(arguments), shared(shared) {}
+
+    // NOTE: the compiler cannot keep what is derived from it, which would cost registers.
+    TCONV_DEVICE static int own_thread() { return int(ptx::opaque(threadIdx.x)); }
+
+    TCONV_DEVICE const Position& position() const { return shared.positions[turn]; }
+
+    TCONV_DEVICE Index next_tile() const { return position().tile + Index(gridDim.x); }
+
+    // All threads' copies of the position are the same; they may read it after the next barrier.
+    TCONV_DEVICE void publish(const Position& position, int turn) {
+        if (threadIdx.x == 0) shared.positions[turn] = position;
+    }
+
+    // --- copies ---------------------------------------------------------------------------------
+
+    // What one copy moves, and the copies of one channel's patch: its places. A thread copies the
+    // same places of every channel_lanes-th channel.
+    static constexpr int copied = Layer::source_vectors ? 4 : 1;
+    static constexpr int row_copies = 4 * used_vectors / copied;
+    static constexpr int places = patch_rows * row_copies;
+    static constexpr int place_threads = places <= 32 ? 32 : places <= 64 ? 64 : threads;
+    static constexpr int channel_lanes = threads / place_threads;
+    static constexpr int lane_channels = (depth + channel_lanes - 1) / channel_lanes;
+    // NOTE: sums live through the steps of deep tiles: unrolling further would spill.
+    static constexpr int unrolled = chunks > 1 ? 2 : 4;
+
+    // A channel of the step that is there to be copied.
+    TCONV_DEVICE static bool is_copied(int channel) {
+        return depth % channel_lanes == 0 || channel < depth;
+    }
+
+    TCONV_DEVICE static float* copy_place(float* patch, int i) {
+        return patch + i / row_copies * patch_pitch + i % row_copies * copied;
+    }
+
+    TCONV_DEVICE void load_patch(float* patch, const Position& of, int first_channel) const {
+        int lane = own_thread() / place_threads;
+        int top = of.tile_y * tile_rows + Layer::first_row;
+        int left = of.tile_x * tile_columns + Layer::first_column - skew;
+        const float* source =
+            static_cast<const float*>(arguments.source) + of.image * arguments.source_stride_n +
+            (of.group() * Layer::in_channels + first_channel + lane) * arguments.source_stride_c;
+        Index step = channel_lanes * arguments.source_stride_c;
+#pragma unroll 1
+        for (int i = own_thread() % place_threads; i < places; i += place_threads) {
+            int y = top + i / row_copies;
+            int x = left + i % row_copies * copied;
+            bool inside = unsigned(y) < unsigned(arguments.source_height) &&
+                          unsigned(x) < unsigned(arguments.source_width);
+            Index step_x = Layer::source_vectors ? Index(1) : Index(arguments.source_stride_w);
+            const float* from =
+                inside ? source + (y * arguments.source_stride_h + x * step_x) : source;
+            float* to = copy_place(patch, i) + lane * patch_channel;
+#pragma unroll unrolled
+            for (int k = 0; k < lane_channels; ++k) {
+                int channel = k * channel_lanes + lane;
+                constexpr bool whole = Layer::in_channels % depth == 0;
+                // NOTE: channels beyond the last are zero, so that nothing meets their weights.
+                bool valid = inside && (whole || first_channel + channel < Layer::in_channels);
+                if (is_copied(channel)) {
+                    if constexpr (Layer::source_vectors) {
+                        ptx::cp_async_cg_16(to, from, valid);
+                    } else {
+                        ptx::cp_async_ca<4>(to, from, valid);
+                    }
+                }
+                from += step;
+                to += channel_lanes * patch_channel;
+            }
+        }
+    }
+
+    // Each thread rounds what it has copied itself, so its own wait is enough.
+    TCONV_DEVICE void round_patch(float* patch) const {
+        using Part = Vector<float, copied>;
+        int lane = own_thread() / place_threads;
+#pragma unroll 1
+        for (int i = own_thread() % place_threads; i < places; i += place_threads) {
+            float* to = copy_place(patch, i) + lane * patch_channel;
+#pragma unroll unrolled
+            for (int k = 0; k < lane_channels; ++k) {
+                if (is_copied(k * channel_lanes + lane)) {
+                    Part part = *reinterpret_cast<Part*>(to);
+#pragma unroll
+                    for (int v = 0; v < copied; ++v) part.values[v] = operand<true>(part.values[v]);
+                    *reinterpret_cast<Part*>(to) = part;
+                }
+                to += channel_lanes * patch_channel;
+            }
+        }
+    }
+
+    // The place of a tile's weight of a tap.
+    TCONV_DEVICE static int weight_place(int in, int out, int tap_y, int tap_x) {
+        int phase_y = Layer::tap_phase_y[tap_y];
+        int group = phase_y / Layer::unit_phases;
+        int kind = out / Layer::unit_channels * Layer::phase_groups + group;
+        int row = (phase_y % Layer::unit_phases * Layer::phases_x + Layer::tap_phase_x[tap_x]) *
+                      Layer::unit_channels +
+                  out % Layer::unit_channels;
+        int slot = Layer::tap_slot_y[tap_y] * Layer::slots_x + Layer::tap_slot_x[tap_x];
+        return kind * kind_weights + in / 8 * step_weights + slot * slot_weights + row / 16 * 128 +
+               (row % 8 * 4 + in % 4) * 4 + row / 8 % 2 + in / 4 % 2 * 2;
+    }
+
+    // Calls function(in, out, place of the weight, tap in y, tap in x) for a thread's weights.
+    template <typename Function>
+    TCONV_DEVICE static void for_weights(Function function) {
+#pragma unroll 1
+        for (int i = own_thread(); i < Layer::in_channels * tile_channels; i += threads) {
+            int out = i % tile_channels;
+            int in = i / tile_channels;
+#pragma unroll
+            for (int y = 0; y < Layer::kernel_y; ++y) {
+#pragma unroll
+                for (int x = 0; x < Layer::kernel_x; ++x) {
+                    function(in, out, weight_place(in, out, y, x), y, x);
+                }
+            }
+        }
+    }
+
+    TCONV_DEVICE void load_weights(const Position& of) const {
+        Weights& weights = shared.weights;
+        const float* source = static_cast<const float*>(arguments.weight) +
+                              of.group() * Layer::in_channels * arguments.weight_stride_in;
+        int first = of.first_channel();
+        for_weights([&](int in, int out, int place, int y, int x) {
+            constexpr bool whole = Layer::out_channels % tile_channels == 0;
+            bool inside = whole || first + out < Layer::out_channels;
+            const float* from = source + (inside ? in * arguments.weight_stride_in +
+                                                       (first + out) * arguments.weight_stride_out +
+                                                       y * arguments.weight_stride_h +
+                                                       x * arguments.weight_stride_w
+                                                 : 0);
+            ptx::cp_async_ca<4>(&weights.values[place], from, inside);
+        });
+        const float* bias = static_cast<const float*>(arguments.bias);
+        for (int i = own_thread(); i < tile_channels; i += threads) {
+            if constexpr (Layer::bias) {
+                bool inside = first + i < Layer::out_channels;
+                Index offset = of.group() * Layer::out_channels + first + i;
+                ptx::cp_async_ca<4>(&weights.bias[i], bias + (inside ? offset : 0), inside);
+            } else {
+                weights.bias[i] = 0;
+            }
+        }
+    }
+
+    // Those of rows, channels and slots without a tap, which no copy ever reaches.
+    TCONV_DEVICE void clear_weights() const {
+        for (int i = own_thread() * 4; i < kinds * kind_weights; i += threads * 4) {
+            *reinterpret_cast<Vector<float, 4>*>(&shared.weights.values[i]) = Vector<float, 4>{};
+        }
+        __syncthreads();
+    }
+
+    TCONV_DEVICE void round_weights() const {
+        for_weights([&](int, int, int place, int, int) {
+            float& value = shared.weights.values[place];
+            value = operand<true>(value);
+        });
+    }
+
+    // Waits for this step's copies and starts those of the next: of the tile's `next_channel`, or
+    // where the step is the tile's last, of the next tile.
+    TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {
+        ptx::cp_async_wait_all();
+        if constexpr (!Layer::round_on_load) round_patch(shared.patch[stage]);
+        if (new_weights) round_weights();
+        new_weights = false;
+        // NOTE: the one barrier of a step: copies are visible after it, and no thread still reads
+        // the stage that the next copies go to.
+        __syncthreads();
+        stage ^= 1;
+        if (!last_of_tile) {
+            load_patch(shared.patch[stage], position(), next_channel);
+        } else if (next_tile() < arguments.tiles) {
+            Position next(next_tile(), arguments);
+            publish(next, turn ^ 1);
+            new_weights = next.group_tile != position().group_tile;
+            load_patch(shared.patch[stage], next, 0);
+        }
+    }
+
+    // --- products -------------------------------------------------------------------------------
+
+    TCONV_DEVICE void clear_sums() {
+#pragma unroll
+        for (int i = 0; i < warp_rows; ++i) {
+#pragma unroll
+            for (int m = 0; m < row_fragments; ++m) {
+#pragma unroll
+                for (int n = 0; n < fragments; ++n) {
+#pragma unroll
+                    for (int v = 0; v < 4; ++v) sums[i][m][n][v] = 0;
+                }
+            }
+        }
+    }
+
+    // The slot in y that pixel row i reads of patch row r, or -1.
+    TCONV_DEVICE static int slot_of(int r, int i) {
+        int found = -1;
+#pragma unroll
+        for (int k = 0; k < Layer::slots_y; ++k) {
+            if (Layer::offset_y[k] == r - i) found = k;
+        }
+        return found;
+    }
+
+    TCONV_DEVICE static bool is_read(int r) {
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < warp_rows; ++i) any |= slot_of(r, i) >= 0;
+        return any;
+    }
+
+    // Whether some row of fragment m has a tap at the slot, in the phase group that has most.
+    TCONV_DEVICE static bool has_tap(int m, int slot_y, int slot_x) {
+        bool any = false;
+#pragma unroll
+        for (int row = 16 * m; row < 16 * m + 16; row += Layer::unit_channels == 16 ? 16 : 1) {
+            int phase = row / Layer::unit_channels;
+            if (row >= unit_rows) continue;
+            bool y = Layer::phase_groups > 1;
+            bool x = false;
+#pragma unroll
+            for (int t = 0; t < Layer::kernel_y; ++t) {
+                y |= Layer::tap_slot_y[t] == slot_y &&
+                     Layer::tap_phase_y[t] == phase / Layer::phases_x;
+            }
+#pragma unroll
+            for (int t = 0; t < Layer::kernel_x; ++t) {
+                x |= Layer::tap_slot_x[t] == slot_x &&
+                     Layer::tap_phase_x[t] == phase % Layer::phases_x;
+            }
+            any |= x && y;
+        }
+        return any;
+    }
+
+    // Whether a phase group has a tap at the slot in y.
+    TCONV_DEVICE static bool group_has_tap(int group, int slot_y) {
+        bool any = Layer::phase_groups == 1;
+#pragma unroll
+        for (int t = 0; t < Layer::kernel_y; ++t) {
+            any |= Layer::tap_slot_y[t] == slot_y && Layer::tap_phase_y[t] == group;
+        }
+        return any;
+    }
+
+    TCONV_DEVICE static uint32_t pixel_bits(float value) {
+        return Layer::round_on_load ? ptx::cvt_rna_tf32_f32(value) : __float_as_uint(value);
+    }
+
+    // Column c of a fragment is pixel c/2 + c%2 * 4: a lane's two sums are 4 pixels apart and
+    // neighbouring lanes' pixels neighbours, which spreads the gathering stores over the banks.
+    TCONV_DEVICE static int pixel_of(int column) { return column / 2 + column % 2 * 4; }
+
+    // Adds the products of `count` times 8 channels of the patch to the unit's sums.
+    TCONV_DEVICE void multiply(const float* patch, const Unit& unit, int first_8, int count) {
+        int lane = own_thread() % 32;
+        const float* source = patch + lane % 4 * patch_channel + unit.row * patch_pitch +
+                              (unit.part * part_columns + skew + pixel_of(lane / 4));
+        const float* weight = shared.weights.values + unit.kind() * kind_weights +
+                              first_8 * step_weights + lane * 4;
+#pragma unroll 1
+        for (int k = 0; k < count; ++k) {
+#pragma unroll
+            for (int r = 0; r < Layer::span_y + warp_rows; ++r) {
+                if (!is_read(r)) continue;
+                // NOTE: uniform over the warp. Groups of phases have no pixel rows to share.
+                if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot_of(r, 0))) {
+                    continue;
+                }
+#pragma unroll
+                for (int x = 0; x < Layer::slots_x; ++x) {
+                    uint32_t a[warp_rows][row_fragments][4];
+#pragma unroll
+                    for (int i = 0; i < warp_rows; ++i) {
+                        int slot = slot_of(r, i);
+                        if (slot < 0) continue;
+#pragma unroll
+                        for (int m = 0; m < row_fragments; ++m) {
+                            if (!has_tap(m, slot, x)) continue;
+                            using Four = Vector<uint32_t, 4>;
+                            Four part = *reinterpret_cast<const Four*>(
+                                weight + (slot * Layer::slots_x + x) * slot_weights + m * 128);
+#pragma unroll
+                            for (int v = 0; v < 4; ++v) a[i][m][v] = part.values[v];
+                        }
+                    }
+                    const float* from = source + r * patch_pitch + Layer::offset_x[x];
+#pragma unroll
+                    for (int n = 0; n < fragments; ++n) {
+                        uint32_t b[2] = {pixel_bits(from[8 * n]),
+                                         pixel_bits(from[4 * patch_channel + 8 * n])};
+#pragma unroll
+                        for (int i = 0; i < warp_rows; ++i) {
+                            int slot = slot_of(r, i);
+                            if (slot < 0) continue;
+#pragma unroll
+                            for (int m = 0; m < row_fragments; ++m) {
+                                if (!has_tap(m, slot, x)) continue;
+                                ptx::mma_m16n8k8_tf32(sums[i][m][n], a[i][m], b);
+                            }
+                        }
+                    }
+                }
+            }
+            source += 8 * patch_channel;
+            weight += step_weights;
+        }
+    }
+
+    // --- outputs --------------------------------------------------------------------------------
+
+    // The phases that have taps come first in every table, those without are listed apart.
+    TCONV_DEVICE static int phase_y(int index) {
+        int phase = 0;
+#pragma unroll
+        for (int k = 0; k < Layer::phases_y; ++k) {
+            if (index == k) phase = Layer::phase_y[k];
+        }
+        return phase;
+    }
+
+    TCONV_DEVICE static int phase_x(int index) {
+        int phase = 0;
+#pragma unroll
+        for (int k = 0; k < Layer::phases_x; ++k) {
+            if (index == k) phase = Layer::phase_x[k];
+        }
+        return phase;
+    }
+
+    // Pieces of output rows from column `part` of the tile on.
+    struct Rows {
+        float* destination;  // element 0 of the pieces, of output row 0 and the first channel
+        int first, last;     // the piece's elements inside the row
+        int y;               // output row of the tile's first row of pixels and phase 0
+        int channel;
+
+        TCONV_DEVICE Rows(const Arguments& arguments, const Position& at, int part, int columns) {
+            int x = (at.tile_x * tile_columns + part * part_columns) * stride_x +
+                    Layer::first_output_x - head;
+            y = at.tile_y * (tile_rows * Layer::stride_y) + Layer::first_output_y;
+            first = x < -head ? -x : head;
+            int rest = arguments.destination_width - x;
+            last = rest < head + columns * stride_x ? rest : head + columns * stride_x;
+            channel = at.first_channel();
+            destination =
+                static_cast<float*>(arguments.destination) +
+                (at.image * arguments.destination_stride_n +
+                 (at.group() * Layer::out_channels + channel) * arguments.destination_stride_c + x);
+        }
+    };
+
+    // Writes to shared memory what lanes hold of one phase in y and up to 8 channels.
+    TCONV_DEVICE void gather(float* outputs, const float* bias, int i, int phase, int half) {
+        constexpr int unit_channels = Layer::unit_channels;
+        int lane = own_thread() % 32;
+#pragma unroll
+        for (int m = 0; m < row_fragments; ++m) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                int row = 16 * m + 8 * h;  // of lanes 0 to 3
+                if (row >= unit_rows || (unit_channels == 16 && h != half)) continue;
+                int own = row + lane / 4;
+                int index = unit_channels % 8 == 0 ? row / unit_channels : own / unit_channels;
+                int channel = unit_channels % 8 == 0 ? row % unit_channels + lane / 4
+                                                     : own - index * unit_channels;
+                bool used = unit_rows % 8 == 0 || own < unit_rows;
+                if (Layer::unit_phases > 1) used = used && index / Layer::phases_x == phase;
+                float added = Layer::bias && used ? bias[channel] : 0;
+                float* to = outputs + (unit_channels % 8 == 0 ? lane / 4 : channel) * output_pitch +
+                            head + phase_x(index % Layer::phases_x) + lane % 4 * stride_x;
+                if (!used) continue;
+#pragma unroll
+                for (int n = 0; n < fragments; ++n) {
+                    const float* sum = &sums[i][m][n][2 * h];
+                    to[8 * n * stride_x] = Layer::bias ? sum[0] + added : sum[0];
+                    to[(8 * n + 4) * stride_x] = Layer::bias ? sum[1] + added : sum[1];
+                }
+            }
+        }
+        // The phases in x that no tap reaches.
+        if constexpr (Layer::phases_x < stride_x) {
+            const float* row_bias = bias + 8 * half;
+#pragma unroll
+            for (int c = 0; c < pass_channels; ++c) {
+                float value = row_bias[c];
+#pragma unroll
+                for (int k = 0; k < part_columns; k += 32) {
+                    int pixel = k + lane;
+                    if (k + 32 > part_columns && pixel >= part_columns) continue;
+                    float* to = outputs + c * output_pitch + head + pixel * stride_x;
+#pragma unroll
+                    for (int e = 0; e < stride_x - Layer::phases_x; ++e) {
+                        to[Layer::empty_x[e]] = value;
+                    }
+                }
+            }
+        }
+    }
+
+    TCONV_DEVICE void store_sums(const Unit& unit) {
+        constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;
+        constexpr bool whole = Layer::out_channels % tile_channels == 0;
+        Rows rows(arguments, position(), unit.part, part_columns);
+        float* outputs = shared.outputs[own_thread() / 32];
+        int unit_channel = unit.channel_block * Layer::unit_channels;
+        const float* bias = shared.weights.bias + unit_channel;
+#pragma unroll
+        for (int i = 0; i < warp_rows; ++i) {
+#pragma unroll
+            for (int phase = 0; phase < Layer::unit_phases; ++phase) {
+                int y = rows.y + (unit.row + i) * Layer::stride_y +
+                        phase_y(unit.phase_group * Layer::unit_phases + phase);
+                if (unsigned(y) >= unsigned(arguments.destination_height)) continue;
+#pragma unroll
+                for (int half = 0; half < halves; ++half) {
+                    __syncwarp();  // the last pass has been read
+                    gather(outputs, bias, i, phase, half);
+                    __syncwarp();
+                    int channel = unit_channel + 8 * half;
+                    float* row = rows.destination + (channel * arguments.destination_stride_c +
+                                                     y * arguments.destination_stride_h);
+                    const float* from = outputs;
+                    int rest = Layer::out_channels - rows.channel - channel;
+                    constexpr int together = pass_channels < 4 ? pass_channels : 2;
+#pragma unroll together
+                    for (int c = 0; c < pass_channels; ++c) {
+                        if (!whole && c >= rest) break;
+                        write_row<head + piece>(row, rows.first, rows.last, [&](int e) {
+                            return *reinterpret_cast<const Stored*>(from + e);
+                        });
+                        row += arguments.destination_stride_c;
+                        from += output_pitch;
+                    }
+                }
+            }
+        }
+    }
+
+    // The rows of phases in y that no tap reaches, a warp at a time.
+    TCONV_DEVICE void store_empty() const {
+        constexpr int empty = Layer::stride_y - Layer::phases_y;
+        if constexpr (empty > 0) {
+            Rows rows(arguments, position(), 0, tile_columns);
+#pragma unroll 1
+            for (int i = own_thread() / 32; i < tile_rows * tile_channels; i += warps) {
+                int channel = i % tile_channels;
+                float bias = shared.weights.bias[channel];
+                Stored value;
+#pragma unroll
+                for (int v = 0; v < stored; ++v) value.values[v] = bias;
+                float* first = rows.destination + channel * arguments.destination_stride_c;
+#pragma unroll
+                for (int k = 0; k < empty; ++k) {
+                    int y = rows.y + i / tile_channels * Layer::stride_y + Layer::empty_y[k];
+                    if (unsigned(y) >= unsigned(arguments.destination_height) ||
+                        rows.channel + channel >= Layer::out_channels) {
+                        continue;
+                    }
+                    write_row<head + tile_columns * stride_x>(
+                        first + y * arguments.destination_stride_h, rows.first, rows.last,
+                        [&](int) { return value; });
+                }
+            }
+        }
+    }
+
+    // --- tiles ----------------------------------------------------------------------------------
+
+    // Whether all of a unit lies beyond the output.
+    TCONV_DEVICE bool is_outside(const Unit& unit) const {
+        const Position& at = position();
+        int y = (at.tile_y * tile_rows + unit.row) * Layer::stride_y + Layer::first_output_y;
+        int x = (at.tile_x * tile_columns + unit.part * part_columns) * stride_x +
+                Layer::first_output_x;
+        return y >= arguments.destination_height || x >= arguments.destination_width;
+    }
+
+    TCONV_DEVICE void compute_units() {
+        if constexpr (chunks == 1) {
+            begin_step(true, 0);
+#pragma unroll 1
+            for (int i = own_thread() / 32; i < units; i += warps) {
+                Unit unit(i);
+                if (is_outside(unit)) continue;
+                clear_sums();
+                multiply(shared.patch[stage ^ 1], unit, 0, steps_8);
+                store_sums(unit);
+            }
+        } else {
+            clear_sums();
+#pragma unroll 1
+            for (int first = 0; first < Layer::in_channels; first += depth) {
+                bool last = first + depth >= Layer::in_channels;
+                begin_step(last, first + depth);
+                Unit unit(own_thread() / 32);
+                if (unit.row >= tile_rows || is_outside(unit)) continue;
+                int rest = steps_8 - first / 8;
+                int count = rest < depth / 8 ? rest : depth / 8;
+                multiply(shared.patch[stage ^ 1], unit, first / 8, count);
+            }
+            Unit unit(own_thread() / 32);
+            if (unit.row < tile_rows && !is_outside(unit)) store_sums(unit);
+        }
+    }
+
+    TCONV_DEVICE void run() {
+        Position first(blockIdx.x, arguments);
+        publish(first, 0);
+        load_patch(shared.patch[0], first, 0);
+        clear_weights();
+        load_weights(first);
+        while (true) {
+            compute_units();
+            store_empty();
+            if (next_tile() >= arguments.tiles) return;
+            if (new_weights) {
+                __syncthreads();  // no thread still reads the last tile's weights
+                turn ^= 1;
+                load_weights(position());
+            } else {
+                turn ^= 1;
+            }
+        }
+    }
+};
+
+}  // namespace
+
+TCONV_KERNEL(mma_forward, Layer::threads, Layer::blocks) {
+    TCONV_DYNAMIC_SHARED(memory);
+    Block(arguments, *reinterpret_cast<Shared*>(memory)).run();
+}

@@ -1,0 +1,603 @@
+"""`mma_forward`: layers bound by what they move, on `mma.sync` with TF32 (`mma_forward.cu`)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from tconv.jit.target import Target
+from tconv.kernels import direct_forward, family
+from tconv.kernels.direct_forward import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
+from tconv.kernels.family import Operands
+from tconv.kernels.source import KernelSource
+from tconv.problem import Axis, Direction, Problem
+
+STEM = "mma_forward"
+DIRECTION: Direction = "forward"
+
+MOST_PRODUCTS = 640
+"""Instructions `mma` of 8 input channels that are unrolled."""
+
+MOST_TAPS = 128
+"""Taps that the weights' copies are unrolled over."""
+
+OTHER_REGISTERS = 48
+"""Registers of a thread for operands, addresses, counters and copies."""
+
+MOST_DEPTH = 64
+"""Input channels of a step, at most, where a block has one unit for each warp."""
+
+LATE_LOADS = 4
+"""Values that products read this often or less are rounded each time, else once in place."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a block divides its outputs.
+
+    Attributes:
+        warps: of a block.
+        fragments: of 8 neighbouring pixels along x that a warp accumulates, at most.
+        parts: warps along x, at most.
+        channel_blocks: of 16 output channels, at most.
+        rows: rows of pixels that a warp accumulates together.
+        rounds: units that a warp computes one after another for a step, which then holds all input
+            channels.
+        sums: accumulators of a thread, at most.
+        blocks: blocks that an SM must hold, which bounds the registers.
+    """
+
+    warps: int
+    fragments: int
+    parts: int
+    channel_blocks: int
+    rows: int
+    rounds: int
+    sums: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that let an SM hold the blocks."""
+        return min(255, (64 << 10) // (self.threads * self.blocks) // 8 * 8)
+
+    def __str__(self) -> str:
+        """Output channels x rows x columns at most; warps and rounds."""
+        return (
+            f"{16 * self.channel_blocks}x{self.rows}x{8 * self.fragments * self.parts}"
+            f"/{self.warps}x{self.rounds}"
+        )
+
+
+TILES = (
+    Tile(warps=4, fragments=17, parts=1, channel_blocks=2, rows=1, rounds=1, sums=72, blocks=3),
+    Tile(warps=4, fragments=9, parts=2, channel_blocks=2, rows=2, rounds=1, sums=72, blocks=3),
+    Tile(warps=8, fragments=9, parts=2, channel_blocks=2, rows=2, rounds=1, sums=72, blocks=1),
+    Tile(warps=4, fragments=5, parts=1, channel_blocks=2, rows=3, rounds=1, sums=64, blocks=3),
+    Tile(warps=4, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=4),
+    Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=2),
+    Tile(warps=8, fragments=4, parts=4, channel_blocks=2, rows=1, rounds=3, sums=48, blocks=2),
+    Tile(warps=16, fragments=4, parts=4, channel_blocks=4, rows=1, rounds=3, sums=48, blocks=1),
+    Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=2, sums=96, blocks=1),
+)
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The taps of one axis, for pixels whose outputs start at `pixel*stride - padding`.
+
+    Attributes:
+        phases: of each tap: the output of a pixel that it reaches.
+        shifts: of each tap: output pixel q reads input `q - shift`.
+    """
+
+    phases: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """The phases that some tap reaches, ascending."""
+        return tuple(sorted(set(self.phases)))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The distinct inputs read, ascending, relative to the first."""
+        most = max(self.shifts)
+        return tuple(sorted({most - shift for shift in self.shifts}))
+
+    @property
+    def span(self) -> int:
+        """The last of the offsets."""
+        return self.offsets[-1]
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Of each tap: the index of its offset."""
+        return tuple(self.offsets.index(max(self.shifts) - shift) for shift in self.shifts)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a phase and an offset that have a tap: the taps."""
+        return len(self.phases)
+
+
+def taps_of(axis: Axis) -> Taps:
+    """The taps of an axis."""
+    taps = sorted(
+        (tap.index, phase.index, tap.shift) for phase in axis.phases for tap in phase.taps
+    )
+    return Taps(tuple(phase for _, phase, _ in taps), tuple(shift for *_, shift in taps))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem.
+
+    Attributes:
+        y, x: the taps of both axes.
+        depth: input channels of a step.
+        row_groups: units of a tile along y.
+    """
+
+    problem: Problem
+    tile: Tile
+    y: Taps
+    x: Taps
+    depth: int
+    row_groups: int
+
+    @property
+    def unit_channels(self) -> int:
+        """Output channels of a unit: 16, or all where they are 8 or fewer."""
+        channels = self.problem.out_channels_per_group
+        return channels if channels <= 8 else 16
+
+    @property
+    def unit_phases(self) -> int:
+        """Phases in y of a unit: all where its rows are few and the sums hold them, else one."""
+        rows = len(self.y.used) * len(self.x.used) * self.unit_channels
+        few = self.unit_channels <= 8 and rows <= 32
+        sums = 4 * self.tile.rows * -(-rows // 16) * min(4, self.tile.fragments)
+        return len(self.y.used) if few and sums <= self.tile.sums else 1
+
+    @property
+    def phase_groups(self) -> int:
+        """Units that the phases in y take."""
+        return len(self.y.used) // self.unit_phases
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of pixels of a unit."""
+        return self.tile.rows if self.phase_groups == 1 else 1
+
+    @property
+    def row_fragments(self) -> int:
+        """Fragments of 16 rows of a unit."""
+        return -(-self.unit_phases * len(self.x.used) * self.unit_channels // 16)
+
+    @property
+    def columns_of(self) -> tuple[int, int]:
+        """Fragments along x of a unit, and units along x of a tile."""
+        most = self.tile.sums // (4 * self.warp_rows * self.row_fragments)
+        most = max(1, min(most, self.tile.fragments))
+        needed = -(-len(self.problem.width.q_range) // 8)
+        parts = -(-needed // most)
+        tile_parts = min(parts, self.tile.parts)
+        tiles = -(-parts // tile_parts)
+        return -(-needed // (tiles * tile_parts)), tile_parts
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of 8 pixels of a unit."""
+        return self.columns_of[0]
+
+    @property
+    def parts(self) -> int:
+        """Units of a tile along x."""
+        return self.columns_of[1]
+
+    @property
+    def channel_blocks(self) -> int:
+        """Units of a tile along the output channels."""
+        blocks = -(-self.problem.out_channels_per_group // self.unit_channels)
+        return min(self.tile.channel_blocks, blocks)
+
+    @property
+    def kinds(self) -> int:
+        """Units of a tile that have weights of their own."""
+        return self.channel_blocks * self.phase_groups
+
+    @property
+    def units(self) -> int:
+        """Units of a tile."""
+        return self.parts * self.kinds * self.row_groups
+
+    @property
+    def chunks(self) -> int:
+        """Steps that hold all input channels."""
+        return -(-self.problem.in_channels_per_group // self.depth)
+
+    @property
+    def steps_8(self) -> int:
+        """Fragments of 8 that the input channels take."""
+        return -(-self.problem.in_channels_per_group // 8)
+
+    @property
+    def tile_columns(self) -> int:
+        """Pixels of a block along x."""
+        return 8 * self.fragments * self.parts
+
+    @property
+    def tile_rows(self) -> int:
+        """Pixels of a block along y."""
+        return self.row_groups * self.warp_rows
+
+    @property
+    def tile_channels(self) -> int:
+        """Output channels of a block."""
+        return self.channel_blocks * self.unit_channels
+
+    @property
+    def group_tiles(self) -> int:
+        """Tiles that share their pixels, each with weights of its own."""
+        tiles = -(-self.problem.out_channels_per_group // self.tile_channels)
+        return self.problem.groups * tiles
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread."""
+        return 4 * self.warp_rows * self.row_fragments * self.fragments
+
+    @property
+    def slot_products(self) -> int:
+        """Pairs of a slot and a fragment of rows that have a tap: `mma` of a row of 8 pixels."""
+        phases_x, channels = len(self.x.used), self.unit_channels
+        taps = {
+            (phase, slot)
+            for phase, slot in zip(self.x.phases, self.x.slots, strict=True)
+        }  # fmt: skip
+        found = set()
+        for y, slot_y in zip(self.y.phases, self.y.slots, strict=True):
+            index_y = self.y.used.index(y)
+            for x, slot_x in taps:
+                phase = index_y % self.unit_phases * phases_x + self.x.used.index(x)
+                for row in range(phase * channels, (phase + 1) * channels):
+                    found.add((index_y // self.unit_phases, row // 16, slot_y, slot_x))
+        return -(-len(found) // self.phase_groups)
+
+    @property
+    def products(self) -> int:
+        """Instructions `mma` of a unit for 8 input channels."""
+        return self.slot_products * self.fragments * self.warp_rows
+
+    @property
+    def loads(self) -> float:
+        """Fragments of pixels that a unit reads for 8 input channels, over `fragments`."""
+        rows = {offset + i for offset in self.y.offsets for i in range(self.warp_rows)}
+        slots = len(rows)
+        if self.phase_groups > 1:
+            pairs = set(zip(self.y.phases, self.y.slots, strict=True))
+            return len(self.x.offsets) * len(pairs) / self.phase_groups
+        return len(self.x.offsets) * slots
+
+    @property
+    def round_on_load(self) -> bool:
+        """Whether products round the pixels that they read, or each step all of its patch."""
+        reads = self.loads * self.fragments * self.units
+        patch = self.patch_rows * self.patch_vectors / 2
+        return reads <= LATE_LOADS * patch
+
+    @property
+    def skew(self) -> int:
+        """Columns between a multiple of 4 and the first that a tile reads."""
+        return self.first_column % 4
+
+    @property
+    def first_column(self) -> int:
+        """The first input column that the first tile reads."""
+        return self.problem.width.q_range[0] - max(self.x.shifts)
+
+    @property
+    def first_row(self) -> int:
+        """The first input row that the first tile reads."""
+        return self.problem.height.q_range[0] - max(self.y.shifts)
+
+    @property
+    def patch_vectors(self) -> int:
+        """Vectors of 4 columns in a row of the patch."""
+        return -(-(self.skew + self.tile_columns + self.x.span) // 4)
+
+    @property
+    def patch_rows(self) -> int:
+        """Input rows of a tile, its halo included."""
+        return self.tile_rows + self.y.span
+
+    @property
+    def patch_channel(self) -> int:
+        """Floats of a channel of the patch: 8 more than a multiple of 16."""
+        used = self.patch_rows * self.patch_vectors * 4
+        return used + (24 - used % 16) % 16
+
+    @property
+    def head(self) -> int:
+        """Elements between a multiple of 4 of an output row and a tile's first."""
+        return -(self.problem.width.padding % self.problem.width.stride) % 4
+
+    @property
+    def output_pitch(self) -> int:
+        """Elements between the output rows that a warp gathers."""
+        return output_pitch(
+            self.head + 8 * self.fragments * self.problem.width.stride,
+            self.problem.width.stride,
+            self.unit_channels % 8 == 0,
+        )
+
+    @property
+    def weights(self) -> int:
+        """Floats of a tile's weights and bias."""
+        slots = len(self.y.offsets) * len(self.x.offsets)
+        weights = self.kinds * self.steps_8 * slots * self.row_fragments * 128
+        return weights + -(-self.tile_channels // 4) * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        outputs = self.tile.warps * min(8, self.unit_channels) * self.output_pitch
+        floats = 2 * self.depth * self.patch_channel + outputs + self.weights
+        return 4 * floats + POSITIONS_BYTES
+
+    @property
+    def tiles_yx(self) -> tuple[int, int]:
+        """Tiles along y and x."""
+        return (
+            -(-len(self.problem.height.q_range) // self.tile_rows),
+            -(-len(self.problem.width.q_range) // self.tile_columns),
+        )
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the launch."""
+        tiles_y, tiles_x = self.tiles_yx
+        return self.group_tiles * self.problem.batch * tiles_y * tiles_x
+
+    def blocks(self, target: Target) -> int:
+        """Blocks that an SM holds."""
+        shared = target.shared_per_block + RESERVED_SHARED
+        held = shared // (self.shared_bytes + RESERVED_SHARED)
+        return max(1, min(bound_blocks(self.problem, self.tile), held))
+
+    @property
+    def source_vectors(self) -> bool:
+        """Whether the input is copied by 16 bytes."""
+        return self.problem.x_aligned and self.problem.width.size % 4 == 0
+
+    @property
+    def store_vector(self) -> int:
+        """Floats of the widest store that every output row is aligned for."""
+        width = self.problem.width.output_size
+        return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def output_pitch(used: int, stride: int, is_channel: bool) -> int:
+    """The pitch, from `used` elements on, whose stores meet in the fewest banks.
+
+    Where lanes of a fragment hold 8 channels (`is_channel`), lane 4*c + p writes element p*stride
+    of row c.
+    """
+    first = -(-used // 4) * 4
+    if not is_channel:
+        return first
+
+    def conflicts(pitch: int) -> int:
+        banks = [(c * pitch + p * stride) % 32 for c in range(8) for p in range(4)]
+        return max(map(banks.count, banks))
+
+    return min(range(first, first + 32, 4), key=lambda pitch: (conflicts(pitch), pitch))
+
+
+@functools.lru_cache(maxsize=1024)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    y, x = taps_of(problem.height), taps_of(problem.width)
+    whole = -(-problem.in_channels_per_group // 8) * 8
+    depth = whole if tile.rounds > 1 else min(whole, MOST_DEPTH)
+    laid = Layout(problem, tile, y, x, depth, 1)
+    rows = -(-len(problem.height.q_range) // laid.warp_rows)
+    row_groups = max(1, min(rows, tile.warps * tile.rounds // laid.units))
+    while True:
+        laid = Layout(problem, tile, y, x, depth, row_groups)
+        if laid.shared_bytes <= AIMED_SHARED // tile.blocks - RESERVED_SHARED or depth == 8:
+            return laid
+        depth = -(-depth // 16) * 8
+
+
+def bound_blocks(problem: Problem, tile: Tile) -> int:
+    """The launch bound: 64-bit offsets take registers of one block."""
+    return max(1, tile.blocks - (1 if problem.wide_offsets else 0))
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    if target.capability < (8, 0):
+        return f"multiplies TF32 by mma.sync, which sm_80 brought, the target is {target.arch}"
+    if problem.math != "tf32":
+        return f"multiplies TF32, the layer's math is {problem.math} of {problem.dtype}"
+    if problem.y_layout != "contiguous":
+        return f"writes contiguous outputs, not {problem.y_layout}"
+    if problem.taps > MOST_TAPS:
+        return f"unrolls over {MOST_TAPS} taps at most, the kernel has {problem.taps}"
+    return family.coordinates_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    most = tile.registers - OTHER_REGISTERS
+    if laid.sums > min(tile.sums, most):
+        return f"a thread would hold {laid.sums} sums, its registers allow {tile.sums}"
+    if laid.products > MOST_PRODUCTS:
+        return f"{laid.products} unrolled products exceed the limit of {MOST_PRODUCTS}"
+    if laid.chunks > 1 and laid.units > tile.warps:
+        return (
+            f"a step holds {laid.depth} of {problem.in_channels_per_group} input channels, "
+            f"so {tile.warps} warps cannot compute {laid.units} units"
+        )
+    if laid.shared_bytes > target.shared_per_block:
+        return (
+            f"a block needs {laid.shared_bytes} bytes of shared memory, "
+            f"{target.arch} has {target.shared_per_block}"
+        )
+    return None
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds: what the busiest SM issues, multiplies or waits for, and the bytes.
+
+    They overlap, but never wholly: a fifth of the lesser is added.
+    """
+    laid = layout(problem, tile)
+    issue, shared, multiply = tile_work(laid)
+    blocks = laid.blocks(target)
+    rounds = laid.tiles / grid(problem, target, tile)
+    tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
+    resident = min(tiles, blocks) * tile.warps
+    # Of the issue slots: few warps leave more of them empty.
+    efficiency = min(0.8, 0.35 + 0.03 * resident)
+    busiest = max(issue / 4, shared, multiply)
+    rest = issue / 4 + shared + multiply - busiest
+    busy = tiles * (busiest / efficiency + 0.15 * rest) / 1.7e9
+    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
+    uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 * 4 / resident
+    moved = problem.bytes / 4e12 * uneven
+    return max(busy, moved) + min(busy, moved) / 5 + 4e-6
+
+
+def tile_work(laid: Layout) -> tuple[float, float, float]:
+    """Of one tile: instructions, cycles of shared memory, and of the tensor cores, of an SM."""
+    problem = laid.problem
+    stride_y, stride_x = problem.height.stride, problem.width.stride
+    products = laid.units * laid.steps_8 * laid.products
+    reads = laid.units * laid.steps_8 * 2 * laid.loads * laid.fragments
+    weights = laid.units * laid.steps_8 * laid.slot_products * laid.warp_rows
+    issue = products + reads * (2 if laid.round_on_load else 1) + weights
+    issue += 12 * laid.units * laid.steps_8
+    shared = reads + 4 * weights
+
+    vector = 4 if laid.source_vectors else 1
+    copies = laid.steps_8 * 8 * laid.patch_rows * laid.patch_vectors * 4 / vector / 32
+    issue += 5 * copies + laid.chunks * laid.tile.warps * 80
+    shared += copies * vector
+    if not laid.round_on_load:
+        issue += copies * (4 + vector)
+        shared += 2 * copies * vector
+
+    # Registers to shared memory, from there to vectors, and those to the output.
+    rows = laid.tile_rows * laid.tile_channels
+    elements = rows * laid.tile_columns * stride_x / 32
+    gathered = elements * len(laid.y.used)
+    passes = laid.units * laid.warp_rows * laid.unit_phases * (laid.unit_channels // 16 + 1)
+    pieces = rows * laid.parts * len(laid.y.used)
+    issue += 1.5 * gathered + gathered / laid.store_vector * 8 + 25 * pieces + 60 * passes
+    shared += 3 * gathered
+    empty = stride_y - len(laid.y.used)
+    issue += empty * (elements / laid.store_vector * 6 + 25 * rows)
+    return issue, shared, products * 1024 / (0.6 * 1024)
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    laid = layout(problem, tile)
+    y, x = laid.y, laid.x
+    height, width = problem.height, problem.width
+    index = family.index_type(problem, laid.tiles)
+    empty_y = tuple(phase for phase in range(height.stride) if phase not in y.used)
+    empty_x = tuple(phase for phase in range(width.stride) if phase not in x.used)
+    constants = (
+        ("Index", index),
+        ("blocks", bound_blocks(problem, tile)),
+        ("shared_bytes", laid.shared_bytes),
+        ("groups", problem.groups),
+        ("in_channels", problem.in_channels_per_group),
+        ("out_channels", problem.out_channels_per_group),
+        ("bias", problem.bias),
+        ("unit_channels", laid.unit_channels),
+        ("unit_phases", laid.unit_phases),
+        ("phase_groups", laid.phase_groups),
+        ("warp_rows", laid.warp_rows),
+        ("fragments", laid.fragments),
+        ("parts", laid.parts),
+        ("channel_blocks", laid.channel_blocks),
+        ("row_groups", laid.row_groups),
+        ("depth", laid.depth),
+        ("round_on_load", laid.round_on_load),
+        ("source_vectors", laid.source_vectors),
+        ("store_vector", laid.store_vector),
+        ("output_pitch", laid.output_pitch),
+        ("head", laid.head),
+        ("stride_y", height.stride),
+        ("stride_x", width.stride),
+        ("kernel_y", height.kernel),
+        ("kernel_x", width.kernel),
+        ("first_row", laid.first_row),
+        ("first_column", laid.first_column),
+        ("skew", laid.skew),
+        ("first_output_y", -(height.padding % height.stride)),
+        ("first_output_x", -(width.padding % width.stride)),
+        ("span_y", y.span),
+        ("span_x", x.span),
+        ("slots_y", len(y.offsets)),
+        ("slots_x", len(x.offsets)),
+        ("offset_y", y.offsets),
+        ("offset_x", x.offsets),
+        # Phases that have taps are numbered; those that have none are listed apart.
+        ("phases_y", len(y.used)),
+        ("phases_x", len(x.used)),
+        ("phase_y", y.used),
+        ("phase_x", x.used),
+        ("empty_y", empty_y or (0,)),
+        ("empty_x", empty_x or (0,)),
+        ("tap_phase_y", tuple(y.used.index(phase) for phase in y.phases)),
+        ("tap_phase_x", tuple(x.used.index(phase) for phase in x.phases)),
+        ("tap_slot_y", y.slots),
+        ("tap_slot_x", x.slots),
+    )
+    return KernelSource(
+        stem=STEM,
+        constants=constants,
+        arguments=direct_forward.argument_fields(index),
+        shared_bytes=laid.shared_bytes,
+        threads=tile.threads,
+    )
+
+
+def grid(problem: Problem, target: Target, tile: Tile) -> int:
+    """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid."""
+    laid = layout(problem, tile)
+    most = target.multiprocessors * laid.blocks(target)
+    if laid.group_tiles * 8 <= most:
+        most -= most % laid.group_tiles  # each block keeps its weights
+    return min(laid.tiles, most)
+
+
+def splits(problem: Problem, target: Target, tile: Tile) -> int:
+    """0: the kernel writes the output itself."""
+    return 0
+
+
+def arguments(
+    problem: Problem, target: Target, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments`.
+
+    Raises:
+        ValueError: the output does not start on 16 bytes.
+    """
+    laid = layout(problem, tile)
+    return direct_forward.tiled_arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
