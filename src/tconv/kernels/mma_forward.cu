@@ -128,26 +128,6 @@ TCONV_DEVICE void store(float* destination, const Stored& value) {
     }
 }
 
-// Writes elements first to last - 1 of a row of `count` or fewer; value(e): those from e on. The
-// first and the last vector may belong to two tiles.
-template <int count, typename Value>
-TCONV_DEVICE void write_row(float* row, int first, int last, Value value) {
-    int lane = int(threadIdx.x) % 32 * stored;
-#pragma unroll
-    for (int k = 0; k < count; k += 32 * stored) {
-        int e = k + lane;
-        if (e >= first && e + stored <= last) {
-            store(row + e, value(e));
-        } else if (head > 0 && stored > 1 && e + stored > first && e < last) {
-            Stored part = value(e);
-#pragma unroll
-            for (int v = 0; v < stored; ++v) {
-                if (e + v >= first && e + v < last) ptx::st_global_cs(row + e + v, part.values[v]);
-            }
-        }
-    }
-}
-
 // What a warp accumulates, of the tile's.
 struct Unit {
     int part, row, phase_group, channel_block;
@@ -513,10 +493,12 @@ struct Block {
         return phase;
     }
 
-    // Pieces of output rows from column `part` of the tile on.
+    // Pieces of output rows, from `part` of the tile on. Element e of a piece lies in a vector of the
+    // row with e - e%stored; the first and the last vector may belong to two tiles.
     struct Rows {
-        float* destination;  // element 0 of the pieces, of output row 0 and the first channel
-        int first, last;     // the piece's elements inside the row
+        float* destination;  // this lane's first vector, of output row 0 and the first channel
+        int first, last;     // the elements of whole vectors
+        int edge;            // the one element that this lane writes apart, or -1
         int y;               // output row of the tile's first row of pixels and phase 0
         int channel;
 
@@ -524,15 +506,53 @@ struct Block {
             int x = (at.tile_x * tile_columns + part * part_columns) * stride_x +
                     Layer::first_output_x - head;
             y = at.tile_y * (tile_rows * Layer::stride_y) + Layer::first_output_y;
-            first = x < -head ? -x : head;
+            int lane = int(threadIdx.x) % 32;
+            int begin = x < -head ? -x : head;
             int rest = arguments.destination_width - x;
-            last = rest < head + columns * stride_x ? rest : head + columns * stride_x;
+            int end = rest < head + columns * stride_x ? rest : head + columns * stride_x;
+            first = (begin + stored - 1) / stored * stored;
+            last = end / stored * stored;
+            edge = lane < stored ? first - stored + lane : last - stored + lane;
+            if (lane >= 2 * stored || edge < begin || edge >= end) edge = -1;
             channel = at.first_channel();
             destination =
                 static_cast<float*>(arguments.destination) +
                 (at.image * arguments.destination_stride_n +
-                 (at.group() * Layer::out_channels + channel) * arguments.destination_stride_c + x);
+                 (at.group() * Layer::out_channels + channel) * arguments.destination_stride_c + x +
+                 lane * stored);
         }
+
+        // Writes the piece, of `count` elements or fewer, of the row where `row` is this lane's place.
+        template <int count, typename Values>
+        TCONV_DEVICE void write(float* row, const Values& values) const {
+            int lane = int(threadIdx.x) % 32 * stored;
+#pragma unroll
+            for (int k = 0; k < count; k += 32 * stored) {
+                if (k + lane >= first && k + lane < last) store(row + k, values.vector(k + lane));
+            }
+            if constexpr (head > 0 && stored > 1) {
+                if (edge >= 0) ptx::st_global_cs(row + (edge - lane), values.element(edge));
+            }
+        }
+    };
+
+    struct Gathered {
+        const float* row;
+        TCONV_DEVICE Stored vector(int e) const {
+            return *reinterpret_cast<const Stored*>(row + e);
+        }
+        TCONV_DEVICE float element(int e) const { return row[e]; }
+    };
+
+    struct Same {
+        float value;
+        TCONV_DEVICE Stored vector(int) const {
+            Stored all;
+#pragma unroll
+            for (int v = 0; v < stored; ++v) all.values[v] = value;
+            return all;
+        }
+        TCONV_DEVICE float element(int) const { return value; }
     };
 
     // Writes to shared memory what lanes hold of one phase in y and up to 8 channels.
@@ -611,9 +631,7 @@ struct Block {
 #pragma unroll together
                     for (int c = 0; c < pass_channels; ++c) {
                         if (!whole && c >= rest) break;
-                        write_row<head + piece>(row, rows.first, rows.last, [&](int e) {
-                            return *reinterpret_cast<const Stored*>(from + e);
-                        });
+                        rows.write<head + piece>(row, Gathered{from});
                         row += arguments.destination_stride_c;
                         from += output_pitch;
                     }
@@ -631,9 +649,6 @@ struct Block {
             for (int i = own_thread() / 32; i < tile_rows * tile_channels; i += warps) {
                 int channel = i % tile_channels;
                 float bias = shared.weights.bias[channel];
-                Stored value;
-#pragma unroll
-                for (int v = 0; v < stored; ++v) value.values[v] = bias;
                 float* first = rows.destination + channel * arguments.destination_stride_c;
 #pragma unroll
                 for (int k = 0; k < empty; ++k) {
@@ -642,9 +657,8 @@ struct Block {
                         rows.channel + channel >= Layer::out_channels) {
                         continue;
                     }
-                    write_row<head + tile_columns * stride_x>(
-                        first + y * arguments.destination_stride_h, rows.first, rows.last,
-                        [&](int) { return value; });
+                    rows.write<head + tile_columns * stride_x>(
+                        first + y * arguments.destination_stride_h, Same{bias});
                 }
             }
         }
