@@ -504,10 +504,10 @@ def tile_work(laid: Layout) -> tuple[float, float, float]:
     gathered = elements * len(laid.y.used)
     passes = laid.units * laid.warp_rows * laid.unit_phases * (laid.unit_channels // 16 + 1)
     pieces = rows * laid.parts * len(laid.y.used)
-    issue += 1.5 * gathered + gathered / laid.store_vector * 8 + 25 * pieces + 60 * passes
+    issue += 1.5 * gathered + gathered / laid.store_vector * 3 + 12 * pieces + 60 * passes
     shared += 3 * gathered
     empty = stride_y - len(laid.y.used)
-    issue += empty * (elements / laid.store_vector * 6 + 25 * rows)
+    issue += empty * (elements / laid.store_vector * 3 + 12 * rows)
     return issue, shared, products * 1024 / (0.6 * 1024)
 
 
