@@ -318,10 +318,13 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     pixel_stages, weight_stages = laid.stages(target)
     ahead = min(pixel_stages, weight_stages * max(steps / laid.chunks / 2, 0.5))
     main = max(max(products, copied) + 75 * steps, 3190 * laid.chunks / ahead)
+    # Phases that are no power of two are divided by for each output.
+    stride = problem.width.stride
+    outputs = tile.columns * (1 if stride & (stride - 1) == 0 else 1.6)
     if tile.storers:
-        of_tile = max(main, 23.3 * tile.columns) + 16.2 * tile.columns + 288
+        of_tile = max(main, 23.3 * outputs) + 16.2 * outputs + 288
     else:
-        of_tile = main + 26 * tile.columns + 288
+        of_tile = main + 26 * outputs + 288
     waves = -(-laid.tiles // target.multiprocessors)
     packing = 7.4e-6 + 8 * laid.weight_elements / 4.18e12 + 8 * laid.pixel_elements / 4.44e12
     return max(waves * of_tile / 1.7e9, problem.bytes / 5.6e12) + packing + 6e-6
