@@ -480,6 +480,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if problem.out_channels_per_group > 8:
         channel_tiles = -(-problem.out_channels_per_group // laid.tile_channels)
         measured = 0.62 * problem.in_channels_per_group**0.18 * channel_tiles**0.35
+        measured *= 1.1 if tile.rounds == 1 else 0.85
     return measured * (max(busy, moved) + min(busy, moved) / 5 + 4e-6)
 
 
