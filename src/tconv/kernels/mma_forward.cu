@@ -544,15 +544,18 @@ struct Block {
         TCONV_DEVICE float element(int e) const { return row[e]; }
     };
 
+    // Templates: a layer without empty phases has no use for them, and is not to be warned of it.
     struct Same {
         float value;
-        TCONV_DEVICE Stored vector(int) const {
+        template <typename Place>
+        TCONV_DEVICE Stored vector(Place) const {
             Stored all;
 #pragma unroll
             for (int v = 0; v < stored; ++v) all.values[v] = value;
             return all;
         }
-        TCONV_DEVICE float element(int) const { return value; }
+        template <typename Place>
+        TCONV_DEVICE float element(Place) const { return value; }
     };
 
     // Writes to shared memory what lanes hold of one phase in y and up to 8 channels.

@@ -113,7 +113,7 @@ struct Position {
     TCONV_DEVICE int row_group(int consumer) const { return row_set * consumers + consumer; }
 };
 
-// A stage is handed back by each warp that has read it.
+// A stage is handed back by each warp whose products have read it.
 TCONV_DEVICE void hand_back(uint64_t* empty) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
@@ -312,9 +312,8 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
                 shared.places[places.stage], 0, rows.phase_y, Layer::out_channels - rows.channel,
                 destination_of(arguments, at.group, rows.channel, rows.phase_y));
         }
-        __syncwarp();
-        hand_back(&shared.outputs_empty);
-        hand_back(&shared.places_empty[places.stage]);
+        ptx::mbarrier_arrive(&shared.outputs_empty);
+        ptx::mbarrier_arrive(&shared.places_empty[places.stage]);
         places.advance();
     }
 }
@@ -398,15 +397,14 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         if constexpr (storers) {
             ptx::mbarrier_wait_parity(&shared.outputs_empty, places.parity ^ 1);
             if (exists) leave<0>(shared, rows, consumer, bias, sums);
-            __syncwarp();
-            hand_back(&shared.outputs_full);
+            ptx::mbarrier_arrive(&shared.outputs_full);
         } else {
             ptx::mbarrier_wait_parity(&shared.places_full[places.stage], places.parity);
             if (exists && rows.phase_y < Layer::stride_y) {
                 leave_and_write_out(arguments, shared, shared.places[places.stage], rows, at.group,
                                     consumer, bias, sums);
             }
-            hand_back(&shared.places_empty[places.stage]);
+            ptx::mbarrier_arrive(&shared.places_empty[places.stage]);
         }
         places.advance();
     }
@@ -432,11 +430,11 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
         }
         for (int stage = 0; stage < 2; ++stage) {
             ptx::mbarrier_init(&shared.places_full[stage], 32);
-            ptx::mbarrier_init(&shared.places_empty[stage], (storers ? 1 : consumers) * warps);
+            ptx::mbarrier_init(&shared.places_empty[stage], (storers ? 1 : consumers) * warpgroup);
         }
         ptx::mbarrier_init(&shared.leading, warps);
-        ptx::mbarrier_init(&shared.outputs_full, consumers * warps);
-        ptx::mbarrier_init(&shared.outputs_empty, warps);
+        ptx::mbarrier_init(&shared.outputs_full, consumers * warpgroup);
+        ptx::mbarrier_init(&shared.outputs_empty, warpgroup);
         ptx::fence_mbarrier_init();
     }
     __syncthreads();

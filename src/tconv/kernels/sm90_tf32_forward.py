@@ -251,10 +251,13 @@ class Layout:
 
     @property
     def packed_items(self) -> int:
-        """2 KB pieces of packed weights: pairs, or four fragments each."""
+        """2 KB pieces of packed weights: pairs, or four fragments each.
+
+        Streamed weights are asked for ahead: behind the last come zeros, which nothing uses.
+        """
         if self.tile.resident:
             return -(-self.fragments // WARPS)
-        return self.problem.groups * self.m_begin[-1] * self.chunks
+        return self.problem.groups * self.m_begin[-1] * self.chunks + MOST_AHEAD
 
 
 @functools.lru_cache(maxsize=1024)
@@ -538,8 +541,7 @@ def packing(problem: Problem, tile: Tile) -> Packing:
             threads=128,
         ),
         grid=min(laid.packed_items, family.MAX_GRID),
-        # The kernel reads some pairs beyond the last, and uses none of them.
-        elements=(laid.packed_items + MOST_AHEAD) * 512,
+        elements=laid.packed_items * 512,
     )
 
 

@@ -41,6 +41,7 @@ TCONV_DEVICE uint32_t weight(const Arguments& arguments, const Fragment& of, int
 }
 
 // item = (group, m_group, chunk, pair); row groups have pairs of their own number.
+// item = a pair; those beyond the last are of a group that does not exist.
 TCONV_DEVICE Fragment streamed(Index item) {
     int group = int(item / (Index(Layer::group_pairs) * chunks));
     int rest = int(item - Index(group) * Layer::group_pairs * chunks);
