@@ -7,7 +7,9 @@ is timed. All compute the same map of the same values at the same TF32 setting.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -150,7 +152,10 @@ def settings(layer: Layer, direction: Direction, t: Tensors, layout: str) -> Ite
     """Every setting that `best` is the least of; the first is what a user gets by default.
 
     They come one by one, so that the tensors of one memory format can go before the next come.
+    Those with cudnn.benchmark on run in a thread of their own: PyTorch keeps the plan that it
+    found first for a layer, a thread at a time, and uses it whatever the flag says later.
     """
+    searching = ThreadPoolExecutor(max_workers=1)
     others = [name for name in ("contiguous", "channels_last") if name != layout]
     for name in (layout, *others):
         here = t.laid_out(name == "channels_last")
@@ -164,7 +169,20 @@ def settings(layer: Layer, direction: Direction, t: Tensors, layout: str) -> Ite
             for operator, call in calls.items():
                 what = operator if direction == "forward" else direction
                 switch = f", benchmark {'on' if benchmark else 'off'}" if t.x.is_cuda else ""
+                if benchmark:
+                    call = functools.partial(_in_thread, searching, call)
                 yield Setting(f"{what}, {name}{switch}", benchmark, call)
+
+
+def _in_thread(pool: ThreadPoolExecutor, call: Callable[[], Tensor]) -> Tensor:
+    """The call's result, launched by the pool's thread on the stream of this one."""
+    stream = torch.cuda.current_stream()
+
+    def launch() -> Tensor:
+        with torch.cuda.stream(stream):
+            return call()
+
+    return pool.submit(launch).result()
 
 
 def compiled(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
