@@ -131,9 +131,19 @@ def _tensor_map(address: int, sizes: Any, strides: Any, box: Any, swizzle: int =
 
 
 def _allocations() -> list[tuple[int, int]]:
-    """The memory of all tensors there are: a sanitized launch works on copies of it."""
-    tensors = (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
-    storages = (t.untyped_storage() for t in tensors if t.layout is torch.strided and not t.is_meta)
+    """The memory of all tensors there are: a sanitized launch works on copies of it.
+
+    Of plain ones: subclasses, such as fake tensors that other tests left, have none of their own.
+    """
+    plain = (torch.Tensor, torch.nn.Parameter)
+    tensors = (value for value in gc.get_objects() if type(value) in plain)
+    storages = (
+        t.untyped_storage()
+        for t in tensors
+        if t.layout is torch.strided
+        and t.device.type == "cpu"
+        and not torch._is_functional_tensor(t)
+    )
     return sorted({(s.data_ptr(), s.nbytes()) for s in storages if s.nbytes()})
 
 
