@@ -41,10 +41,12 @@ def plans(problem: Problem, stem: str) -> list[Plan]:
     return [make_plan(problem, HOPPER, c) for c in found if c.stem == stem and c.refusal is None]
 
 
-def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool = False):
+def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool = False, out=None):
+    """The output of packing and kernel, into `out` where it is given."""
     assert chosen.packing is not None
     packed = torch.full((chosen.packing.elements,), float("nan"))
-    out = torch.full(chosen.problem.y_shape, float("nan"))
+    if out is None:
+        out = torch.full(chosen.problem.y_shape, float("nan"))
     used = Operands(
         x=TensorView(t.x.data_ptr(), t.x.stride()),
         w=TensorView(t.w.data_ptr(), t.w.stride()),

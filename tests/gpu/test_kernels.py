@@ -76,6 +76,20 @@ def test_hopper_tensor_cores(layout, kernel, monkeypatch):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
 
 
+@pytest.mark.parametrize("kernel", ("direct_forward", "mma_forward"))
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+def test_layers_of_few_channels(layout, kernel, monkeypatch):
+    torch.backends.cudnn.allow_tf32 = True
+    monkeypatch.setenv("TCONV_KERNEL", kernel)  # an error where it cannot serve
+    for case in (
+        Case(2, 32, 64, 1, (13, 21), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+        Case(3, 40, 3, 1, (17, 33), (4, 4), (2, 2), (1, 1)),
+        Case(2, 64, 32, 1, (19, 22), (2, 2), (2, 2), bias=False),
+        Case(1, 16, 12, 2, (11, 131), (3, 5), (2, 3), (1, 2)),
+    ):
+        assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+
+
 def test_the_same_call_gives_the_same_bits():
     case = Case(4, 33, 17, 2, (31, 29), (4, 4), (2, 2), (1, 1))
     tensors = operands(case, torch.float32, "contiguous", "cuda")
