@@ -12,6 +12,7 @@ from tconv.kernels import (
     mma_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
+    sm90_tf32_wide_forward,
 )
 from tconv.kernels.family import Family
 
@@ -20,6 +21,7 @@ FAMILIES: tuple[Family, ...] = tuple(
     for module in (
         sm90_tf32_forward,
         sm90_tf32_flat_forward,
+        sm90_tf32_wide_forward,
         mma_forward,
         direct_forward,
         general_forward,

@@ -39,8 +39,20 @@ struct Transfer {
 void begin_transfer(const Transfer& transfer);
 void deliver(const Transfer& transfer);
 
-// mbarrier.cpp: the transfer lands when somebody sees the barrier's phase complete.
+// A thread's copy into shared memory, which the thread waits for or an mbarrier arrives for.
+struct Copy {
+    unsigned char* destination;
+    const unsigned char* source;
+    uint32_t bytes;
+    uint32_t source_bytes;  // the rest becomes zero
+    uint32_t group;
+};
+void land(const Copy& copy);
+
+// mbarrier.cpp: the transfer lands when somebody sees the barrier's phase complete, the copies and
+// their arrival come when somebody looks at it.
 void queue_transfer(uint64_t* barrier, const Transfer& transfer);
+void queue_arrival(uint64_t* barrier, std::vector<Copy> copies, Location at);
 void reset_mbarriers();
 
 // tensor_map.cpp

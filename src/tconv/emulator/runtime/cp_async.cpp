@@ -1,19 +1,12 @@
 // cp.async and bulk stores: copies that a thread waits for in groups.
 #include <cstring>
+#include <utility>
 
 #include "copies.h"
 #include "tensor_map.h"
 
 namespace emulator {
 namespace {
-
-struct Copy {
-    unsigned char* destination;
-    const unsigned char* source;
-    uint32_t bytes;
-    uint32_t source_bytes;  // the rest becomes zero
-    uint32_t group;
-};
 
 // A bulk or tensor store, from shared to global memory.
 struct Store {
@@ -39,12 +32,6 @@ std::vector<ThreadCopies> all_copies;
 
 ThreadCopies& own() { return all_copies[current->linear]; }
 
-void land(const Copy& copy) {
-    mark_delivered(copy.destination, copy.bytes);
-    if (copy.source_bytes > 0) std::memcpy(copy.destination, copy.source, copy.source_bytes);
-    std::memset(copy.destination + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
-}
-
 void read_source(Store& store) {
     if (store.read) return;
     store.contents.resize(store.bytes);
@@ -66,6 +53,12 @@ void write_destination(Store& store) {
 }
 
 }  // namespace
+
+void land(const Copy& copy) {
+    mark_delivered(copy.destination, copy.bytes);
+    if (copy.source_bytes > 0) std::memcpy(copy.destination, copy.source, copy.source_bytes);
+    std::memset(copy.destination + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
+}
 
 void copy_async(void* destination, const void* source, uint32_t bytes, uint32_t source_bytes,
                 Location at) {
@@ -95,6 +88,12 @@ void copy_async_wait(uint32_t left, bool all) {
         }
     }
     copies.copies.resize(kept);
+}
+
+void copy_async_mbarrier_arrive(uint64_t* barrier, Location at) {
+    std::vector<Copy> copies;
+    copies.swap(own().copies);
+    queue_arrival(barrier, std::move(copies), at);
 }
 
 void bulk_store(void* destination, const void* source, uint32_t bytes, Location at) {

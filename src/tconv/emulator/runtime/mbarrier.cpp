@@ -4,6 +4,7 @@
 // whose arrivals are complete. Until then its destination holds NaN.
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "copies.h"
 
@@ -20,6 +21,7 @@ struct Mbarrier {
     uint32_t phase;
     std::vector<Transfer> transfers;
     std::vector<Thread*> waiting;
+    std::vector<std::vector<Copy>> arriving;  // arrivals, each behind a thread's copies
 };
 
 std::vector<Mbarrier*> barriers;
@@ -60,6 +62,15 @@ void complete_phase(Mbarrier& barrier) {
 
 // Somebody looks: what can be over is over.
 void observe(Mbarrier& barrier) {
+    if (!barrier.arriving.empty()) {
+        for (const std::vector<Copy>& copies : barrier.arriving) {
+            for (const Copy& copy : copies) land(copy);
+        }
+        barrier.missing -= static_cast<uint32_t>(barrier.arriving.size());
+        barrier.arriving.clear();
+        ++block.progress;
+        if (barrier.transfers.empty()) complete_phase(barrier);
+    }
     if (barrier.missing > 0) return;
     if (!barrier.transfers.empty()) {
         std::vector<Transfer> landing;
@@ -73,8 +84,13 @@ void observe(Mbarrier& barrier) {
     complete_phase(barrier);
 }
 
+// Those still to come behind copies are not free for others.
+uint32_t free_arrivals(const Mbarrier& barrier) {
+    return barrier.missing - static_cast<uint32_t>(barrier.arriving.size());
+}
+
 void arrive(Mbarrier& barrier, uint32_t count, const char* what, Location at) {
-    if (count > barrier.missing) {
+    if (count > free_arrivals(barrier)) {
         fail(at,
              "%s: more arrivals than the %u of a phase; the mbarrier at shared address 0x%x has "
              "%lld bytes still to come, and nobody has waited for this phase",
@@ -112,7 +128,7 @@ void mbarrier_init(uint64_t* address, uint32_t count, Location at) {
         fail(at, "mbarrier.init: there is one already at shared address 0x%x",
              shared_address(address, at));
     }
-    barriers.push_back(new Mbarrier{address, count, count, 0, 0, {}, {}});
+    barriers.push_back(new Mbarrier{address, count, count, 0, 0, {}, {}, {}});
     *address = seal(address);
 }
 
@@ -173,6 +189,17 @@ void queue_transfer(uint64_t* address, const Transfer& transfer) {
     Mbarrier& barrier = get(address, "an asynchronous copy", transfer.at);
     begin_transfer(transfer);
     barrier.transfers.push_back(transfer);
+    if (!barrier.waiting.empty()) observe(barrier);
+}
+
+void queue_arrival(uint64_t* address, std::vector<Copy> copies, Location at) {
+    const char* what = "cp.async.mbarrier.arrive";
+    Mbarrier& barrier = get(address, what, at);
+    if (free_arrivals(barrier) == 0) {
+        fail(at, "%s: more arrivals than the %u of a phase; the mbarrier at shared address 0x%x",
+             what, barrier.expected, shared_address(address, at));
+    }
+    barrier.arriving.push_back(std::move(copies));
     if (!barrier.waiting.empty()) observe(barrier);
 }
 

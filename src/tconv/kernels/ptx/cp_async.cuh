@@ -33,4 +33,12 @@ TCONV_DEVICE void cp_async_wait_group() {
 
 TCONV_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// One arrival once all copies that the thread has asked for so far are there (sm_90: the barrier is
+// one of <ptx/mbarrier.cuh>); it is among those that the barrier was initialised with.
+TCONV_DEVICE void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+                     cvta_to_shared(barrier))
+                 : "memory");
+}
+
 }  // namespace ptx

@@ -64,6 +64,7 @@ EMULATOR_API void copy_async(void* destination, const void* source, uint32_t byt
                              uint32_t source_bytes, Location at);
 EMULATOR_API void copy_async_commit();
 EMULATOR_API void copy_async_wait(uint32_t left, bool all);
+EMULATOR_API void copy_async_mbarrier_arrive(uint64_t* barrier, Location at);
 
 EMULATOR_API void mbarrier_init(uint64_t* barrier, uint32_t count, Location at);
 EMULATOR_API void mbarrier_inval(uint64_t* barrier, Location at);

@@ -26,4 +26,9 @@ inline void cp_async_wait_group() {
 
 inline void cp_async_wait_all() { emulator::copy_async_wait(0, true); }
 
+inline void cp_async_mbarrier_arrive_noinc(uint64_t* barrier,
+                                           emulator::Location at = emulator::Location::here()) {
+    emulator::copy_async_mbarrier_arrive(barrier, at);
+}
+
 }  // namespace ptx

@@ -1,0 +1,139 @@
+// Lays weights out for sm90_tf32_wide_forward, rounded to TF32: [group][column tile][32 channels]
+// [slot][part that has a tap there][column][32 channels], each block of a part in the 128-byte
+// swizzle in which a plain bulk copy brings it to shared memory. Columns that are none keep what
+// was there: their products are never stored.
+#include <common/sm90_tf32_wide_columns.cuh>
+#include <ptx/convert.cuh>
+
+namespace {
+
+using Index = Layer::Index;
+using wide::depth;
+
+constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
+constexpr int warps = Layer::threads / 32;
+constexpr int taps = Layer::kernel_y * Layer::kernel_x;
+constexpr int item_weights = Layer::item_channels * taps;
+constexpr int items = (Layer::out_channels + Layer::item_channels - 1) / Layer::item_channels;
+// Odd, so that the 32 channels of one weight lie in different banks.
+constexpr int pitch = item_weights | 1;
+
+using Shared = uint32_t[depth][pitch];
+static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
+
+// Some output channels of 32 input channels, all taps, each of the warp's rows with four loads under
+// way.
+template <typename Load>
+TCONV_DEVICE void stage(Shared& shared, Load load) {
+    constexpr int batch = 4;
+    constexpr int rounds = (item_weights + 31) / 32;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (int first = 0; first < rounds; first += batch) {
+        float values[depth / warps][batch];
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+#pragma unroll
+            for (int c = 0; c < depth / warps; ++c) {
+                values[c][i] = load(warp + c * warps, (first + i) * 32 + lane);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            int place = (first + i) * 32 + lane;
+#pragma unroll
+            for (int c = 0; c < depth / warps; ++c) {
+                if (place < item_weights) {
+                    shared[warp + c * warps][place] = ptx::cvt_rna_tf32_f32(values[c][i]);
+                }
+            }
+        }
+    }
+}
+
+// The columns of one channel and phase in y, by eight threads, each with four of the channels.
+TCONV_DEVICE void write(const Arguments& arguments, const Shared& shared, int group, int chunk,
+                        int phase_y, int channel, int from) {
+    int piece = threadIdx.x % 8;
+    int unit = phase_y * wide::phase_units + channel / wide::unit_channels;
+    int column_tile = unit / wide::part_units;
+    int line = unit % wide::part_units * 8 + channel % wide::unit_channels * wide::low_phases;
+    int column_class = Layer::column_class[column_tile];
+    uint32_t* to = static_cast<uint32_t*>(arguments.packed) +
+                   ((Index(group) * Layer::group_blocks + Layer::block_begin[column_tile]) * chunks +
+                    Index(chunk) * Layer::class_blocks[column_class]) *
+                       (wide::part_bytes / 4);
+    for (int mask = 0; mask < Layer::masks; ++mask) {
+        int end = Layer::slot_begin[column_class * Layer::masks + mask + 1];
+        for (int slot = Layer::slot_begin[column_class * Layer::masks + mask]; slot < end; ++slot) {
+            int reach_y = Layer::slot_y[slot] * Layer::stride_y + phase_y;
+            int tap_y = reach_y / Layer::dilation_y;
+            bool row_exists = reach_y % Layer::dilation_y == 0 && tap_y < Layer::kernel_y;
+            for (int part = 0; part < wide::parts; ++part) {
+                if (!(Layer::part_masks[mask] >> part & 1)) continue;
+#pragma unroll
+                for (int low = 0; low < wide::low_phases; ++low) {
+                    int reach_x = Layer::slot_x[slot] * Layer::stride_x +
+                                  part * wide::low_phases + low;
+                    int tap_x = reach_x / Layer::dilation_x;
+                    uint4 values = make_uint4(0, 0, 0, 0);
+                    if (row_exists && reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x) {
+                        const uint32_t* tap = shared[piece * 4] + from * taps +
+                                              tap_y * Layer::kernel_x + tap_x;
+                        values = make_uint4(tap[0], tap[pitch], tap[2 * pitch], tap[3 * pitch]);
+                    }
+                    int row = line + low;
+                    reinterpret_cast<uint4*>(to)[row * 8 + (piece ^ row % 8)] = values;
+                }
+                to += wide::part_bytes / 4;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+TCONV_KERNEL(sm90_tf32_wide_pack, Layer::threads, 5) {
+    TCONV_DYNAMIC_SHARED(memory);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    for (int item = blockIdx.x; item < Layer::groups * chunks * items; item += gridDim.x) {
+        int rest = item / items;
+        int first_channel = (item - rest * items) * Layer::item_channels;
+        int group = rest / chunks;
+        int chunk = rest - group * chunks;
+        const float* weight = static_cast<const float*>(arguments.weight) +
+                              (Index(group) * Layer::in_channels + chunk * depth) *
+                                  arguments.weight_stride_in +
+                              first_channel * arguments.weight_stride_out;
+        int in_left = Layer::in_channels - chunk * depth;
+        int channels_left = Layer::out_channels - first_channel;
+        int count = min(channels_left, Layer::item_channels);
+        bool dense = arguments.weight_stride_w == 1 &&
+                     arguments.weight_stride_h == Layer::kernel_x &&
+                     arguments.weight_stride_out == taps;
+        if (dense) {
+            stage(shared, [&](int in, int place) {
+                bool exists = in < in_left && place < count * taps;
+                return exists ? weight[in * arguments.weight_stride_in + place] : 0.0f;
+            });
+        } else {
+            stage(shared, [&](int in, int place) {
+                bool exists = in < in_left && place < count * taps;
+                int out = place / taps;
+                int tap = place - out * taps;
+                return exists ? weight[in * arguments.weight_stride_in +
+                                       out * arguments.weight_stride_out +
+                                       tap / Layer::kernel_x * arguments.weight_stride_h +
+                                       tap % Layer::kernel_x * arguments.weight_stride_w]
+                              : 0.0f;
+            });
+        }
+        __syncthreads();
+        for (int i = threadIdx.x / 8; i < Layer::stride_y * count; i += Layer::threads / 8) {
+            int phase_y = i / count;
+            int from = i - phase_y * count;
+            write(arguments, shared, group, chunk, phase_y, first_channel + from, from);
+        }
+        __syncthreads();
+    }
+}
