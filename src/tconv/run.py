@@ -154,7 +154,9 @@ _CONVOLUTION = getattr(torch.backends.cudnn, "conv", None)
 
 
 class _Launchable(Protocol):
-    def launch(self, grid: int, arguments: bytes, stream: int = 0) -> None: ...
+    def launch(
+        self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,25 @@ class _Call:
         return tuple(bound)
 
     @functools.cached_property
+    def filled(self) -> Callable[[tuple[int, ...]], list[tuple[_Launchable, int, bytes]]]:
+        """From the operands' addresses to kernel, grid and arguments of each launch on a device.
+
+        Remembered: a program's calls soon meet the allocator's same few addresses again, and
+        filling in takes longer than a launch.
+        """
+        launches = self.launches  # not `self`, which would hold itself
+
+        def fill(addresses: tuple[int, ...]) -> list[tuple[_Launchable, int, bytes]]:
+            filled = []
+            for bound in launches:
+                assert not isinstance(bound.kernel, EmulatedKernel)
+                arguments = bound.arguments(addresses, tensor_map.encode)
+                filled.append((bound.kernel, bound.grid, arguments))
+            return filled
+
+        return functools.lru_cache(maxsize=64)(fill)
+
+    @functools.cached_property
     def packed_elements(self) -> int:
         return self.plan.packing.elements if self.plan.packing is not None else 0
 
@@ -445,11 +466,14 @@ def _launch(
             bound.kernel.launch(bound.grid, arguments, allocations=memory)
         return partial
     stream = torch._C._cuda_getCurrentRawStream(device)
-    for bound in call.launches:
-        try:
-            bound.kernel.launch(bound.grid, bound.arguments(addresses, tensor_map.encode), stream)
-        except LaunchError as error:
-            raise LaunchError(f"{error}\nplan: {call.plan}") from error
+    # The packing waits for all that came before it; the kernel behind it need not wait to start.
+    dependent = False
+    try:
+        for kernel, grid, arguments in call.filled(addresses):
+            kernel.launch(grid, arguments, stream, dependent)
+            dependent = True
+    except LaunchError as error:
+        raise LaunchError(f"{error}\nplan: {call.plan}") from error
     return partial
 
 
