@@ -15,13 +15,14 @@ def is_channels_last(tensor: Tensor) -> bool:
     and settles the shapes whose strides fit both formats the way PyTorch does.
     """
     try:
-        return _fits_channels_last(tensor.shape, tensor.stride())
+        return fits_channels_last(tensor.shape, tensor.stride())
     except TypeError:  # symbolic sizes have no hash
-        return _fits_channels_last.__wrapped__(tensor.shape, tensor.stride())
+        return fits_channels_last.__wrapped__(tensor.shape, tensor.stride())
 
 
 @functools.lru_cache(maxsize=4096)
-def _fits_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def fits_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """As `is_channels_last`, of a tensor's sizes and strides."""
     if strides[1] == 0:
         return False
     least = 0

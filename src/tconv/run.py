@@ -23,7 +23,7 @@ from tconv.jit import runtime, tensor_map
 from tconv.jit.target import Target
 from tconv.kernels.family import Operands, TensorView
 from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
-from tconv.memory_format import is_channels_last, memory_format
+from tconv.memory_format import fits_channels_last, is_channels_last, memory_format
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import WIDE_OFFSET, Axis, Direction, Layout, Problem, float32_math
 
@@ -65,12 +65,10 @@ def forward(
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
     geometry = (stride, padding, output_padding, dilation, groups)
-    output = torch.empty(
-        _output_shape(input.shape, weight.shape, geometry),
-        dtype=input.dtype,
-        device=input.device,
-        memory_format=memory_format(is_channels_last(input) or is_channels_last(weight)),
+    size, channels_last = _output_form(
+        input.shape, input.stride(), weight.shape, weight.stride(), geometry
     )
+    output = _empty(input, size, channels_last)
     if bias is not None:
         bias = bias.contiguous()
     _launch("forward", geometry, input, weight, output, bias=bias)
@@ -100,11 +98,10 @@ def input_gradient(
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
     geometry = (stride, padding, output_padding, dilation, groups)
-    gradient = torch.empty(
+    gradient = _empty(
+        grad_output,
         (grad_output.shape[0], weight.shape[0], *input_size),
-        dtype=grad_output.dtype,
-        device=grad_output.device,
-        memory_format=memory_format(is_channels_last(grad_output) or is_channels_last(weight)),
+        is_channels_last(grad_output) or is_channels_last(weight),
     )
     _launch("input_gradient", geometry, gradient, weight, grad_output)
     return gradient
@@ -145,16 +142,28 @@ def weight_gradient(
 
 def tf32_allowed() -> bool:
     """Whether PyTorch's flags let float32 convolutions use TF32, as they do by default."""
-    if _CONVOLUTION is None:  # torch before 2.9
+    if _PRECISION is None:  # torch before 2.9
         return torch.backends.cudnn.allow_tf32
-    return bool(_CONVOLUTION.fp32_precision == "tf32")
+    return bool(_PRECISION("cuda", "conv") == "tf32")
 
 
-_CONVOLUTION = getattr(torch.backends.cudnn, "conv", None)
+# What torch.backends.cudnn.conv.fp32_precision reads, which takes twice as long to get there.
+_PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def _empty(like: Tensor, size: Sizes, channels_last: bool) -> Tensor:
+    """An uninitialised tensor of that dtype and device."""
+    if not channels_last:
+        return like.new_empty(size)  # half a microsecond less than torch.empty
+    return torch.empty(
+        size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
+    )
 
 
 class _Launchable(Protocol):
-    def launch(self, grid: int, arguments: bytes, stream: int = 0) -> None: ...
+    def launch(
+        self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -181,9 +190,14 @@ def _axes(
 
 
 @functools.lru_cache(maxsize=4096)
-def _output_shape(x_shape: Sizes, w_shape: Sizes, geometry: Geometry) -> Sizes:
+def _output_form(
+    x_shape: Sizes, x_strides: Sizes, w_shape: Sizes, w_strides: Sizes, geometry: Geometry
+) -> tuple[Sizes, bool]:
+    """The output's shape, and whether it is channels_last."""
     axes = _axes(x_shape[2:], w_shape[2:], *geometry[:4])
-    return (x_shape[0], w_shape[1] * geometry[4], *(axis.output_size for axis in axes))
+    shape = (x_shape[0], w_shape[1] * geometry[4], *(axis.output_size for axis in axes))
+    channels_last = fits_channels_last(x_shape, x_strides) or fits_channels_last(w_shape, w_strides)
+    return shape, channels_last
 
 
 class _Address(NamedTuple):
@@ -318,6 +332,25 @@ class _Call:
         return tuple(bound)
 
     @functools.cached_property
+    def filled(self) -> Callable[[tuple[int, ...]], list[tuple[_Launchable, int, bytes]]]:
+        """From the operands' addresses to kernel, grid and arguments of each launch on a device.
+
+        Remembered: a program's calls soon meet the allocator's same few addresses again, and
+        filling in takes longer than a launch.
+        """
+        launches = self.launches  # not `self`, which would hold itself
+
+        def fill(addresses: tuple[int, ...]) -> list[tuple[_Launchable, int, bytes]]:
+            filled = []
+            for bound in launches:
+                assert not isinstance(bound.kernel, EmulatedKernel)
+                arguments = bound.arguments(addresses, tensor_map.encode)
+                filled.append((bound.kernel, bound.grid, arguments))
+            return filled
+
+        return functools.lru_cache(maxsize=64)(fill)
+
+    @functools.cached_property
     def packed_elements(self) -> int:
         return self.plan.packing.elements if self.plan.packing is not None else 0
 
@@ -427,7 +460,7 @@ def _launch(
         accumulated = torch.float64 if dtype is torch.float64 else torch.float32
         partial = torch.empty(call.partial_shape, dtype=accumulated, device=x.device)
     if call.packed_elements:
-        packed = torch.empty(call.packed_elements, dtype=torch.float32, device=x.device)
+        packed = x.new_empty(call.packed_elements, dtype=torch.float32)
     addresses = (
         x_address,
         w_address,
@@ -445,11 +478,14 @@ def _launch(
             bound.kernel.launch(bound.grid, arguments, allocations=memory)
         return partial
     stream = torch._C._cuda_getCurrentRawStream(device)
-    for bound in call.launches:
-        try:
-            bound.kernel.launch(bound.grid, bound.arguments(addresses, tensor_map.encode), stream)
-        except LaunchError as error:
-            raise LaunchError(f"{error}\nplan: {call.plan}") from error
+    # The packing waits for all that came before it; the kernel behind it need not wait to start.
+    dependent = False
+    try:
+        for kernel, grid, arguments in call.filled(addresses):
+            kernel.launch(grid, arguments, stream, dependent)
+            dependent = True
+    except LaunchError as error:
+        raise LaunchError(f"{error}\nplan: {call.plan}") from error
     return partial
 
 

@@ -12,6 +12,7 @@ from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
 from tconv.kernels.family import Operands, TensorView
+from tconv.kernels.source import KERNEL_DIRECTORY
 from tconv.plan import candidates, make_plan, plan
 from tconv.problem import Axis, Problem
 
@@ -115,3 +116,12 @@ def test_arguments_are_packed_by_name():
     assert (1 << 40).to_bytes(8, "little") == packed[:8]
     with pytest.raises(TypeError, match="takes the arguments"):
         chosen.source.pack(source=1)
+
+
+def test_what_is_packed_is_waited_for():
+    """The packing's launch may still run when the kernel starts."""
+    packed = [family for family in FAMILIES if hasattr(family, "packing")]
+    assert packed
+    for family in packed:
+        text = (KERNEL_DIRECTORY / f"{family.STEM}.cu").read_text()
+        assert "ptx::griddepcontrol_wait()" in text, family.STEM

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tconv.errors import LaunchError
+from tconv.functional import conv_transpose2d
 from tconv.jit import runtime, tensor_map
 from tconv.jit.compile import compile_cuda
 from tconv.jit.module import Kernel
@@ -271,3 +272,133 @@ def test_tensor_map(oob_fill: str) -> None:
         )
         is encoded
     )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A launch of two: the first scales the input, the second waits for it and adds an offset.
+
+    The first is slow, and says at once that the second may start.
+    """
+
+    stem: str
+    threads: int = THREADS
+    shared_bytes: int = 0
+    spin: int = 20_000
+
+    def text(self) -> str:
+        wait = "griddepcontrol.wait;"
+        start = "griddepcontrol.launch_dependents;"
+        first = self.stem == "first"
+        return f"""
+            struct Arguments {{
+                const float* input; float* output; int count; float scale; double offset;
+            }};
+            extern "C" __global__ void __launch_bounds__({self.threads})
+            {self.stem}(const __grid_constant__ Arguments arguments) {{
+                asm volatile("{start if first else wait}" ::: "memory");
+                if ({int(first)})
+                    for (long long from = clock64(); clock64() - from < {self.spin};) {{}}
+                int i = blockIdx.x * {self.threads} + threadIdx.x;
+                if (i < arguments.count)
+                    arguments.output[i] = arguments.input[i] * arguments.scale + arguments.offset;
+            }}"""
+
+
+needs_dependent_launches = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="needs a device of capability 9.0 or newer",
+)
+
+
+def dependent_pairs(values: torch.Tensor, between: torch.Tensor, count: int) -> torch.Tensor:
+    """values * (1 + pair) + pair for each pair; all of them through the same memory."""
+    first, second = (runtime.load(Stage(stem), 0) for stem in ("first", "second"))
+    outputs = values.new_full((count, *values.shape), float("nan"))
+    stream = torch.cuda.current_stream().cuda_stream
+    grid = -(-values.numel() // THREADS)
+    for pair in range(count):
+        first.launch(grid, pack(values, between, 1.0 + pair, 0.0), stream)
+        second.launch(grid, pack(between, outputs[pair], 1.0, pair), stream, dependent=True)
+    return outputs
+
+
+@needs_dependent_launches
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("size", [100, 10_001, 1_000_003])
+def test_dependent_launches(captured: bool, size: int) -> None:
+    values = torch.randn(size, device="cuda")
+    between = torch.empty_like(values)
+    count = 20
+    pair = torch.arange(count, device="cuda")[:, None]
+    if not captured:
+        outputs = dependent_pairs(values, between, count)
+        torch.testing.assert_close(outputs, values * (1 + pair) + pair)
+        return
+    graph, outputs = capture(lambda: dependent_pairs(values, between, count))
+    for _ in range(3):
+        values.normal_()
+        graph.replay()
+        torch.testing.assert_close(outputs, values * (1 + pair) + pair)
+
+
+@needs_dependent_launches
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("stem", ["sm90_tf32_forward", "sm90_tf32_flat_forward"])
+def test_packed_weights_that_change(
+    captured: bool, stem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls back to back, whose packed weights lie in the same memory."""
+    monkeypatch.setenv("TCONV_KERNEL", stem)
+    count = 50
+    input = torch.randn(2, 64, 24, 24, device="cuda")
+    weights = torch.randn(count, 64, 64, 4, 4, device="cuda")
+
+    def calls() -> torch.Tensor:
+        made = [conv_transpose2d(input, weight, None, 2, 1) for weight in weights]
+        return torch.stack(made)
+
+    with torch.no_grad():
+        outputs = calls()
+        for turn in range(3):
+            if captured and turn == 0:
+                graph, outputs = capture(calls)
+            input.normal_()
+            weights.normal_()
+            if captured:
+                graph.replay()
+            else:
+                outputs = calls()
+            # The same kernels, one call at a time.
+            for weight, output in zip(weights, outputs, strict=True):
+                torch.cuda.synchronize()
+                alone = conv_transpose2d(input, weight, None, 2, 1)
+                torch.testing.assert_close(output, alone, rtol=0, atol=0)
+            want = torch.nn.functional.conv_transpose2d(
+                input.double(), weights[-1].double(), None, 2, 1
+            )
+            error = (outputs[-1].double() - want).norm() / want.norm()
+            assert error < 1e-3, "TF32 products"
+
+
+@needs_dependent_launches
+def test_a_dependent_launch_in_a_thread_that_has_no_context(values: torch.Tensor) -> None:
+    first, second = (runtime.load(Stage(stem), 0) for stem in ("first", "second"))
+    between, output = torch.empty_like(values), torch.empty_like(values)
+    grid = -(-values.numel() // THREADS)
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            first.launch(grid, pack(values, between, 3.0, 0.0), 0)
+            second.launch(grid, pack(between, output, 1.0, 2.0), 0, dependent=True)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert failures == []
+    torch.testing.assert_close(output, values * 3 + 2)

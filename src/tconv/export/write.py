@@ -160,8 +160,7 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
             for source in (*packing, chosen.source):
                 count = used[source.stem] = used.get(source.stem, 0) + 1
                 name = source.stem if count == 1 else f"{source.stem}_{count}"
-                specific = architecture if source is chosen.source else None
-                kernels.append(NamedKernel(name, source, specific, least))
+                kernels.append(NamedKernel(name, source, architecture, least))
             planned.append(Planned(chosen, tuple(kernels)))
     return planned, notes
 

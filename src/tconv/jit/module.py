@@ -16,6 +16,13 @@ from tconv.jit.target import Target
 MAX_GRID = 2**31 - 1
 """Most blocks along the grid's first dimension, the only one that tconv uses."""
 
+_DEPENDENT_DRIVER = 12030
+"""The first CUDA version whose graphs have programmatic edges, so that a dependent launch may be
+captured; older drivers launch plainly, captured or not.
+"""
+
+_MOST_CONFIGURATIONS = 64
+
 
 class Kernel:
     """A kernel loaded on one device; made whole at once, then immutable and thread-safe.
@@ -42,9 +49,11 @@ class Kernel:
     """
 
     __slots__ = (
+        "_configurations",
         "_driver",
         "_function",
         "_launch",
+        "_launch_dependent",
         "argument_bytes",
         "compiled",
         "device",
@@ -65,6 +74,13 @@ class Kernel:
             self._function = self._load()
             self.argument_bytes = self._argument_bytes()
         self._launch = self._driver.cuLaunchKernel
+        # None where dependent launches are plain ones.
+        self._launch_dependent = (
+            self._driver.cuLaunchKernelEx
+            if self.target.major >= 9 and _knows_dependent_launches()
+            else None
+        )
+        self._configurations: dict[tuple[int, int], Any] = {}
 
     @property
     def stem(self) -> str:
@@ -83,14 +99,25 @@ class Kernel:
             f"{self.resources})"
         )
 
-    def launch(self, grid: int, arguments: bytes, stream: int = 0) -> None:
+    def launch(self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False) -> None:
         """Start the kernel on a stream and return at once.
+
+        A dependent launch may start while the launch in front of it in the stream still runs, once
+        all blocks of that one have called `griddepcontrol_launch_dependents` or are over. Its
+        kernel calls `griddepcontrol_wait` before it touches what that launch writes.
+
+        NOTE: the launch in front must be a plain one, which starts when all before it are over, and
+        some thread of the dependent one must wait, so that it is not over first. A plain launch
+        behind both then starts after both, and memory may be used again in the stream's order, as
+        the caching allocator does: the next call's packing, into the same memory, is plain.
 
         Args:
             grid: number of blocks, 1 to 2**31 - 1.
             arguments: the bytes of the entry point's `Arguments`, as `KernelSource.pack` makes
                 them.
             stream: the stream's handle (`torch.cuda.Stream.cuda_stream`), of this device.
+            dependent: as above; on a device before 9.0, or with a driver before 12.3, no
+                difference.
 
         Raises:
             LaunchError: with the launch's shape and the CUDA error; an error that an earlier
@@ -106,21 +133,29 @@ class Kernel:
         # The kernel has one parameter, so the driver wants the address of one pointer to it. The
         # driver copies the parameter before it returns, hence straight from the bytes object.
         parameter = c_char_p(arguments)
-        (result,) = self._launch(
-            self._function,
-            grid,
-            1,
-            1,
-            self.threads,
-            1,
-            1,
-            self.shared_bytes,
-            stream,
-            addressof(parameter),
-            0,
-        )
+        if dependent and self._launch_dependent is not None:
+            configuration = self._configurations.get((grid, stream))
+            if configuration is None:
+                configuration = self._configure_dependent(grid, stream)
+            (result,) = self._launch_dependent(
+                configuration, self._function, addressof(parameter), 0
+            )
+        else:
+            (result,) = self._launch(
+                self._function,
+                grid,
+                1,
+                1,
+                self.threads,
+                1,
+                1,
+                self.shared_bytes,
+                stream,
+                addressof(parameter),
+                0,
+            )
         if result:
-            self._launch_again(result, grid, arguments, stream)
+            self._launch_again(result, grid, arguments, stream, dependent)
 
     def blocks_per_multiprocessor(self) -> int:
         """How many blocks of it one SM holds at once."""
@@ -131,12 +166,40 @@ class Kernel:
             )
         return int(libraries.check(driver, answer, f"ask for the occupancy of {self.stem}"))
 
-    def _launch_again(self, result: Any, grid: int, arguments: bytes, stream: int) -> None:
+    def _configure_dependent(self, grid: int, stream: int) -> Any:
+        """What `cuLaunchKernelEx` wants beside the arguments.
+
+        Making one takes longer than a launch, so it is kept. It is never changed afterwards: the
+        driver reads it while other threads launch on their streams.
+        """
+        driver = self._driver
+        value = driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = (
+            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        )
+        attribute.value = value
+        made = driver.CUlaunchConfig()
+        made.gridDimX, made.gridDimY, made.gridDimZ = grid, 1, 1
+        made.blockDimX, made.blockDimY, made.blockDimZ = self.threads, 1, 1
+        made.sharedMemBytes = self.shared_bytes
+        made.hStream = stream
+        made.attrs = [attribute]
+        made.numAttrs = 1
+        if len(self._configurations) >= _MOST_CONFIGURATIONS:
+            self._configurations.clear()
+        self._configurations[grid, stream] = made
+        return made
+
+    def _launch_again(
+        self, result: Any, grid: int, arguments: bytes, stream: int, dependent: bool
+    ) -> None:
         """Deal with a launch that failed: again with our context, if that is what it lacked.
 
         A thread that has called nothing of CUDA yet, as one of autograd's, has no context, and
         one that works on another device has another. Asking before each launch would slow down
-        all the others.
+        all the others. The second launch is a plain one, which is right for a dependent one too.
         """
         driver = self._driver
         codes = driver.CUresult
@@ -145,7 +208,9 @@ class Kernel:
             codes.CUDA_ERROR_INVALID_HANDLE,
             codes.CUDA_ERROR_CONTEXT_IS_DESTROYED,
         )
-        if result in context_errors:
+        # What a driver would say to the attribute of a dependent launch.
+        refusals = (codes.CUDA_ERROR_NOT_SUPPORTED,) if dependent else ()
+        if result in (*context_errors, *refusals):
             parameter = c_char_p(arguments)
             with _current_context(self.device):
                 (result,) = self._launch(
@@ -241,6 +306,13 @@ def _primary_context(device: int) -> Any:
     handle = libraries.check(driver, driver.cuDeviceGet(device), f"open device {device}")
     answer = driver.cuDevicePrimaryCtxRetain(handle)
     return libraries.check(driver, answer, f"retain the primary context of device {device}")
+
+
+@functools.cache
+def _knows_dependent_launches() -> bool:
+    driver = libraries.driver()
+    version = libraries.check(driver, driver.cuDriverGetVersion(), "read the driver's version")
+    return int(version) >= _DEPENDENT_DRIVER and hasattr(driver, "cuLaunchKernelEx")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@
 #include <common/sm90_tf32_flat_rows.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/registers.cuh>
@@ -127,6 +128,8 @@ template <typename Fields>
 TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
     Turn<Layer::pixel_stages> turn;
     int origin = Layer::first_q_y * arguments.pitch + Layer::first_q_x - reach(arguments);
+    ptx::prefetch_tensormap(&arguments.pixel_map);
+    ptx::griddepcontrol_wait();  // the packing may still run
     for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile);
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -148,6 +151,7 @@ TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
 template <typename Fields>
 TCONV_DEVICE void produce_weights(const Fields& arguments, Shared& shared, int consumer) {
     Turn<Layer::weight_stages> turn;
+    ptx::griddepcontrol_wait();  // the packing may still run
     for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile);
         int row_group = at.row_group(consumer);

@@ -9,6 +9,7 @@
 // n * image_positions + y * pitch + x, and holds zeros where y or x lie beyond the image.
 #include <common/sm90_tf32_flat_rows.cuh>
 #include <ptx/convert.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/memory.cuh>
 
 namespace {
@@ -207,6 +208,9 @@ TCONV_DEVICE void pack_pixels(const Arguments& arguments, Shared& shared, Index 
 TCONV_KERNEL(sm90_tf32_flat_pack, Layer::threads, 5) {
     TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
+    // At once: the kernel's blocks come only when this grid's last block has started, and then find
+    // what room it leaves.
+    ptx::griddepcontrol_launch_dependents();
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
         if (item < arguments.weight_items) {
             pack_weights(arguments, shared, int(item));

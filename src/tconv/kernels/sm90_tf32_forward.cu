@@ -21,6 +21,7 @@
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/convert.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/registers.cuh>
@@ -704,7 +705,6 @@ TCONV_KERNEL(sm90_tf32_forward, Layer::threads, 1) {
         ptx::mbarrier_init(&shared.weights_full, 1);
         ptx::fence_mbarrier_init();
         for (uint32_t& word : shared.zeros) word = 0;
-        if constexpr (Layer::resident) load_weights(arguments, shared);
     }
     __syncthreads();
     // NOTE: the same in all lanes, and known to be so before roles part: what follows from it then
@@ -713,6 +713,11 @@ TCONV_KERNEL(sm90_tf32_forward, Layer::threads, 1) {
     if (warp < warpgroup / 32) {
         produce<Layer::tensor_map>(arguments, shared, warp);
     } else {
+        // The packing may still run; only these threads read what it writes, or ask for copies of it.
+        ptx::griddepcontrol_wait();
+        if constexpr (Layer::resident) {
+            if (threadIdx.x == warpgroup) load_weights(arguments, shared);
+        }
         consume(arguments, shared, warp);
     }
 }

@@ -4,6 +4,7 @@
 // thread's four values are its registers of a wgmma's A operand (rows g and g + 8, channels t and
 // t + 4 of the chunk).
 #include <ptx/convert.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/memory.cuh>
 
 namespace {
@@ -79,6 +80,9 @@ TCONV_DEVICE Fragment resident(Index item) {
 }  // namespace
 
 TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
+    // At once: the kernel's blocks come only when this grid's last block has started, and then find
+    // what room it leaves.
+    ptx::griddepcontrol_launch_dependents();
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
         Fragment of = Layer::resident ? resident(item) : streamed(item);
         int row = threadIdx.x % 32 / 4;

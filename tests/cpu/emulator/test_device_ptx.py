@@ -23,9 +23,12 @@ REST = """
 #include <ptx/bulk.cuh>
 #include <ptx/tensor_map.cuh>
 #include <ptx/setmaxnreg.cuh>
+#include <ptx/griddepcontrol.cuh>
 TCONV_KERNEL(test, 128, 1) {
     TCONV_DYNAMIC_SHARED(memory);
     uint64_t* barrier = reinterpret_cast<uint64_t*>(memory);
+    ptx::griddepcontrol_launch_dependents();
+    ptx::griddepcontrol_wait();
     ptx::mbarrier_init(barrier, 1);
     ptx::mbarrier_expect_tx(barrier, 16);
     ptx::cp_async_bulk_global_to_shared_L2_hint(memory + 16, arguments.in, 16, barrier, 0);

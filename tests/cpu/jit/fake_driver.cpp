@@ -19,6 +19,11 @@ struct {
     int context_depth;
     unsigned char arguments[24];
 } last_launch;
+// Of the last launch by cuLaunchKernelEx.
+struct {
+    int count, id, value;
+} last_attributes;
+int driver_version = 13000, capability = 9;
 int launches = 0, dynamic_shared = -1, parameters = 1, load_capture_mode = -1;
 }  // namespace
 
@@ -27,6 +32,10 @@ extern "C" {
 void fake_next_result(int result) { next_results.push_back(result); }
 void fake_parameters(int count) { parameters = count; }
 int fake_launches() { return launches; }
+void fake_driver_version(int version) { driver_version = version; }
+void fake_capability(int major) { capability = major; }
+void fake_forget_attributes() { last_attributes = {}; }
+const void* fake_last_attributes() { return &last_attributes; }
 int fake_dynamic_shared() { return dynamic_shared; }
 int fake_context_depth() { return context_depth; }
 int fake_capture_mode() { return capture_mode; }
@@ -38,12 +47,12 @@ int cuGetExportTable(const void** table, const void*) { return *table = nullptr,
 
 // For tconv.
 int cuInit(unsigned) { return 0; }
-int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuDriverGetVersion(int* version) { return *version = driver_version, 0; }
 int cuDeviceGetCount(int* count) { return *count = 2, 0; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-        case 75: return *value = 9, 0;        // compute capability, major
+        case 75: return *value = capability, 0;        // compute capability, major
         case 76: return *value = 0, 0;        // minor
         case 16: return *value = 132, 0;      // multiprocessors
         case 97: return *value = 232448, 0;   // shared memory of a block, opted in
@@ -85,6 +94,24 @@ int cuLaunchKernel(Handle function, unsigned grid, unsigned, unsigned, unsigned 
     last_launch = {grid, block, shared, function, stream, context_depth, {}};
     std::memcpy(last_launch.arguments, parameters[0], sizeof last_launch.arguments);
     return 0;
+}
+struct Attribute {
+    int id, padding;
+    union {
+        int value;
+        char reserved[64];
+    };
+};
+struct Configuration {
+    unsigned grid[3], block[3], shared;
+    Handle stream;
+    const Attribute* attributes;
+    unsigned count;
+};
+int cuLaunchKernelEx(const Configuration* c, Handle function, void** parameters, void** extra) {
+    last_attributes = {(int)c->count, c->attributes[0].id, c->attributes[0].value};
+    return cuLaunchKernel(function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
+                          c->block[2], c->shared, c->stream, parameters, extra);
 }
 int cuTensorMapEncodeTiled(unsigned char* map, int dtype, unsigned rank, void* address,
                            const uint64_t* dims, const uint64_t* strides, const unsigned* box,

@@ -9,13 +9,18 @@ import timeit
 from dataclasses import dataclass
 
 from tconv.errors import CompileError, LaunchError
-from tconv.jit import runtime, tensor_map
+from tconv.jit import module, runtime, target, tensor_map
 from tconv.jit.compile import compile_cuda
 from tconv.jit.module import MAX_GRID, Kernel
 from tconv.jit.target import Target
 
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_last_launch.restype = ctypes.c_void_p
+fake.fake_last_attributes.restype = ctypes.c_void_p
+
+DEPENDENT = (1, 6, 1)
+"""One attribute, programmatic stream serialization, allowed."""
+PLAIN = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,13 @@ class Source:
 def last_launch():
     """grid, block, shared, function, stream, context depth, arguments"""
     return struct.unpack("=3I4xQQi24s4x", ctypes.string_at(fake.fake_last_launch(), 64))
+
+
+def attributes():
+    """count, number and value of the last launch's attributes, once"""
+    found = struct.unpack("3i", ctypes.string_at(fake.fake_last_attributes(), 12))
+    fake.fake_forget_attributes()
+    return found
 
 
 def refusal(error, function, *arguments, **keywords):
@@ -74,6 +86,67 @@ def test_load_and_launch():
     assert last_launch() == (MAX_GRID, 128, 1024, 0xF0, 2**47 + 8, 0, arguments)
     kernel.launch(1, arguments)
     assert last_launch()[4] == 0
+
+
+def test_dependent_launches():
+    kernel = runtime.load(Source(), 0)
+    for turn in range(2):  # the second by what the first has kept
+        for grid, stream in ((7, 0x1000), (7, 2**47 + 8), (8, 0x1000), (MAX_GRID, 0)):
+            arguments = struct.pack("QQq", turn, stream, grid)
+            kernel.launch(grid, arguments, stream, True)
+            assert last_launch() == (grid, 128, 1024, 0xF0, stream, 0, arguments)
+            assert attributes() == DEPENDENT
+            kernel.launch(grid, arguments, stream)
+            assert last_launch() == (grid, 128, 1024, 0xF0, stream, 0, arguments)
+            assert attributes() == PLAIN
+    for stream in range(0x1000, 0x1000 + 8 * 1000, 8):
+        kernel.launch(1, arguments, stream, dependent=True)
+        assert (last_launch()[4], attributes()) == (stream, DEPENDENT)
+    assert len(kernel._configurations) <= 64
+    before = fake.fake_launches()
+    assert "the grid must have" in refusal(LaunchError, kernel.launch, 0, bytes(24), 0, True)
+    assert "take 24 bytes" in refusal(LaunchError, kernel.launch, 1, bytes(23), 0, True)
+    assert fake.fake_launches() == before
+
+
+def test_dependent_launches_that_fail():
+    kernel = runtime.load(Source(), 0)
+    arguments = bytes(range(24))
+    for error, depth in ((201, 1), (400, 1), (801, 1)):
+        fake.fake_next_result(error)
+        kernel.launch(3, arguments, 0x1000, dependent=True)
+        assert last_launch() == (3, 128, 1024, 0xF0, 0x1000, depth, arguments), error
+        attributes()
+    fake.fake_next_result(801)
+    assert "CUDA_ERROR_FAKE (801)" in refusal(LaunchError, kernel.launch, 3, arguments, 0x1000)
+    fake.fake_next_result(1)
+    message = refusal(LaunchError, kernel.launch, 3, arguments, 0x1000, True)
+    assert "grid=3" in message and "CUDA_ERROR_FAKE (1)" in message, message
+    fake.fake_next_result(201)
+    fake.fake_next_result(1)
+    message = refusal(LaunchError, kernel.launch, 3, arguments, 0x1000, True)
+    assert "CUDA_ERROR_FAKE (1)" in message, message
+    assert fake.fake_context_depth() == 0
+
+
+def test_dependent_launches_are_plain_where_they_are_not_known():
+    arguments = bytes(24)
+    module._knows_dependent_launches.cache_clear()
+    fake.fake_driver_version(12020)
+    old_driver = runtime.load(Source(threads=64), 0)
+    module._knows_dependent_launches.cache_clear()
+    fake.fake_driver_version(13000)
+    fake.fake_capability(8)
+    target._for_device.cache_clear()
+    older_device = runtime.load(Source(threads=160), 0)
+    assert older_device.target.arch == "sm_80"
+    target._for_device.cache_clear()
+    fake.fake_capability(9)
+    for kernel in (old_driver, older_device):
+        attributes()
+        kernel.launch(3, arguments, 0x1000, dependent=True)
+        assert (last_launch()[0], attributes()) == (3, PLAIN)
+    assert runtime.load(Source(threads=32), 0)._launch_dependent is not None
 
 
 def test_refusals():
@@ -176,6 +249,9 @@ def test_overhead():
     seconds = min(timeit.repeat(lambda: launch(5, arguments, 0x1000), number=2000, repeat=5))
     print(f"launch: {seconds / 2000 * 1e6:.2f} us")
     assert seconds / 2000 < 20e-6
+    dependent = timeit.repeat(lambda: launch(5, arguments, 0x1000, True), number=2000, repeat=5)
+    print(f"dependent launch: {min(dependent) / 2000 * 1e6:.2f} us")
+    assert min(dependent) / 2000 < 20e-6
 
 
 if __name__ == "__main__":

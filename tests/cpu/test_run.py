@@ -1,0 +1,94 @@
+"""What a call does on a device, with recordings in the place of its kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tconv import run
+from tconv.kernels.family import Operands
+from tconv.kernels.source import TENSOR_MAP, KernelSource
+
+STREAM = 0x1000
+
+
+class Recorded:
+    """A kernel that notes its launches."""
+
+    def __init__(self, launched: list[tuple[Any, ...]]) -> None:
+        self.launched = launched
+
+    def launch(self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False) -> None:
+        self.launched.append((grid, arguments, stream, dependent))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_kernel_behind_its_packing_is_a_dependent_launch(
+    monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    launched: list[tuple[Any, ...]] = []
+    kernel = Recorded(launched)
+    launches = [(kernel, 7, b"packing"), (kernel, 8, b"kernel")][0 if packed else 1 :]
+    call = SimpleNamespace(
+        partial_shape=None, packed_elements=5 if packed else 0, filled=lambda addresses: launches
+    )
+    monkeypatch.setattr(run, "_call", lambda *key: call)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    real = torch.zeros(1, 16, 4, 4)
+    x = SimpleNamespace(
+        is_cuda=True,
+        device=torch.device("cpu", 0),
+        dtype=real.dtype,
+        shape=real.shape,
+        stride=real.stride,
+        data_ptr=real.data_ptr,
+        new_empty=real.new_empty,
+    )
+    geometry = ((1, 1), (0, 0), (0, 0), (1, 1), 1)
+    for _ in range(2):  # the second call's packing is no dependent launch either
+        run._launch("forward", geometry, x, real, real)  # type: ignore[arg-type]
+    expected = [(8, b"kernel", STREAM, packed)]
+    if packed:
+        expected.insert(0, (7, b"packing", STREAM, False))
+    assert launched == expected * 2
+
+
+def test_arguments_are_filled_in_once_for_the_same_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = (("source_map", TENSOR_MAP), ("weight", "const void*"), ("destination", "void*"))
+    source = KernelSource("test", (), fields, 0, 32)
+    encoded: list[int] = []
+
+    def encode(address: int, dtype: str, **options: Any) -> bytes:
+        encoded.append(address)
+        return address.to_bytes(128, "little")
+
+    monkeypatch.setattr(run.tensor_map, "encode", encode)
+
+    def arguments(operands: Operands) -> bytes:
+        values = {
+            "source_map": operands.encode_tensor_map(operands.x.address + 16, "float32"),
+            "weight": operands.w.address,
+            "destination": operands.y.address + 8,
+        }
+        return source.pack(**values)
+
+    kernel = Recorded([])
+    strides = dict.fromkeys("xwy", (1, 1, 1, 1))
+    bound = run._Bound.of(kernel, 3, source, arguments, strides)
+    call = run._Call(None, ((), (), ()), (None, "", False), 0, None)  # type: ignore[arg-type]
+    call.__dict__["launches"] = (bound,)
+    for _ in range(2):
+        for base in (0x1000, 0x2000):
+            ((filled, grid, written),) = call.filled((base, base + 1, base + 2, 0, 0, 0))
+            assert (filled, grid) == (kernel, 3)
+            offsets = source.offsets
+            at = offsets["source_map"]
+            assert written[at : at + 128] == (base + 16).to_bytes(128, "little")
+            for name, value in (("weight", base + 1), ("destination", base + 10)):
+                assert written[offsets[name] :][:8] == value.to_bytes(8, "little")
+    assert encoded == [0x1010, 0x2010]
