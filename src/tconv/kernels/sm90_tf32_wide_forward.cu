@@ -21,6 +21,7 @@
 #include <common/sm90_tf32_wide_columns.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/cp_async.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/registers.cuh>
@@ -47,8 +48,10 @@ constexpr int tile_pixels = consumers * pixel_tiles * wgmma_rows;
 // loads of four channels x eight positions.
 constexpr int copied = Layer::copied;
 constexpr int lane_copies = (Layer::patch_positions + 32 * copied - 1) / (32 * copied);
-constexpr int plane = lane_copies * 32 * copied + 8;
+constexpr int plane = (Layer::patch_positions + 23) / 32 * 32 + 8;
+static_assert(plane >= Layer::patch_positions && plane % 32 == 8, "channels 8 banks apart");
 constexpr int weight_bytes = parts * wide::part_bytes;
+constexpr int slots = sizeof(Layer::slot_y) / sizeof(int);
 static_assert(Layer::lead < Layer::weight_stages, "the first consumer must not meet the ring's end");
 static_assert(Layer::flat || Layer::tile_rows * Layer::tile_columns == tile_pixels,
               "whole rows of a tile");
@@ -57,6 +60,7 @@ static_assert(Layer::flat || Layer::tile_columns % 8 == 0, "eight neighbours in 
 struct Shared {
     alignas(1024) unsigned char weights[Layer::weight_stages][weight_bytes];
     alignas(16) float pixels[Layer::pixel_stages][depth * plane];
+    int shifts[slots];  // of each slot, in positions
     uint64_t pixels_full[Layer::pixel_stages];
     uint64_t pixels_empty[Layer::pixel_stages];
     uint64_t weights_full[Layer::weight_stages];
@@ -173,6 +177,7 @@ TCONV_DEVICE void produce_pixels(const Arguments& arguments, Shared& shared, int
             // left: many addresses at once, and one instruction for each.
 #pragma unroll
             for (int i = 0; i < lane_copies; ++i) {
+                if ((i + 1) * 32 * copied > plane && (i * 32 + lane) * copied >= plane) continue;
                 bool inside = offsets[i] >= 0;
                 const float* position = from + (inside ? offsets[i] : 0);
 #pragma unroll
@@ -206,6 +211,7 @@ TCONV_DEVICE constexpr int mask_parts(int mask) {
 
 TCONV_DEVICE void produce_weights(const Arguments& arguments, Shared& shared) {
     Turn<Layer::weight_stages> turn;
+    ptx::griddepcontrol_wait();  // the packing may still run; pixels do not depend on it
     for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile, arguments);
         int column_class = Layer::column_class[at.column_tile];
@@ -360,33 +366,161 @@ TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int firs
     }
 }
 
-TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) {
-    int consumer = warp / warpgroup_warps - 1;
-    int lane = threadIdx.x % 32;
-    int first_pixel = consumer * pixel_tiles * wgmma_rows + warp % warpgroup_warps * 16;
+using Fragments = uint32_t[pixel_tiles][4];
+
+// A consumer's walk through the slots of all chunks of its tiles, and through the stages of pixels.
+struct Walk {
+    const Arguments& arguments;
+    Shared& shared;
+    int own[pixel_tiles][2];  // where the thread's pixels lie, in the first of its channels
     Turn<Layer::pixel_stages> pixels;
-    Turn<Layer::weight_stages> weights;
-    uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[0], 16, 8 * wide::line_bytes,
-                                                    ptx::Swizzle::bytes_128);
-    int pitch = row_pitch(arguments);
-    // Of the thread's pixels and the first of its channels.
-    int own[pixel_tiles][2];
+    const float* origin;  // of the slot whose fragments are loaded
+    int slot, begin, end, chunk;
+
+    TCONV_DEVICE Walk(const Arguments& arguments, Shared& shared, int first_pixel)
+        : arguments(arguments), shared(shared) {
+        int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int m = 0; m < pixel_tiles; ++m) {
+        for (int m = 0; m < pixel_tiles; ++m) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int pixel = first_pixel + m * wgmma_rows + half * 8;
-            own[m][half] = lane % 4 * plane + lane / 4 + patch_position(arguments, pixel);
+            for (int half = 0; half < 2; ++half) {
+                int pixel = first_pixel + m * wgmma_rows + half * 8;
+                own[m][half] = lane % 4 * plane + lane / 4 + patch_position(arguments, pixel);
+            }
         }
     }
-    if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
-    int until_lead = Layer::lead;
+
+    // To the first slot of a tile, if it has any.
+    TCONV_DEVICE void start(int column_class) {
+        begin = slot = slot_begin(column_class, 0);
+        end = slot_begin(column_class, Layer::masks);
+        chunk = 0;
+        enter(shared.shifts[slot]);
+    }
+
+    // To the slot behind this one, whose shift the caller knows; none behind the last.
+    TCONV_DEVICE void advance(int shift) {
+        if (++slot == end) {
+            slot = begin;
+            pixels.advance();
+            if (++chunk == chunks) return;
+            ptx::mbarrier_wait_parity(&shared.pixels_full[pixels.stage], pixels.parity);
+        }
+        origin = shared.pixels[pixels.stage] - shift;
+    }
+
+    TCONV_DEVICE int next_shift() const { return shared.shifts[slot + 1 == end ? begin : slot + 1]; }
+
+    TCONV_DEVICE void load(Fragments& a, int k) const {
+#pragma unroll
+        for (int m = 0; m < pixel_tiles; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                a[m][i] = __float_as_uint(
+                    origin[own[m][i % 2] + (k * wgmma_depth + i / 2 * 4) * plane]);
+            }
+        }
+    }
+
+private:
+    TCONV_DEVICE void enter(int shift) {
+        ptx::mbarrier_wait_parity(&shared.pixels_full[pixels.stage], pixels.parity);
+        origin = shared.pixels[pixels.stage] - shift;
+    }
+};
+
+// The products of one tile.
+TCONV_DEVICE void multiply(Shared& shared, int column_class, Walk& walk,
+                           Turn<Layer::weight_stages>& weights, int consumer, int& until_lead,
+                           Sums& sums) {
     auto step = [&] {
         if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
     };
+    uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[0], 16, 8 * wide::line_bytes,
+                                                    ptx::Swizzle::bytes_128);
+    walk.start(column_class);
+    if (walk.begin == walk.end) {  // no phase has a tap
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            ptx::mbarrier_wait_parity(&shared.pixels_full[walk.pixels.stage], walk.pixels.parity);
+            step();
+            hand_back(&shared.pixels_empty[walk.pixels.stage]);
+            walk.pixels.advance();
+        }
+        return;
+    }
+    uint64_t* used = nullptr;  // the weights of the newest products, to be handed back
+    Fragments a[depth / wgmma_depth];
+    walk.load(a[0], 0);
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        uint64_t* pixels_empty = &shared.pixels_empty[walk.pixels.stage];
+#pragma unroll
+        for (int mask = 0; mask < Layer::masks; ++mask) {
+            int count = slot_begin(column_class, mask + 1) - slot_begin(column_class, mask);
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) {
+                step();
+                int shift = walk.next_shift();
+                uint64_t b = ptx::advance(weight_matrix, weights.stage * weight_bytes);
+                ptx::mbarrier_wait_parity(&shared.weights_full[weights.stage], weights.parity);
+#pragma unroll
+                for (int k = 0; k < depth / wgmma_depth; ++k) {
+                    // The next step's operands come while this one's are rounded and multiplied.
+                    // Those that they replace were read by the products of three steps ago.
+                    if (k + 1 < depth / wgmma_depth) {
+                        walk.load(a[k + 1], k + 1);
+                    } else {
+                        walk.advance(shift);
+                        if (walk.chunk < chunks) walk.load(a[0], 0);
+                    }
+#pragma unroll
+                    for (int m = 0; m < pixel_tiles; ++m) {
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) {
+                            a[k][m][j] = round_operand(__uint_as_float(a[k][m][j]));
+                        }
+                    }
+                    ptx::wgmma_fence();
+#pragma unroll
+                    for (int m = 0; m < pixel_tiles; ++m) {
+                        int block = 0;
+#pragma unroll
+                        for (int part = 0; part < parts; ++part) {
+                            if (Layer::part_masks[mask] >> part & 1) {
+                                ptx::wgmma_m64k8_tf32<Layer::part_columns>(
+                                    sums[m][part], a[k][m],
+                                    ptx::advance(b,
+                                                 block * wide::part_bytes + k * wgmma_depth * 4),
+                                    true);
+                                ++block;
+                            }
+                        }
+                    }
+                    ptx::wgmma_commit_group();
+                    // The products before are over: their registers and weights are free.
+                    // NOTE: with one more under way ptxas serialises them (warning C7513).
+                    ptx::wgmma_wait_group<1>();
+                    if (k == 0 && used != nullptr) hand_back(used);
+                }
+                used = &shared.weights_empty[weights.stage];
+                weights.advance();
+            }
+        }
+        hand_back(pixels_empty);  // all in registers
+    }
+    ptx::wgmma_wait_group<0>();
+    hand_back(used);
+}
+
+TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) {
+    int consumer = warp / warpgroup_warps - 1;
+    int first_pixel = consumer * pixel_tiles * wgmma_rows + warp % warpgroup_warps * 16;
+    Walk walk(arguments, shared, first_pixel);
+    Turn<Layer::weight_stages> weights;
+    int until_lead = Layer::lead;
+    if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
     for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile, arguments);
-        int column_class = Layer::column_class[at.column_tile];
         Sums sums;
 #pragma unroll
         for (int m = 0; m < pixel_tiles; ++m) {
@@ -396,67 +530,13 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
                 for (int i = 0; i < Layer::part_columns / 2; ++i) sums[m][part][i] = 0.0f;
             }
         }
-        uint64_t* used_weights = nullptr;  // by the newest products, to be handed back
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            ptx::mbarrier_wait_parity(&shared.pixels_full[pixels.stage], pixels.parity);
-            if (slot_begin(column_class, 0) == slot_begin(column_class, Layer::masks)) step();
-#pragma unroll
-            for (int mask = 0; mask < Layer::masks; ++mask) {
-                int end = slot_begin(column_class, mask + 1);
-#pragma unroll 1
-                for (int slot = slot_begin(column_class, mask); slot < end; ++slot) {
-                    const float* stage = shared.pixels[pixels.stage] -
-                                         (Layer::slot_y[slot] * pitch + Layer::slot_x[slot]);
-                    step();
-                    ptx::mbarrier_wait_parity(&shared.weights_full[weights.stage], weights.parity);
-                    uint64_t b = ptx::advance(weight_matrix, weights.stage * weight_bytes);
-                    uint32_t a[2][pixel_tiles][4];
-#pragma unroll
-                    for (int k = 0; k < depth / wgmma_depth; ++k) {
-#pragma unroll
-                        for (int m = 0; m < pixel_tiles; ++m) {
-#pragma unroll
-                            for (int i = 0; i < 4; ++i) {
-                                a[k % 2][m][i] = round_operand(
-                                    stage[own[m][i % 2] + (k * wgmma_depth + i / 2 * 4) * plane]);
-                            }
-                        }
-                        ptx::wgmma_fence();
-#pragma unroll
-                        for (int m = 0; m < pixel_tiles; ++m) {
-                            int block = 0;
-#pragma unroll
-                            for (int part = 0; part < parts; ++part) {
-                                if (Layer::part_masks[mask] >> part & 1) {
-                                    ptx::wgmma_m64k8_tf32<Layer::part_columns>(
-                                        sums[m][part], a[k % 2][m],
-                                        ptx::advance(b, block * wide::part_bytes +
-                                                            k * wgmma_depth * 4),
-                                        true);
-                                    ++block;
-                                }
-                            }
-                        }
-                        ptx::wgmma_commit_group();
-                        // The products before are over: their registers and weights are free.
-                        ptx::wgmma_wait_group<1>();
-                        if (k == 0 && used_weights != nullptr) hand_back(used_weights);
-                    }
-                    used_weights = &shared.weights_empty[weights.stage];
-                    weights.advance();
-                }
-            }
-            hand_back(&shared.pixels_empty[pixels.stage]);  // all in registers
-            pixels.advance();
-        }
-        ptx::wgmma_wait_group<0>();
+        multiply(shared, Layer::column_class[at.column_tile], walk, weights, consumer, until_lead,
+                 sums);
 #pragma unroll
         for (int m = 0; m < pixel_tiles; ++m) {
 #pragma unroll
             for (int part = 0; part < parts; ++part) ptx::fence_registers(sums[m][part]);
         }
-        if (used_weights != nullptr) hand_back(used_weights);
         store(arguments, at, first_pixel, sums);
     }
     if (consumer == 0 && until_lead >= 0) hand_back(&shared.leading);
@@ -478,6 +558,9 @@ TCONV_KERNEL(sm90_tf32_wide_forward, Layer::threads, 1) {
         }
         ptx::mbarrier_init(&shared.leading, warpgroup_warps);
         ptx::fence_mbarrier_init();
+    }
+    for (int slot = threadIdx.x; slot < slots; slot += Layer::threads) {
+        shared.shifts[slot] = Layer::slot_y[slot] * row_pitch(arguments) + Layer::slot_x[slot];
     }
     __syncthreads();
     // NOTE: the same in all lanes, and known to be so before roles part: what follows from it then

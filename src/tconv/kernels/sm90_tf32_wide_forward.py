@@ -73,12 +73,12 @@ class Tile:
 
 TILES = tuple(
     Tile(pixel_tiles, columns, apart, rows)
-    for pixel_tiles, columns_ in ((1, (256, 224, 192, 160, 128)), (2, (160, 144, 128, 112, 96, 64)))
+    for pixel_tiles, columns_ in ((1, (256, 224, 192, 160, 128)), (2, (144, 128, 112, 96, 64)))
     for columns in columns_
     for rows in (0, 2 * pixel_tiles)
     for apart in (False, True)
     # Two copies of the products, for one and for two parts, leave no registers for more sums.
-    if not (apart and pixel_tiles * columns > 288)
+    if not (apart and pixel_tiles * columns > 256)
 )
 
 Slot = tuple[int, int]
@@ -175,7 +175,7 @@ class Layout:
     @property
     def pixel_bytes(self) -> int:
         """Of a stage."""
-        return CHANNELS * (self.lane_copies * 32 * self.copied + 8) * 4
+        return CHANNELS * ((self.patch_positions + 23) // 32 * 32 + 8) * 4
 
     @property
     def weight_bytes(self) -> int:
@@ -209,7 +209,7 @@ class Layout:
     def registers(self, index: str) -> tuple[int, int]:
         """Of a producer and of a consumer: the first hold an offset for each position."""
         offsets = self.lane_copies * (1 if index == "int" else 2)
-        producer = next(count for count in (72, 88, 104) if count >= 56 + offsets)
+        producer = next(count for count in (72, 88, 104) if count >= min(104, 67 + 2 * offsets))
         return producer, (LAUNCHED_REGISTERS * 3 - producer) // 2
 
     @property
@@ -379,7 +379,8 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     index = _index(problem, laid)
     pixel_stages, weight_stages = laid.stages
     shared = pixel_stages * (laid.pixel_bytes + 16) + weight_stages * (laid.weight_bytes + 16)
-    shared = -(-(shared + 128) // 1024) * 1024
+    slots = sum(len(slots) for class_ in laid.classes for slots in class_)
+    shared = -(-(shared + 4 * slots + 128) // 1024) * 1024
     constants = (
         *_layer_constants(problem, laid, index),
         ("shared_bytes", shared),

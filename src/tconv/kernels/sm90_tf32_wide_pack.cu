@@ -4,6 +4,7 @@
 // was there: their products are never stored.
 #include <common/sm90_tf32_wide_columns.cuh>
 #include <ptx/convert.cuh>
+#include <ptx/griddepcontrol.cuh>
 
 namespace {
 
@@ -96,6 +97,7 @@ TCONV_DEVICE void write(const Arguments& arguments, const Shared& shared, int gr
 TCONV_KERNEL(sm90_tf32_wide_pack, Layer::threads, 5) {
     TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
+    ptx::griddepcontrol_launch_dependents();
     for (int item = blockIdx.x; item < Layer::groups * chunks * items; item += gridDim.x) {
         int rest = item / items;
         int first_channel = (item - rest * items) * Layer::item_channels;
