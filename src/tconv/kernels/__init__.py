@@ -10,6 +10,7 @@ from tconv.kernels import (
     general_input_gradient,
     general_weight_gradient,
     mma_forward,
+    sm90_split_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
 )
@@ -20,6 +21,7 @@ FAMILIES: tuple[Family, ...] = tuple(
     for module in (
         sm90_tf32_forward,
         sm90_tf32_flat_forward,
+        sm90_split_forward,
         mma_forward,
         direct_forward,
         general_forward,

@@ -25,7 +25,8 @@ constexpr int stages = Layer::stages;
 
 constexpr int columns = Layer::tile_columns;
 constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
-constexpr int stage_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
+constexpr int part_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
+constexpr int stage_bytes = (Layer::split ? 2 : 1) * part_bytes;  // split: high parts, low parts
 constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
 
 // With a tensor map, first as it lies in the image, [8 channels][patch rows][patch columns]: the
@@ -120,18 +121,38 @@ TCONV_DEVICE uint32_t round_operand(float value) {
     return fabsf(value) < __uint_as_float(0x7f800000u) ? bits + 0x1000u : bits;
 }
 
-// Rounds one pixel's channels into the stage, with 32-byte swizzle: bit 4 of the address is
-// exclusive-ored with bit 7.
+// A value as the sum of two operands. What is not finite, or would be rounded to infinity, is a low
+// part alone: the other operand's low part would bring the opposite infinity, or a zero.
+//
+// The low part has 12 bits where an operand holds 11: cutting the last one off, as the tensor core
+// does, errs as much as rounding it.
+struct Split {
+    uint32_t high, low;
+
+    TCONV_DEVICE explicit Split(float value) {
+        bool rounds = fabsf(value) < __uint_as_float(0x7f7ff000u);
+        high = __float_as_uint(value) + 0x1000u & (rounds ? 0xffffe000u : 0);
+        low = __float_as_uint(value - __uint_as_float(high));
+    }
+};
+
+// Rounds or splits one pixel's channels into the stage, with 32-byte swizzle: bit 4 of the address
+// is exclusive-ored with bit 7.
 TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel,
                               const float (&values)[channels_per_stage]) {
     int swapped = pixel >> 2 & 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float* v = values + 4 * h;
-        ptx::st_shared_v4(
-            reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes + ((h ^ swapped) * 16)),
-            make_uint4(round_operand(v[0]), round_operand(v[1]), round_operand(v[2]),
-                       round_operand(v[3])));
+        auto* to = reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes + ((h ^ swapped) * 16));
+        if constexpr (Layer::split) {
+            Split a(v[0]), b(v[1]), c(v[2]), d(v[3]);
+            ptx::st_shared_v4(to, make_uint4(a.high, b.high, c.high, d.high));
+            ptx::st_shared_v4(to + part_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
+        } else {
+            ptx::st_shared_v4(to, make_uint4(round_operand(v[0]), round_operand(v[1]),
+                                             round_operand(v[2]), round_operand(v[3])));
+        }
     }
 }
 
