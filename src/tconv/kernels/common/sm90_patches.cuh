@@ -9,6 +9,7 @@
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/registers.cuh>
+#include <ptx/setmaxnreg.cuh>
 #include <ptx/tensor_map.cuh>
 #include <ptx/wgmma.cuh>
 
@@ -22,6 +23,11 @@ constexpr int warpgroup = 128;
 constexpr int rings = 2;
 constexpr int producers = warpgroup / rings;  // threads that fill one ring
 constexpr int stages = Layer::stages;
+
+// Where operands are split: sums and temporaries take more than a third of the registers each.
+constexpr int producer_registers = 88;
+constexpr int consumer_registers = 208;
+static_assert(producer_registers + rings * consumer_registers == 3 * 168, "what 384 threads get");
 
 constexpr int columns = Layer::tile_columns;
 constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
@@ -645,8 +651,10 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
     // stays in uniform registers, where wgmma takes its descriptors from.
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp < warpgroup / 32) {
+        if constexpr (Layer::split) ptx::setmaxnreg_dec<producer_registers>();
         produce<Layer::tensor_map>(arguments, shared, warp);
     } else {
+        if constexpr (Layer::split) ptx::setmaxnreg_inc<consumer_registers>();
         consume(arguments, shared, warp);
     }
 }
