@@ -24,9 +24,9 @@ constexpr int rings = 2;
 constexpr int producers = warpgroup / rings;  // threads that fill one ring
 constexpr int stages = Layer::stages;
 
-// Where operands are split: sums and temporaries take more than a third of the registers each.
-constexpr int producer_registers = 88;
-constexpr int consumer_registers = 208;
+// Where operands are split: sums, temporaries and weights take more than a third of the registers.
+constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
+constexpr int consumer_registers = Layer::tensor_map ? 208 : 200;
 static_assert(producer_registers + rings * consumer_registers == 3 * 168, "what 384 threads get");
 
 constexpr int columns = Layer::tile_columns;
