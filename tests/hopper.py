@@ -16,6 +16,40 @@ from tconv.problem import Axis, Problem
 
 HOPPER = Target.named("sm_90a")
 
+# For the kernels on staged patches: together they serve every tile.
+PATCH_CASES = (
+    Case(1, 16, 64, 1, (9, 70), (3, 3)),
+    Case(2, 16, 64, 1, (5, 72), (3, 3), (1, 1), (1, 2)),
+    Case(2, 17, 33, 2, (6, 12), (4, 4), (2, 2), (1, 1)),
+    Case(2, 17, 40, 1, (5, 9), (3, 5), (2, 3), (1, 1)),
+    Case(1, 20, 70, 2, (7, 9), (4, 4), (2, 2), (1, 1)),
+    Case(2, 16, 3, 1, (7, 9), (4, 4), (2, 2), (1, 1), bias=False),
+    Case(1, 16, 32, 1, (11, 40), (3, 7), (1, 1), (1, 3)),
+    Case(1, 40, 64, 1, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(1, 16, 130, 1, (1, 1), (2, 2), (2, 2)),
+    Case(1, 24, 5, 1, (4, 6), (16, 16), (8, 8), (4, 4)),
+    Case(3, 9, 20, 1, (3, 101), (1, 4), (1, 2), (0, 1)),
+    Case(1, 16, 24, 1, (6, 7), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+    # Two groups of weights, and row groups of both phases in y, with and without a tap.
+    Case(1, 16, 48, 2, (6, 44), (3, 3), (1, 1), (1, 1)),
+    Case(1, 16, 72, 1, (6, 20), (3, 4), (2, 2), (1, 1), (1, 0)),
+)
+
+# The shapes that those kernels are for; sizes do not change the code.
+PATCH_LAYERS = {
+    "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),
+    "64 to 64, 3x7": Case(8, 64, 64, 1, (200, 200), (3, 7)),
+    "64 to 128, 3x5": Case(8, 64, 128, 1, (200, 200), (3, 5)),
+    "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
+    "64 to 64, 4x4 s2": Case(8, 64, 64, 1, (200, 200), (4, 4), (2, 2), (1, 1)),
+    "64 to 3, 4x4 s2": Case(8, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1)),
+    "32 to 32, 3x3": Case(8, 32, 32, 1, (200, 200), (3, 3)),
+    "256 to 128, 3x3 s2": Case(8, 256, 128, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
+    "1024 to 512, 2x2 s2": Case(4, 1024, 512, 1, (32, 32), (2, 2), (2, 2)),
+    "21 to 21, 16x16 s8": Case(4, 21, 21, 1, (64, 64), (16, 16), (8, 8), (4, 4)),
+    "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
+}
+
 
 def problem_of(case: Case, **changes) -> Problem:
     names = ("size", "kernel", "stride", "padding", "output_padding", "dilation")
@@ -67,8 +101,8 @@ def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool =
     return out
 
 
-def assert_right(out, case: Case, t) -> None:
-    rounded = (round_to_tf32(t.x), round_to_tf32(t.w))
+def assert_right(out, case: Case, t, *, tf32: bool = True) -> None:
+    rounded = (round_to_tf32(t.x), round_to_tf32(t.w)) if tf32 else (t.x, t.w)
     want = reference(case, *rounded, t.bias, t.grad_output)[0]
     error = (out.double() - want).abs()
     assert torch.isfinite(out).all(), "not every element was written"

@@ -52,27 +52,41 @@ def test_tf32_rounds_operands_to_nearest(layout):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
 
 
-@pytest.mark.skipif(
+on_hopper = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
     reason="Hopper's kernels are for compute capability 9.0",
 )
+
+# What Hopper's kernels on whole patches serve, with and without TF32.
+HOPPER_CASES = (
+    Case(2, 64, 64, 1, (67, 131), (3, 3)),
+    Case(1, 64, 96, 1, (40, 90), (3, 5), bias=False),
+    Case(2, 32, 32, 1, (37, 101), (3, 7), (1, 1), (1, 3)),
+    Case(2, 48, 70, 2, (33, 29), (4, 4), (2, 2), (1, 1)),
+    Case(3, 40, 3, 1, (17, 33), (4, 4), (2, 2), (1, 1)),
+    Case(2, 64, 64, 1, (21, 35), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(1, 21, 21, 1, (9, 12), (16, 16), (8, 8), (4, 4)),
+    Case(1, 24, 24, 1, (19, 22), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+    Case(300, 16, 16, 1, (3, 5), (3, 3), (2, 2)),
+)
+
+
+@on_hopper
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+def test_strict_float32_on_hopper_tensor_cores(layout, monkeypatch):
+    torch.backends.cudnn.allow_tf32 = False
+    monkeypatch.setenv("TCONV_KERNEL", "sm90_split_forward")  # an error where it cannot serve
+    for case in (*HOPPER_CASES, Case(2, 128, 200, 1, (7, 7), (2, 2), (2, 2))):
+        assert_maps_right(case, operands(case, torch.float32, layout, "cuda"))
+
+
+@on_hopper
 @pytest.mark.parametrize("kernel", ("sm90_tf32_forward", "sm90_tf32_flat_forward"))
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))
 def test_hopper_tensor_cores(layout, kernel, monkeypatch):
     torch.backends.cudnn.allow_tf32 = True
     monkeypatch.setenv("TCONV_KERNEL", kernel)  # an error where it cannot serve
-    for case in (
-        Case(2, 64, 64, 1, (67, 131), (3, 3)),
-        Case(1, 64, 96, 1, (40, 90), (3, 5), bias=False),
-        Case(2, 32, 32, 1, (37, 101), (3, 7), (1, 1), (1, 3)),
-        Case(2, 48, 70, 2, (33, 29), (4, 4), (2, 2), (1, 1)),
-        Case(3, 40, 3, 1, (17, 33), (4, 4), (2, 2), (1, 1)),
-        Case(2, 64, 64, 1, (21, 35), (3, 3), (2, 2), (1, 1), (1, 1)),
-        Case(1, 21, 21, 1, (9, 12), (16, 16), (8, 8), (4, 4)),
-        Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2)),
-        Case(1, 24, 24, 1, (19, 22), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
-        Case(300, 16, 16, 1, (3, 5), (3, 3), (2, 2)),
-    ):
+    for case in (*HOPPER_CASES, Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2))):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
 
 

@@ -123,6 +123,7 @@ EXPORTS = {
         "prepare_sm90_tf32_flat_forward", _sm90_tf32_flat_forward, (9, 0)
     ),
     "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
+    "sm90_split_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "mma_forward": Export("prepare_mma_forward", _tiled, least=LEAST_CP_ASYNC),
     "direct_forward": Export("prepare_direct_forward", _tiled, least=LEAST_CP_ASYNC),
     "general_forward": Export("prepare_general_forward", _implicit_gemm),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tconv.jit.target import Target
 from tconv.kernels import family
 from tconv.kernels.family import Operands, Packing
-from tconv.kernels.source import TENSOR_MAP, KernelSource
+from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
 STEM = "sm90_tf32_forward"
@@ -217,9 +217,15 @@ class Layout:
         return RINGS * -(-pixels // producers) * producers * (8 if index == "long long" else 4)
 
     @property
+    def split(self) -> bool:
+        """Whether operands are two TF32 numbers, a high part and a low one (sm90_split_forward)."""
+        return self.problem.math == "ieee"
+
+    @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
-        return -(-self.patch_rows * self.patch_columns * CHANNELS * 4 // 256) * 256
+        patch = -(-self.patch_rows * self.patch_columns * CHANNELS * 4 // 256) * 256
+        return 2 * patch if self.split else patch
 
     @property
     def m_begin(self) -> tuple[int, ...]:
@@ -318,6 +324,11 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"needs the tensor cores of sm_90a, the target is {target.arch}"
     if problem.dtype != "float32" or problem.math != "tf32":
         return f"computes float32 with TF32 products, not {problem.dtype}/{problem.math}"
+    return shape_why_not(problem)
+
+
+def shape_why_not(problem: Problem) -> str | None:
+    """One sentence if the layer's shape or layout cannot be served, else None."""
     if problem.y_layout != "contiguous":
         return f"writes contiguous outputs, not {problem.y_layout}"
     if problem.in_channels_per_group < CHANNELS:
@@ -330,7 +341,12 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
-    laid = layout(problem, tile)
+    return laid_why_not(layout(problem, tile), target, MOST_PRODUCTS)
+
+
+def laid_why_not(laid: Layout, target: Target, most_products: int) -> str | None:
+    """`tile_why_not` of a tile laid over a problem, for a bound on the unrolled products."""
+    problem, tile = laid.problem, laid.tile
     if laid.stages(target) == (0, 0):
         beside = f" beside {laid.resident_bytes} bytes of weights" if tile.resident else ""
         return (
@@ -340,8 +356,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if problem.x_aligned and max(laid.patch_columns, laid.patch_rows) > 256:
         return f"a patch of {laid.patch_rows} x {laid.patch_columns} is over a tensor map's 256"
     products = max(len(pairs) for pairs in laid.classes) * tile.rows
-    if products > MOST_PRODUCTS:
-        return f"a stage has {products} unrolled products, {MOST_PRODUCTS} is the limit"
+    if products > most_products:
+        return f"a stage has {products} unrolled products, {most_products} is the limit"
     if not all(laid.classes):
         return "some row groups have no slot at all, which would serialise the others' products"
     if len(laid.classes) > 4:
@@ -459,6 +475,15 @@ def _modelled(problem: Problem, target: Target, tile: Tile) -> float:
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
+    unroll, ahead = zip(*(_schedule(len(pairs), laid) for pairs in laid.classes), strict=True)
+    return kernel_source(STEM, laid, (("class_unroll", unroll), ("class_ahead", ahead)))
+
+
+def kernel_source(
+    stem: str, laid: Layout, schedule: tuple[tuple[str, Constant], ...]
+) -> KernelSource:
+    """The kernel of that name, and constants of its own."""
+    problem, tile = laid.problem, laid.tile
     index = family.index_type(problem, laid.tiles)
     hopper = Target.named("sm_90a")
     stages, raw_stages = laid.stages(hopper)
@@ -466,7 +491,6 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     shared += laid.output_bytes + laid.resident_bytes
     shared += RINGS * 8 if problem.x_aligned else laid.offset_bytes(index)
     shared = -(-(shared + 256) // 1024) * 1024
-    unroll, ahead = zip(*(_schedule(len(pairs), laid) for pairs in laid.classes), strict=True)
     constants = (
         *_layer_constants(problem, laid, index),
         ("shared_bytes", shared),
@@ -484,8 +508,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("first_q_x", laid.q_ranges[1].start),
         ("bias", problem.bias),
         ("pair_fragment", _pair_fragments(laid)),
-        ("class_unroll", unroll),
-        ("class_ahead", ahead),
+        *schedule,
         (
             "pair_pixel",
             tuple(
@@ -499,7 +522,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ),
     )
     return KernelSource(
-        stem=STEM,
+        stem=stem,
         constants=constants,
         arguments=(
             *((("source_map", TENSOR_MAP),) if problem.x_aligned else ()),
@@ -633,6 +656,7 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("pair_m_tile", tuple(pair.m_tile for pair in pairs)),
         ("pair_slot_y", tuple(pair.slot_y for pair in pairs)),
         ("pair_slot_x", tuple(pair.slot_x for pair in pairs)),
+        ("split", laid.split),
         ("resident", laid.tile.resident),
         ("reaches", laid.reaches),
         ("slots_x", len(laid.slots_x)),

@@ -1,8 +1,8 @@
-// Lays weights out for sm90_tf32_forward: rounded to TF32, and where they stream, in the order in
-// which its warpgroups use them, [group][row group][chunk of 8 channels][pair][thread][4]; where they
-// are resident, each once, [group][chunk][reach in y][slot in x][channels of a warp][thread][4]. A
-// thread's four values are its registers of a wgmma's A operand (rows g and g + 8, channels t and
-// t + 4 of the chunk).
+// Lays weights out for sm90_tf32_forward, rounded to TF32, or for sm90_split_forward, as they are:
+// where they stream, in the order in which its warpgroups use them, [group][row group][chunk of 8
+// channels][pair][thread][4]; where they are resident, each once, [group][chunk][reach in y][slot in
+// x][channels of a warp][thread][4]. A thread's four values are its registers of a wgmma's A operand
+// (rows g and g + 8, channels t and t + 4 of the chunk).
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/memory.cuh>
@@ -38,7 +38,9 @@ TCONV_DEVICE uint32_t weight(const Arguments& arguments, const Fragment& of, int
     Index offset = (Index(of.group) * Layer::in_channels + channel) * arguments.weight_stride_in +
                    out_channel * arguments.weight_stride_out +
                    tap_y * arguments.weight_stride_h + tap_x * arguments.weight_stride_w;
-    return ptx::cvt_rna_tf32_f32(static_cast<const float*>(arguments.weight)[offset]);
+    float value = static_cast<const float*>(arguments.weight)[offset];
+    if constexpr (Layer::split) return __float_as_uint(value);
+    return ptx::cvt_rna_tf32_f32(value);
 }
 
 // item = (group, m_group, chunk, pair); row groups have pairs of their own number.

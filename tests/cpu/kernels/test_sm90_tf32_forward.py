@@ -8,31 +8,13 @@ import pytest
 import torch
 
 import hopper
-from hopper import HOPPER, assert_right, problem_of, run
+from hopper import HOPPER, PATCH_CASES, PATCH_LAYERS, assert_right, problem_of, run
 from layer_cases import Case, operands, reference
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as family
 from tconv.plan import Candidate, Plan, candidates, plan
 from tconv.problem import Axis, Problem
-
-CASES = (
-    Case(1, 16, 64, 1, (9, 70), (3, 3)),
-    Case(2, 16, 64, 1, (5, 72), (3, 3), (1, 1), (1, 2)),
-    Case(2, 17, 33, 2, (6, 12), (4, 4), (2, 2), (1, 1)),
-    Case(2, 17, 40, 1, (5, 9), (3, 5), (2, 3), (1, 1)),
-    Case(1, 20, 70, 2, (7, 9), (4, 4), (2, 2), (1, 1)),
-    Case(2, 16, 3, 1, (7, 9), (4, 4), (2, 2), (1, 1), bias=False),
-    Case(1, 16, 32, 1, (11, 40), (3, 7), (1, 1), (1, 3)),
-    Case(1, 40, 64, 1, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
-    Case(1, 16, 130, 1, (1, 1), (2, 2), (2, 2)),
-    Case(1, 24, 5, 1, (4, 6), (16, 16), (8, 8), (4, 4)),
-    Case(3, 9, 20, 1, (3, 101), (1, 4), (1, 2), (0, 1)),
-    Case(1, 16, 24, 1, (6, 7), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
-    # Two groups of weights, and row groups of both phases in y, with and without a tap.
-    Case(1, 16, 48, 2, (6, 44), (3, 3), (1, 1), (1, 1)),
-    Case(1, 16, 72, 1, (6, 20), (3, 4), (2, 2), (1, 1), (1, 0)),
-)
 
 
 def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
@@ -41,7 +23,7 @@ def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
     return [chosen for chosen in served if resident in (None, chosen.tile.resident)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", PATCH_CASES, ids=str)
 def test_every_tile_that_serves(case):
     t = operands(dataclasses.replace(case), torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
@@ -51,7 +33,7 @@ def test_every_tile_that_serves(case):
 
 
 def test_cases_serve_every_tile():
-    assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+    assert {p.tile for case in PATCH_CASES for p in plans(problem_of(case))} == set(family.TILES)
 
 
 @pytest.mark.parametrize("tile", family.TILES, ids=str)
@@ -59,7 +41,7 @@ def test_every_tile_with_resident_and_with_streamed_weights(tile, monkeypatch):
     # The table has most tiles in one mode only.
     other = dataclasses.replace(tile, resident=not tile.resident)
     monkeypatch.setattr(family, "TILES", (tile, other))
-    for case in CASES:
+    for case in PATCH_CASES:
         t = operands(dataclasses.replace(case), torch.float32, "contiguous", "cpu")
         served = plans(problem_of(case))
         if {plan.tile for plan in served} == {tile, other}:
@@ -71,7 +53,7 @@ def test_every_tile_with_resident_and_with_streamed_weights(tile, monkeypatch):
 
 @pytest.mark.parametrize("layout", ("channels_last", "strided"))
 def test_reads_any_strides(layout):
-    case = CASES[2]
+    case = PATCH_CASES[2]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
     chosen = plans(problem_of(case, x_layout=x_layout, x_aligned=False))[0]
@@ -80,7 +62,7 @@ def test_reads_any_strides(layout):
 
 def test_values_that_are_not_finite():
     # Of NaNs the one that arithmetic on a GPU gives, and its negative: all bits of the mantissa.
-    case = CASES[1]
+    case = PATCH_CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
     special = (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, -0x800000)
     chosen = plans(problem_of(case))[0]
@@ -94,7 +76,7 @@ def test_values_that_are_not_finite():
         assert torch.equal(out.isinf(), want.isinf())
 
 
-@pytest.mark.parametrize("case", (CASES[1], CASES[6], CASES[12]), ids=str)
+@pytest.mark.parametrize("case", (PATCH_CASES[1], PATCH_CASES[6], PATCH_CASES[12]), ids=str)
 @pytest.mark.parametrize("place", (1, 2), ids=("odd address", "odd rows"))
 def test_writes_outputs_at_any_address(case, place):
     # Rows that start on 8 bytes are written by twos, others by ones.
@@ -117,7 +99,7 @@ by_weights = pytest.mark.parametrize("resident", (True, False), ids=("resident",
 @by_weights
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
 def test_wide_offsets_and_sanitizers(wide, resident, aligned):
-    case = CASES[1]
+    case = PATCH_CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = plans(problem_of(case, wide_offsets=wide, x_aligned=aligned), resident)[0]
     assert_right(run(chosen, case, t, sanitize=True), case, t)
@@ -126,7 +108,7 @@ def test_wide_offsets_and_sanitizers(wide, resident, aligned):
 @by_map_or_loads
 @by_weights
 def test_result_does_not_depend_on_the_order_of_threads(resident, aligned):
-    case = CASES[1]
+    case = PATCH_CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = plans(problem_of(case, x_aligned=aligned), resident)[0]
     first = run(chosen, case, t)
@@ -134,26 +116,10 @@ def test_result_does_not_depend_on_the_order_of_threads(resident, aligned):
         assert torch.equal(first, run(chosen, case, t, schedule))
 
 
-# The shapes that the kernel is for; sizes do not change the code.
-LAYERS = {
-    "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),
-    "64 to 64, 3x7": Case(8, 64, 64, 1, (200, 200), (3, 7)),
-    "64 to 128, 3x5": Case(8, 64, 128, 1, (200, 200), (3, 5)),
-    "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
-    "64 to 64, 4x4 s2": Case(8, 64, 64, 1, (200, 200), (4, 4), (2, 2), (1, 1)),
-    "64 to 3, 4x4 s2": Case(8, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1)),
-    "32 to 32, 3x3": Case(8, 32, 32, 1, (200, 200), (3, 3)),
-    "256 to 128, 3x3 s2": Case(8, 256, 128, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
-    "1024 to 512, 2x2 s2": Case(4, 1024, 512, 1, (32, 32), (2, 2), (2, 2)),
-    "21 to 21, 16x16 s8": Case(4, 21, 21, 1, (64, 64), (16, 16), (8, 8), (4, 4)),
-    "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
-}
-
-
 @by_map_or_loads
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", PATCH_LAYERS)
 def test_compiles_without_spills_or_serialised_products(name, aligned):
-    served = plans(problem_of(LAYERS[name], x_aligned=aligned))
+    served = plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned))
     assert served
     for chosen in served:
         assert chosen.packing is not None
@@ -190,6 +156,8 @@ def test_refuses_row_groups_without_slots():
 
 
 def test_the_plan_prefers_it_where_it_serves():
-    assert plan(problem_of(LAYERS["64 to 64, 3x3"]), HOPPER).stem == family.STEM
-    assert plan(problem_of(LAYERS["64 to 64, 3x3"]), Target.named("sm_80")).stem != family.STEM
-    assert isinstance(candidates(problem_of(CASES[0]), HOPPER)[0], Candidate)
+    assert plan(problem_of(PATCH_LAYERS["64 to 64, 3x3"]), HOPPER).stem == family.STEM
+    assert (
+        plan(problem_of(PATCH_LAYERS["64 to 64, 3x3"]), Target.named("sm_80")).stem != family.STEM
+    )
+    assert isinstance(candidates(problem_of(PATCH_CASES[0]), HOPPER)[0], Candidate)

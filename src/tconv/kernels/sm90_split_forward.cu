@@ -1,0 +1,151 @@
+// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three TF32 products for one.
+//
+// A value is high + low, both TF32: a * b = low * high + high * low + high * high, but for 2^-24 of it.
+// Rows, columns, depth, patches and tiles are sm90_tf32_forward's (<common/sm90_patches.cuh>). The
+// producers store two patches a stage, of high and of low parts; weights stay whole until a consumer
+// splits its fragments in registers.
+//
+// The tensor cores cut their sums after every product, which 100 of them in a row would show. So
+// sums leave them early: the products of one row with a group of `most_group` slots or fewer go to a
+// temporary, those of low parts first, while there is little to cut; then it is added to the row's
+// sums, as float32 adds. With two temporaries one row is multiplied while the other is added.
+#include <common/sm90_patches.cuh>
+
+namespace {
+
+constexpr int rows = Layer::tile_rows;
+constexpr int temporaries = Layer::temporaries;
+static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
+static_assert(temporaries == 1 || (temporaries == 2 && rows > 1), "a row is added beside another");
+
+template <int row_class>
+TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                           Turn& turn, Sums& sums) {
+    int ring = warp / 4 - 1;
+    constexpr int begin = Layer::class_begin[row_class];
+    constexpr int count = Layer::class_begin[row_class + 1] - begin;
+    constexpr int groups = Layer::class_groups[row_class];  // of a stage
+    constexpr int unroll = Layer::class_unroll[row_class];  // stages unrolled together
+    constexpr int turns = unroll * groups;
+    constexpr int most_group = (count + groups - 1) / groups;
+    static_assert(turns % 2 == 0 && chunks % unroll == 0 && groups <= count,
+                  "a group's registers are known when it is compiled");
+    typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
+    const int patch_row = arguments.patch_row;
+    // Weights of the group that is multiplied and of the next one, and whole ones of the one after.
+    uint32_t high[2][most_group][4], low[2][most_group][4];
+    uint4 whole[most_group];
+    auto load = [&](int group) {
+#pragma unroll
+        for (int i = 0; i < most_group; ++i) {
+            int pair = group % groups * count / groups + i;
+            if (pair < (group % groups + 1) * count / groups) {
+                whole[i] = weights.load(begin + pair, group / groups);
+            }
+        }
+    };
+    auto split = [&](int into) {
+#pragma unroll
+        for (int i = 0; i < most_group; ++i) {
+            uint32_t bits[4] = {whole[i].x, whole[i].y, whole[i].z, whole[i].w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                Split parts(__uint_as_float(bits[j]));
+                high[into][i][j] = parts.high;
+                low[into][i][j] = parts.low;
+            }
+        }
+    };
+    float partial[temporaries][columns / 2];
+    auto add = [&](int temporary, int r) {
+        ptx::fence_registers(partial[temporary]);
+#pragma unroll
+        for (int j = 0; j < columns / 2; ++j) sums[0][r][j] += partial[temporary][j];
+    };
+#pragma unroll
+    for (int t = 0; t < temporaries; ++t) {
+#pragma unroll
+        for (int j = 0; j < columns / 2; ++j) partial[t][j] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < most_group; ++i) whole[i] = make_uint4(0, 0, 0, 0);
+    load(0);
+    split(0);
+    load(1);
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; chunk += unroll) {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
+            uint64_t pixels =
+                ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
+                                       ptx::Swizzle::bytes_32);
+            uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
+            int patch_y = 0;  // of the patch, where `first` points
+#pragma unroll
+            for (int g = 0; g < groups; ++g) {
+                constexpr auto& pixel = Layer::pair_pixel;
+                int group = u * groups + g;
+                int now = group % 2;
+                int group_begin = g * count / groups;
+                int group_count = (g + 1) * count / groups - group_begin;
+#pragma unroll
+                for (int r = 0; r < rows; ++r) {
+                    int t = (group * rows + r) % temporaries;
+                    ptx::wgmma_fence();
+                    // low * high, high * low, high * high
+#pragma unroll
+                    for (int product = 0; product < 3; ++product) {
+#pragma unroll
+                        for (int i = 0; i < group_count; ++i) {
+                            int pair = begin + group_begin + i;
+                            // NOTE: by an argument, which ptxas does not know to be constant: else
+                            // it would compute each start address once and keep it, two registers
+                            // an address, until it spills.
+                            int y = pair_row(pair) + r * Layer::row_step;
+                            first += (y - patch_y) * patch_row;
+                            patch_y = y;
+                            int start = pixel[pair] % Layer::patch_columns * pixel_bytes +
+                                        (product == 1 ? part_bytes : 0);
+                            ptx::wgmma_m64k8_tf32<columns>(
+                                partial[t], product == 0 ? low[now][i] : high[now][i],
+                                (pixels >> 32 << 32) | (first + (start >> 4)),
+                                product > 0 || i > 0);
+                        }
+                    }
+                    ptx::wgmma_commit_group();
+                    if (temporaries == 2 && g + r > 0) {
+                        // The row before is done.
+                        ptx::wgmma_wait_group<1>();
+                        add(t ^ 1, (r + rows - 1) % rows);
+                    }
+                    if (r == 0) {
+                        // The group before has been multiplied.
+                        split(now ^ 1);
+                        load(group + 2);
+                    }
+                    if constexpr (temporaries == 1) {
+                        ptx::wgmma_wait_group<0>();
+                        add(0, r);
+                    }
+                }
+            }
+            if constexpr (temporaries == 2) {
+                // NOTE: ptxas serialises products that are under way across a loop, the next wait's
+                // too, where registers of other sums are read.
+                ptx::wgmma_wait_group<0>();
+                add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
+            }
+            arrive(&shared.empty[ring][turn.stage]);
+            turn.advance();
+        }
+        weights.advance(chunk + 2 * unroll < chunks);
+    }
+}
+
+}  // namespace
+
+TCONV_KERNEL(sm90_split_forward, Layer::threads, 1) {
+    TCONV_DYNAMIC_SHARED(memory);
+    run_block(arguments, memory);
+}

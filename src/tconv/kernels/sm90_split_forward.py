@@ -1,0 +1,148 @@
+"""`sm90_split_forward`: strict float32 on Hopper's tensor cores, three TF32 products for one.
+
+Tiles, patches and packed weights are those of `sm90_tf32_forward`. See `sm90_split_forward.cu`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tconv.jit.target import Target
+from tconv.kernels import sm90_tf32_forward as patches
+from tconv.kernels.family import Operands, Packing
+from tconv.kernels.sm90_tf32_forward import RINGS, layout
+from tconv.kernels.source import KernelSource
+from tconv.problem import TF32_LEAST_CHANNELS, Direction, Problem
+
+STEM = "sm90_split_forward"
+DIRECTION: Direction = "forward"
+
+MOST_PRODUCTS = 128
+"""Unrolled products of a stage, each of them three: a bound on the code."""
+
+
+@dataclass(frozen=True)
+class Tile(patches.Tile):
+    """What one warpgroup computes at a time, and how its sums leave the tensor cores.
+
+    Attributes:
+        temporaries: rows whose products are under way: 2, or 1 where registers allow no more.
+        group: slots, at most, whose products are added up on the tensor cores.
+    """
+
+    temporaries: int = 2
+    group: int = 2
+
+
+TILES = (
+    Tile(columns=40, rows=3, m_tiles=1, resident=True, group=3),
+    Tile(columns=40, rows=4, m_tiles=1, resident=True),
+    Tile(columns=64, rows=2, m_tiles=1, resident=True),
+    Tile(columns=32, rows=4, m_tiles=1, resident=True, group=3),
+    Tile(columns=48, rows=2, m_tiles=1, resident=True, group=3),
+    Tile(columns=40, rows=2, m_tiles=1, resident=True, group=3),
+    Tile(columns=32, rows=3, m_tiles=1, resident=True, group=3),
+    Tile(columns=40, rows=4, m_tiles=1),
+    Tile(columns=48, rows=3, m_tiles=1),
+    Tile(columns=88, rows=2, m_tiles=1, temporaries=1),
+    Tile(columns=64, rows=2, m_tiles=1),
+    Tile(columns=40, rows=3, m_tiles=1, group=3),
+    Tile(columns=88, rows=1, m_tiles=1, temporaries=1, group=3),
+    Tile(columns=48, rows=2, m_tiles=1, group=3),
+    Tile(columns=24, rows=4, m_tiles=1, group=3),
+)
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    if target.arch != "sm_90a":
+        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
+    if problem.dtype != "float32" or problem.math != "ieee":
+        return f"computes strict float32, not {problem.dtype}/{problem.math}"
+    if problem.in_channels_per_group < TF32_LEAST_CHANNELS:
+        found = problem.in_channels_per_group
+        return f"pays from {TF32_LEAST_CHANNELS} input channels of a group on, there are {found}"
+    return patches.shape_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    refusal = patches.laid_why_not(laid, target, MOST_PRODUCTS)
+    if refusal is None and any(len(pairs) == 1 for pairs in laid.classes) and laid.chunks % 2:
+        refusal = f"groups of slots take turns, one slot and {laid.chunks} stages are an odd number"
+    return refusal
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing and kernel; by arithmetic, not yet fitted to measured times.
+
+    A wgmma takes half a cycle a column, and is taken to need two more; the tensor cores to be busy
+    in 90% of the cycles, or 85% where a warpgroup waits for each row. Streamed weights are asked of
+    L2 beside that.
+    """
+    laid = layout(problem, tile)
+    products = 3 * laid.mean_pairs * tile.rows
+    busy_share = 0.9 if tile.temporaries == 2 else 0.85
+    stage = products * (tile.columns / 2 + 2) / busy_share + 100
+    if not tile.resident:
+        weights = laid.mean_pairs * patches.WARPS * patches.FRAGMENT_BYTES
+        from_l2 = weights / patches.L2_BYTES_PER_CYCLE
+        stage = max(stage, from_l2) + 0.1 * from_l2
+    of_tile = laid.chunks * stage + 3 * tile.rows * tile.columns * problem.width.stride
+    waves = -(-laid.tiles // (RINGS * target.multiprocessors))
+    cycles = waves * RINGS * of_tile + laid.resident_bytes / patches.L2_BYTES_PER_CYCLE
+    busy = cycles / 1.7e9
+    moved = problem.bytes / 3e12
+    return max(busy, moved) + min(busy, moved) / 5 + 10e-6
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    laid = layout(problem, tile)
+    groups, unroll = zip(*(_schedule(len(pairs), tile) for pairs in laid.classes), strict=True)
+    schedule = (
+        ("class_groups", groups),
+        ("class_unroll", unroll),
+        ("temporaries", tile.temporaries),
+    )
+    return patches.kernel_source(STEM, laid, schedule)
+
+
+def packing(problem: Problem, tile: Tile) -> Packing:
+    """The launch that lays the weights out."""
+    return patches.packing(problem, tile)
+
+
+def packing_arguments(
+    problem: Problem, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments` of `packing`."""
+    return patches.packing_arguments(problem, tile, operands)
+
+
+def grid(problem: Problem, target: Target, tile: Tile) -> int:
+    """One block for each SM; its warpgroups walk the tiles."""
+    return patches.grid(problem, target, tile)
+
+
+def splits(problem: Problem, target: Target, tile: Tile) -> int:
+    """0: the kernel writes the output itself."""
+    return 0
+
+
+def arguments(
+    problem: Problem, target: Target, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments`."""
+    return patches.arguments(problem, target, tile, operands)
+
+
+def _schedule(pairs: int, tile: Tile) -> tuple[int, int]:
+    """(groups of a stage's slots, stages unrolled together), whose product is even: groups hold
+    their weights in two sets of registers by turns.
+    """
+    groups = -(-pairs // tile.group)
+    if groups % 2 and groups < pairs:
+        groups += 1
+    return groups, 1 if groups % 2 == 0 else 2

@@ -1,0 +1,209 @@
+"""sm90_split_forward and its packing: in the emulator, and through NVRTC."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import hopper
+from hopper import HOPPER, PATCH_CASES, PATCH_LAYERS, run
+from layer_cases import Case, operands, random_cases, reference
+from tconv.jit.compile import compile_cuda
+from tconv.jit.target import Target
+from tconv.kernels import sm90_split_forward as family
+from tconv.plan import Plan, candidates, plan
+from tconv.problem import Axis, Problem
+
+CASES = (
+    *(case for case in PATCH_CASES if case.in_channels >= 16),
+    # One slot: weights of two stages by turns.
+    Case(1, 32, 70, 1, (5, 44), (2, 2), (2, 2)),
+)
+
+
+def problem_of(case: Case, **changes) -> Problem:
+    return hopper.problem_of(case, **({"math": "ieee"} | changes))
+
+
+def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
+    """One for each tile that serves; of one mode of the weights, or of both."""
+    served = hopper.plans(problem, family.STEM)
+    return [chosen for chosen in served if resident in (None, chosen.tile.resident)]
+
+
+def assert_right(out, case: Case, t) -> None:
+    hopper.assert_right(out, case, t, tf32=False)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_tile_that_serves(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = plans(problem_of(case))
+    assert served
+    for chosen in served:
+        assert_right(run(chosen, case, t), case, t)
+
+
+def test_cases_serve_every_tile():
+    assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+
+
+@pytest.mark.parametrize("case", random_cases(12, 31, channels=40, size=12), ids=str)
+def test_random_layers(case):
+    # Few tiles of each: those of the first and of the last cost.
+    case = dataclasses.replace(case, in_channels=max(case.in_channels, 16))
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = plans(problem_of(case))
+    for chosen in served[:1] + served[-1:]:
+        assert_right(run(chosen, case, t), case, t)
+
+
+def test_resident_and_streamed_weights_give_the_same():
+    case = CASES[11]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = {(p.tile.rows, p.tile.columns, p.tile.resident): p for p in plans(problem_of(case))}
+    for (rows, columns, resident), chosen in served.items():
+        other = served.get((rows, columns, not resident))
+        if resident and other is not None and other.tile.group == chosen.tile.group:
+            assert torch.equal(run(chosen, case, t), run(other, case, t))
+            return
+    pytest.fail("no tile in both modes")
+
+
+@pytest.mark.parametrize("layout", ("channels_last", "strided"))
+def test_reads_any_strides(layout):
+    case = CASES[2]
+    t = operands(case, torch.float32, layout, "cpu")
+    x_layout = "channels_last" if layout == "channels_last" else "contiguous"
+    chosen = plans(problem_of(case, x_layout=x_layout, x_aligned=False))[0]
+    assert_right(run(chosen, case, t), case, t)
+
+
+@pytest.mark.parametrize("operand", ("x", "w"))
+def test_values_that_are_not_finite(operand):
+    # Weights of 0.25 have no low part: an infinity times it would be a NaN.
+    case = CASES[1]
+    for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, -0x800000):
+        t = operands(case, torch.float32, "contiguous", "cpu")
+        t.w[:, ::2] = 0.25
+        changed = getattr(t, operand)
+        place = (0, 3, 2, 17) if operand == "x" else (3, 5, 1, 2)
+        changed.view(torch.int32)[place] = bits
+        for chosen in plans(problem_of(case))[:1]:
+            out = run(chosen, case, t)
+            want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
+            assert torch.equal(out.isnan(), want.isnan())
+            assert torch.equal(out.isinf(), want.isinf())
+            infinite = want.isinf()
+            assert torch.equal(out[infinite].double(), want[infinite].double())
+
+
+def test_the_largest_finite_values_stay_finite():
+    # To nearest in TF32 they are infinite; cut, they err by 2^-11.
+    case = Case(1, 16, 16, 1, (4, 8), (1, 2), bias=False)
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.x.fill_(torch.finfo(torch.float32).max)
+    t.w.fill_(2.0**-6)
+    out = run(plans(problem_of(case))[0], case, t)
+    want = reference(case, t.x, t.w, None, t.grad_output)[0]
+    assert torch.isfinite(out).all()
+    assert ((out.double() - want).abs() <= 2.0**-10 * want).all()
+
+
+def test_small_values_keep_their_low_parts():
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.x.mul_(2.0**-90)
+    if t.bias is not None:
+        t.bias.mul_(2.0**-90)
+    assert_right(run(plans(problem_of(case))[0], case, t), case, t)
+
+
+@pytest.mark.parametrize("case", (CASES[1], CASES[6], CASES[11]), ids=str)
+@pytest.mark.parametrize("place", (1, 2), ids=("odd address", "odd rows"))
+def test_writes_outputs_at_any_address(case, place):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = plans(problem_of(case))[0]
+    batch, channels, height, width = chosen.problem.y_shape
+    storage = torch.full((batch, channels, height, width + 3), float("nan"))
+    out = storage[..., place : place + width]
+    run(chosen, case, t, out=out)
+    assert_right(out, case, t)
+    assert storage[..., :place].isnan().all() and storage[..., place + width :].isnan().all()
+
+
+# Whether patches come by tensor map or through registers, and weights from shared memory or L2.
+by_map_or_loads = pytest.mark.parametrize("aligned", (True, False), ids=("map", "loads"))
+by_weights = pytest.mark.parametrize("resident", (True, False), ids=("resident", "streamed"))
+
+
+@by_map_or_loads
+@by_weights
+@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+def test_wide_offsets_and_sanitizers(wide, resident, aligned):
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = plans(problem_of(case, wide_offsets=wide, x_aligned=aligned), resident)[0]
+    assert_right(run(chosen, case, t, sanitize=True), case, t)
+
+
+@by_map_or_loads
+@by_weights
+@pytest.mark.parametrize("temporaries", (1, 2))
+def test_result_does_not_depend_on_the_order_of_threads(temporaries, resident, aligned):
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = plans(problem_of(case, x_aligned=aligned), resident)
+    for chosen in [p for p in served if p.tile.temporaries == temporaries][:1]:
+        first = run(chosen, case, t)
+        for schedule in ("reverse", "random:1", "random:2"):
+            assert torch.equal(first, run(chosen, case, t, schedule))
+
+
+@by_map_or_loads
+@pytest.mark.parametrize("name", PATCH_LAYERS)
+def test_compiles_without_spills_or_serialised_products(name, aligned):
+    served = plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned))
+    assert served
+    for chosen in served:
+        assert chosen.packing is not None
+        for source in (chosen.source, chosen.packing.source):
+            resources = compile_cuda(source, "sm_90a").resources
+            assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
+            assert not resources.warnings, f"{chosen}: {resources}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "reason"),
+    (
+        ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
+        ({}, "sm_100a", "the target is sm_100a"),
+        (dict(math="tf32"), "sm_90a", "strict float32, not float32/tf32"),
+        (dict(dtype="float64"), "sm_90a", "not float64/ieee"),
+        (dict(y_layout="channels_last"), "sm_90a", "writes contiguous outputs"),
+        (dict(groups=2), "sm_90a", "from 16 input channels of a group on, there are 8"),
+        (dict(width=Axis(9, 33, 17)), "sm_90a", "16 phases in x, the stride is 17"),
+    ),
+)
+def test_refusals(changes, target, reason):
+    problem = problem_of(Case(1, 16, 64, 1, (9, 70), (3, 3)), **changes)
+    refusal = family.why_not(problem, Target.named(target))
+    assert refusal is not None and reason in refusal
+
+
+def test_refuses_one_slot_with_an_odd_number_of_stages():
+    found = candidates(problem_of(Case(1, 24, 64, 1, (9, 12), (2, 2), (2, 2))), HOPPER)
+    refusals = [c.refusal for c in found if c.stem == family.STEM]
+    assert refusals and all("one slot and 3 stages" in r for r in refusals if r is not None)
+    assert None not in refusals
+
+
+def test_the_plan_prefers_it_where_its_products_are_fewer():
+    assert plan(problem_of(PATCH_LAYERS["64 to 64, 3x3"]), HOPPER).stem == family.STEM
+    assert plan(problem_of(PATCH_LAYERS["64 to 64, 3x3"]), Target.named("sm_80")).stem != (
+        family.STEM
+    )
+    few = Case(16, 8, 16, 4, (256, 256), (3, 5), (2, 3), (1, 2), (1, 1), (2, 1))
+    assert plan(problem_of(few), HOPPER).stem == "direct_forward"
