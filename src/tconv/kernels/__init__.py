@@ -10,6 +10,7 @@ from tconv.kernels import (
     general_input_gradient,
     general_weight_gradient,
     mma_forward,
+    mma_overlap_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
 )
@@ -21,6 +22,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         sm90_tf32_forward,
         sm90_tf32_flat_forward,
         mma_forward,
+        mma_overlap_forward,
         direct_forward,
         general_forward,
         general_input_gradient,
