@@ -48,6 +48,7 @@ static_assert(Layer::m_groups * Layer::k_groups * Layer::n_groups <= warps, "war
 // Rows of the product: [out channel][tap in y][tap in x].
 constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 constexpr int rows = Layer::out_channels * taps;
+constexpr int stored_rows = Layer::m_groups * m_tiles * 16;
 
 // [depth][step_rows][columns]
 // NOTE: 8 modulo 16: four channels by eight neighbouring pixels lie in all 32 banks.
@@ -59,10 +60,10 @@ constexpr int patch_channel = step_rows * columns + (24 - step_rows * columns % 
 constexpr int guard = Layer::guard;
 constexpr int row_columns = Layer::row_columns;
 constexpr int pitch = step_rows * row_columns + (24 - step_rows * row_columns % 16) % 16;
-constexpr int share = rows * pitch;
+constexpr int share = stored_rows * pitch;
 static_assert(guard % 2 == 0 && row_columns % 2 == 0, "pairs of pixels are stored together");
 
-// Units: of 32 pixels of a strip, innermost, a phase in y and an out channel.
+// Units: 32 pixels of a strip, innermost, of a phase in y and an out channel.
 constexpr int strip = Layer::strip;
 constexpr int lines = (strip + 31) / 32;
 constexpr int units = lines * stride_y * Layer::out_channels;
@@ -117,11 +118,42 @@ struct Step : image_tiles::Position<1, Layer::out_channels> {
     }
 };
 
+// What a warp gathers: 32 pixels of a strip, of a phase in y and an out channel.
+struct alignas(16) Unit {
+    int place;        // of the first tap's products in y
+    int pixel;        // the first, of the strip
+    int first_shift;  // of the taps in y
+    int tap_count;
+    int row;          // of the outputs, less q*stride_y
+    float bias;
+    Index destination;
+
+    Unit() = default;
+
+    TCONV_DEVICE Unit(int number, const Arguments& arguments, const float* group_bias) {
+        int phase = number / lines % stride_y;
+        int channel = number / (lines * stride_y);
+        pixel = number % lines * 32;
+        row = phase - Layer::padding_y;
+        bias = Layer::bias ? group_bias[channel] : 0;
+        destination = channel * arguments.destination_stride_c + pixel * stride_x;
+        int first_tap = first_shift = tap_count = 0;
+#pragma unroll
+        for (int k = 0; k < stride_y; ++k) {
+            if (k != phase) continue;
+            first_tap = Layer::first_tap_y[k];
+            first_shift = Layer::first_shift_y[k];
+            tap_count = Layer::tap_count_y[k];
+        }
+        place = (channel * taps + first_tap * Layer::kernel_x) * pitch + pixel;
+    }
+};
+
 struct Shared {
     alignas(16) float patch[stages][depth * patch_channel];
     alignas(16) float products[Layer::k_groups * share];
     alignas(16) float outputs[warps][staged];
-    float bias[Layer::out_channels];
+    Unit unit[units];
     // Of this step and those whose copies are under way: here they cost no registers.
     Step steps[stages + 1];
 };
@@ -197,8 +229,8 @@ struct Block {
             }
         }
         const float* bias = static_cast<const float*>(arguments.bias);
-        for (int i = own_thread(); i < Layer::out_channels; i += threads) {
-            shared.bias[i] = Layer::bias ? bias[group * Layer::out_channels + i] : 0;
+        for (int i = own_thread(); i < units; i += threads) {
+            shared.unit[i] = Unit(i, arguments, bias + group * Layer::out_channels);
         }
     }
 
@@ -218,8 +250,8 @@ struct Block {
         int lane = own_thread() % 32;
         const float* source =
             patch + (own.k_group * (k_steps * 8) + lane % 4) * patch_channel + lane / 4;
-        int first_row = own.m_group * (m_tiles * 16) + lane / 4;
-        float* to = shared.products + own.k_group * share + first_row * pitch + lane % 4 * 2;
+        float* to = shared.products + own.k_group * share +
+                    (own.m_group * (m_tiles * 16) + lane / 4) * pitch + lane % 4 * 2;
 #pragma unroll 1
         for (int pass = 0; pass < Layer::passes; ++pass) {
             int first = (own.n_group * Layer::passes + pass) * fragments;
@@ -247,8 +279,6 @@ struct Block {
                 for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
-                        constexpr bool whole = Layer::m_groups * m_tiles * 16 == rows;
-                        if (!whole && first_row + (16 * i + 8 * h) >= rows) continue;
                         using Pair = Vector<float, 2>;
                         *reinterpret_cast<Pair*>(place + (16 * i + 8 * h) * pitch) =
                             Pair{products[n][i][2 * h], products[n][i][2 * h + 1]};
@@ -260,32 +290,11 @@ struct Block {
 
     // --- outputs --------------------------------------------------------------------------------
 
-    struct Unit {
-        int line, channel;
-        int phase, first_tap, first_shift, tap_count;  // in y
-
-        TCONV_DEVICE explicit Unit(int unit) {
-            line = unit % lines;
-            int rest = unit / lines;
-            int own = rest % stride_y;
-            channel = rest / stride_y;
-            phase = own;
-            first_tap = first_shift = tap_count = 0;
-#pragma unroll
-            for (int k = 0; k < stride_y; ++k) {
-                if (k != own) continue;
-                first_tap = Layer::first_tap_y[k];
-                first_shift = Layer::first_shift_y[k];
-                tap_count = Layer::tap_count_y[k];
-            }
-        }
-    };
-
     TCONV_DEVICE void clear_sums() {
 #pragma unroll
         for (int slot = 0; slot < unit_slots; ++slot) {
-            int unit = own_thread() / 32 + slot * warps;
-            float bias = shared.bias[unit < units ? Unit(unit).channel : 0];
+            int number = own_thread() / 32 + slot * warps;
+            float bias = shared.unit[number < units ? number : 0].bias;
 #pragma unroll
             for (int i = 0; i < window; ++i) {
 #pragma unroll
@@ -300,23 +309,23 @@ struct Block {
         for (int slot = 0; slot < unit_slots; ++slot) {
             int number = own_thread() / 32 + slot * warps;
             if (units % warps != 0 && number >= units) break;
-            Unit unit(number);
-            int m = unit.line * 32 + own_thread() % 32;
-            // NOTE: lanes beyond the strip's last pixel read what is there, and write nothing.
-            const float* from =
-                shared.products + (m < strip ? m : strip - 1) +
-                (unit.channel * taps + unit.first_tap * Layer::kernel_x) * pitch;
-            float bias = shared.bias[unit.channel];
+            const Unit& unit = shared.unit[number];
+            int lane = own_thread() % 32;
+            // NOTE: lanes beyond the strip's last pixel read that one's, and write nothing.
+            if (strip % 32 != 0 && unit.pixel + lane >= strip) lane = strip - 1 - unit.pixel;
+            const float* from = shared.products + (unit.place + lane);
+            float bias = unit.bias;
+            int tap_count = unit.tap_count;
             constexpr int loads = Layer::most_taps_y * Layer::kernel_x * Layer::k_groups;
             constexpr int unrolled = step_rows * loads <= 64 ? step_rows : 1;
 #pragma unroll unrolled
             for (int row = 0; row < step_rows; ++row) {
                 int y = step.y + row;
                 if (y >= step.begin && y < step.end) {
-                    add(sums[slot], from + row * row_columns, unit.tap_count);
+                    add(sums[slot], from + row * row_columns, tap_count);
                 }
                 int q = y + unit.first_shift;
-                int out_y = q * stride_y + unit.phase - Layer::padding_y;
+                int out_y = q * stride_y + unit.row;
                 if (q >= step.first_q && q < step.last_q &&
                     unsigned(out_y) < unsigned(arguments.destination_height)) {
                     write(step, unit, out_y, sums[slot][0]);
@@ -361,13 +370,12 @@ struct Block {
     TCONV_DEVICE void write(const Step& step, const Unit& unit, int out_y,
                             const float (&values)[stride_x]) {
         int lane = own_thread() % 32;
-        int x = (step.tile_x * strip + unit.line * 32) * stride_x;
-        int rest = arguments.destination_width - x;
+        int x = step.tile_x * (strip * stride_x);
+        int rest = arguments.destination_width - x - unit.pixel * stride_x;
         float* row = static_cast<float*>(arguments.destination) +
                      (step.image * arguments.destination_stride_n +
-                      (step.group() * Layer::out_channels + unit.channel) *
-                          arguments.destination_stride_c +
-                      out_y * arguments.destination_stride_h + x);
+                      step.group() * Layer::out_channels * arguments.destination_stride_c +
+                      out_y * arguments.destination_stride_h + x + unit.destination);
         if constexpr (direct) {
             Vector<float, direct ? stride_x : 1> value;
 #pragma unroll
@@ -415,7 +423,7 @@ struct Block {
                 tile = step.tile;
                 if (!step.exists(arguments)) return;
                 if (step.group() != group) {
-                    __syncthreads();  // no thread still reads the last group's bias
+                    __syncthreads();  // no thread still reads the last group's units
                     group = step.group();
                     load_weights(group);
                     __syncthreads();

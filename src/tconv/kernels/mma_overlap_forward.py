@@ -25,6 +25,9 @@ MOST_PRODUCTS = 512
 MOST_LOADS = 512
 """Products that a warp's gathering of a step is unrolled over."""
 
+MOST_UNITS = 8
+"""Units of outputs that a warp gathers, at most: what more need beside their sums has spilled."""
+
 MOST_STAGES = 4
 """Steps whose copies are under way or used, at most."""
 
@@ -33,6 +36,9 @@ MOST_STRIDE = 16
 
 STEP_BYTES = 64
 """Shared memory in which a block keeps where a step's rows lie."""
+
+UNIT_BYTES = 32
+"""Shared memory in which a block keeps what a warp gathers."""
 
 STEP_ROUNDS = 4
 """Steps that starting a tile costs."""
@@ -126,9 +132,9 @@ class Layout:
     stages: int
 
     @property
-    def rows(self) -> int:
-        """Rows of the product: output channels and taps."""
-        return product_rows(self.problem)
+    def stored_rows(self) -> int:
+        """Rows of products that shared memory holds: whole fragments."""
+        return 16 * self.division.m_groups * self.division.row_tiles
 
     @property
     def taps_x(self) -> direct_forward.Taps:
@@ -213,11 +219,10 @@ class Layout:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        products = self.division.k_groups * self.rows * self.product_pitch
+        products = self.division.k_groups * self.stored_rows * self.product_pitch
         outputs = self.tile.warps * (4 if self.direct else 32 * self.problem.width.stride)
-        bias = round_up(self.problem.out_channels_per_group, 4)
-        steps = STEP_BYTES * (self.stages + 1)
-        return self.stages * self.stage_bytes + 4 * (products + outputs + bias) + steps
+        places = UNIT_BYTES * self.units + STEP_BYTES * (self.stages + 1)
+        return self.stages * self.stage_bytes + 4 * (products + outputs) + places
 
     @property
     def lines(self) -> int:
@@ -418,6 +423,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     most = tile.registers - OTHER_REGISTERS
     if held > most:
         return f"a thread would hold {held} weights and sums in registers, {most} are for them"
+    if laid.unit_slots > MOST_UNITS:
+        return (
+            f"a warp would gather {laid.unit_slots} units of 32 pixels of an output channel and a "
+            f"phase, the limit is {MOST_UNITS}"
+        )
     if laid.loads > MOST_LOADS:
         return f"{laid.loads} unrolled additions exceed the limit of {MOST_LOADS}"
     products = division.k_steps * division.row_tiles * laid.fragments
