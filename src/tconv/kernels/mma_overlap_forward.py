@@ -16,14 +16,23 @@ from tconv.problem import Axis, Direction, Phase, Problem
 STEM = "mma_overlap_forward"
 DIRECTION: Direction = "forward"
 
-OTHER_REGISTERS = 28
-"""Registers of a thread for operands, addresses, counters and copies."""
+OTHER_REGISTERS = 20
+"""Registers of a thread for addresses, counters and one fragment of pixels: the least."""
+
+FRAGMENT_REGISTERS = 4
+"""Those for each further fragment of pixels that is multiplied at a time."""
+
+SCALAR_REGISTERS = 12
+"""Those for copies of single elements."""
 
 MOST_PRODUCTS = 512
 """Instructions `mma` of a pass that are unrolled."""
 
 MOST_LOADS = 512
 """Products that a warp's gathering of a step is unrolled over."""
+
+MOST_FRAGMENTS = 5
+"""Fragments of 8 pixels that a warp multiplies at a time, at most."""
 
 MOST_UNITS = 8
 """Units of outputs that a warp gathers, at most: what more need beside their sums has spilled."""
@@ -302,7 +311,7 @@ class Layout:
     @property
     def source_vectors(self) -> bool:
         """Whether the input is copied by 16 bytes."""
-        return self.problem.x_aligned and self.problem.width.size % 4 == 0
+        return is_copied_by_vectors(self.problem)
 
     @property
     def store_vector(self) -> int:
@@ -349,12 +358,25 @@ def divide(problem: Problem, tile: Tile) -> Division | None:
             n_groups = tile.warps // (m_groups * k_groups)
             one = Division(row_tiles, m_groups, k_groups, n_groups, k_steps)
             # Half of what is left is for sums.
-            if one.weights + 4 * row_tiles * 2 > tile.registers - OTHER_REGISTERS:
+            if one.weights + 4 * row_tiles * 2 > spare_registers(problem, tile, 2):
                 continue
             used = m_groups * k_groups * n_groups / tile.warps
             reads = 2 * k_fragments * m_groups
             found.append(((reads + 8 * row_fragments * k_groups) / used, one))
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def spare_registers(problem: Problem, tile: Tile, fragments: int) -> int:
+    """Registers of a thread for weights and sums."""
+    other = OTHER_REGISTERS + FRAGMENT_REGISTERS * (fragments - 1)
+    if not is_copied_by_vectors(problem):
+        other += SCALAR_REGISTERS
+    return tile.registers - other
+
+
+def is_copied_by_vectors(problem: Problem) -> bool:
+    """Whether the input is copied by 16 bytes."""
+    return problem.x_aligned and problem.width.size % 4 == 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -373,9 +395,18 @@ def layout(problem: Problem, tile: Tile) -> Layout | None:
 
     step_rows = min(range(most, 0, -1), key=waste)
     own = -(-step_rows * one.columns // 8 // division.n_groups)
-    allowed = tile.registers - OTHER_REGISTERS - division.weights - one.sums
-    most = max(1, min(own, allowed // (4 * division.row_tiles)))
-    fragments = min(range(most, 0, -1), key=lambda count: -(-own // count) * count)
+
+    def fits(count: int) -> bool:
+        held = division.weights + one.sums + 4 * division.row_tiles * count
+        return held <= spare_registers(problem, tile, count)
+
+    counts = [n for n in range(min(own, MOST_FRAGMENTS), 0, -1) if n == 1 or fits(n)]
+
+    def slowness(count: int) -> float:
+        # Products that do not wait for each other hide their latency.
+        return -(-own // count) * count * (1 + 1 / (count * division.row_tiles))
+
+    fragments = min(counts, key=slowness)
     passes = -(-own // fragments)
     budget = AIMED_SHARED // tile.blocks - RESERVED_SHARED
     laid = Layout(problem, tile, division, step_rows, fragments, passes, 2)
@@ -420,7 +451,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         )
     division = laid.division
     held = division.weights + laid.sums + 4 * division.row_tiles * laid.fragments
-    most = tile.registers - OTHER_REGISTERS
+    most = spare_registers(problem, tile, laid.fragments)
     if held > most:
         return f"a thread would hold {held} weights and sums in registers, {most} are for them"
     if laid.unit_slots > MOST_UNITS:
