@@ -107,14 +107,29 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
 
 def _tiled(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    return {**_launched_tiles(plan), "tile": (laid.tile_rows, laid.tile_columns)}
+
+
+def _launched_tiles(plan: Plan) -> dict[str, Any]:
+    """What `tiled_launch` reads."""
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     return {
         "wide": _constant(plan.source, "Index") == "long long",
         "group_tiles": laid.group_tiles,
-        "tile": (laid.tile_rows, laid.tile_columns),
         "source_vectors": laid.source_vectors,
         "store_vector": laid.store_vector,
         "blocks": laid.blocks(plan.target),
         "least": LEAST_CP_ASYNC,
+    }
+
+
+def _mma_overlap_forward(plan: Plan) -> dict[str, Any]:
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    rows = laid.tile_rows(plan.target)
+    return {
+        **_launched_tiles(plan),
+        "widths": (plan.problem.width.size, plan.problem.width.output_size),
+        "tile": (rows, laid.strip),
     }
 
 
@@ -125,6 +140,9 @@ EXPORTS = {
     "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "sm90_split_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "mma_forward": Export("prepare_mma_forward", _tiled, least=LEAST_CP_ASYNC),
+    "mma_overlap_forward": Export(
+        "prepare_mma_overlap_forward", _mma_overlap_forward, least=LEAST_CP_ASYNC
+    ),
     "direct_forward": Export("prepare_direct_forward", _tiled, least=LEAST_CP_ASYNC),
     "general_forward": Export("prepare_general_forward", _implicit_gemm),
     "general_input_gradient": Export("prepare_general_input_gradient", _implicit_gemm),

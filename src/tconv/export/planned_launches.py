@@ -64,14 +64,25 @@ def prepare_direct_forward(constants, x, weight, bias, y, parameters):  # type: 
 
 def prepare_mma_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
     """Blocks and arguments of the kernel mma_forward."""
-    pixels = (
-        (y.shape[2 + i] - 1 + parameters.padding[i]) // parameters.stride[i]
-        - parameters.padding[i] // parameters.stride[i]
-        + 1
-        for i in (0, 1)
-    )
-    counts = [ceiling_divide(*pair) for pair in zip(pixels, constants["tile"])]
+    counts = [ceiling_divide(count_pixels(y, parameters, i), constants["tile"][i]) for i in (0, 1)]
     return tiled_launch(constants, x, weight, bias, y, counts)
+
+
+def prepare_mma_overlap_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernel mma_overlap_forward."""
+    # How an image is cut into strips depends on its width.
+    if (x.shape[3], y.shape[3]) != constants["widths"]:
+        return None
+    tile_rows, strip = constants["tile"]
+    counts = (
+        ceiling_divide(count_pixels(y, parameters, 0), tile_rows),
+        ceiling_divide(y.shape[3], strip * parameters.stride[1]),
+    )
+    launch = tiled_launch(constants, x, weight, bias, y, counts)
+    if launch is not None:
+        ((_, arguments),), _ = launch
+        arguments["tile_rows"] = tile_rows
+    return launch
 
 
 def prepare_general_input_gradient(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
@@ -238,6 +249,12 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
     # One block for each multiprocessor, which walks the tiles.
     blocks = min(device_properties(x.device.index)[0], constants["tiles"])
     return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
+
+
+def count_pixels(y, parameters, axis):  # type: ignore[no-untyped-def]
+    """Pixels q of an axis, each for the outputs from q*stride - padding on."""
+    stride, padding = parameters.stride[axis], parameters.padding[axis]
+    return (y.shape[2 + axis] - 1 + padding) // stride - padding // stride + 1
 
 
 def tiled_launch(constants, x, weight, bias, y, counts):  # type: ignore[no-untyped-def]

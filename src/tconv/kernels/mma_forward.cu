@@ -19,15 +19,14 @@
 //             group or of other channels comes up
 //   store     a warp gathers its outputs in shared memory in the order of the rows, at most 8 of
 //             them at a time, then writes them piece by piece
-#include <common/element.cuh>
-#include <ptx/cp_async.cuh>
-#include <ptx/memory.cuh>
+#include <common/image_tiles.cuh>
 #include <ptx/mma.cuh>
-#include <ptx/registers.cuh>
 
 namespace {
 
 using Index = Layer::Index;
+using image_tiles::own_thread;
+using image_tiles::store;
 
 constexpr int threads = Layer::threads;
 constexpr int warps = threads / 32;
@@ -81,29 +80,7 @@ struct Weights {
     float bias[tile_channels];
 };
 
-struct Position {
-    // Group, then tile of its channels: innermost. Blocks that run together share their inputs, and
-    // where the grid is a multiple of their number each block stays with its weights.
-    int group_tile;
-    int tile_y, tile_x;
-    Index image;
-    Index tile;
-
-    Position() = default;
-
-    TCONV_DEVICE Position(Index tile, const Arguments& arguments) : tile(tile) {
-        constexpr int group_tiles = Layer::groups * channel_tiles;
-        Index rest = tile / group_tiles;
-        group_tile = int(tile - rest * group_tiles);
-        Index next = rest / arguments.tiles_x;
-        tile_x = int(rest - next * arguments.tiles_x);
-        image = next / arguments.tiles_y;
-        tile_y = int(next - image * arguments.tiles_y);
-    }
-
-    TCONV_DEVICE Index group() const { return Index(group_tile / channel_tiles); }
-    TCONV_DEVICE int first_channel() const { return group_tile % channel_tiles * tile_channels; }
-};
+using Position = image_tiles::Position<channel_tiles, tile_channels>;
 
 struct Shared {
     alignas(16) float patch[2][depth * patch_channel];
@@ -116,17 +93,6 @@ static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 // The widest store that output rows are aligned for.
 using Stored = Vector<float, Layer::store_vector>;
 constexpr int stored = Layer::store_vector;
-
-TCONV_DEVICE void store(float* destination, const Stored& value) {
-    const float* v = value.values;
-    if constexpr (stored == 4) {
-        ptx::st_global_cs_v4(destination, make_float4(v[0], v[1], v[2], v[3]));
-    } else if constexpr (stored == 2) {
-        ptx::st_global_cs_v2(destination, make_float2(v[0], v[1]));
-    } else {
-        ptx::st_global_cs(destination, v[0]);
-    }
-}
 
 // What a warp accumulates, of the tile's.
 struct Unit {
@@ -157,9 +123,6 @@ struct Block {
     TCONV_DEVICE Block(const Arguments& arguments, Shared& shared)
         : arguments(arguments), shared(shared) {}
 
-    // NOTE: the compiler cannot keep what is derived from it, which would cost registers.
-    TCONV_DEVICE static int own_thread() { return int(ptx::opaque(threadIdx.x)); }
-
     TCONV_DEVICE const Position& position() const { return shared.positions[turn]; }
 
     TCONV_DEVICE Index next_tile() const { return position().tile + Index(gridDim.x); }
@@ -171,81 +134,21 @@ struct Block {
 
     // --- copies ---------------------------------------------------------------------------------
 
-    // What one copy moves, and the copies of one channel's patch: its places. A thread copies the
-    // same places of every channel_lanes-th channel.
-    static constexpr int copied = Layer::source_vectors ? 4 : 1;
-    static constexpr int row_copies = 4 * used_vectors / copied;
-    static constexpr int places = patch_rows * row_copies;
-    static constexpr int place_threads = places <= 32 ? 32 : places <= 64 ? 64 : threads;
-    static constexpr int channel_lanes = threads / place_threads;
-    static constexpr int lane_channels = (depth + channel_lanes - 1) / channel_lanes;
-    // NOTE: sums live through the steps of deep tiles: unrolling further would spill.
-    static constexpr int unrolled = chunks > 1 ? 2 : 4;
-
-    // A channel of the step that is there to be copied.
-    TCONV_DEVICE static bool is_copied(int channel) {
-        return depth % channel_lanes == 0 || channel < depth;
-    }
-
-    TCONV_DEVICE static float* copy_place(float* patch, int i) {
-        return patch + i / row_copies * patch_pitch + i % row_copies * copied;
-    }
+    struct PatchShape {
+        static constexpr int rows = patch_rows;
+        static constexpr int vectors = used_vectors;
+        static constexpr int channels = depth;
+        static constexpr int channel_pitch = patch_channel;
+        // NOTE: sums live through the steps of deep tiles: unrolling further would spill.
+        static constexpr int unrolled = chunks > 1 ? 2 : 4;
+        TCONV_DEVICE static int place(int row, int column) { return row * patch_pitch + column; }
+    };
+    using Patch = image_tiles::Patch<threads, PatchShape>;
 
     TCONV_DEVICE void load_patch(float* patch, const Position& of, int first_channel) const {
-        int lane = own_thread() / place_threads;
         int top = of.tile_y * tile_rows + Layer::first_row;
         int left = of.tile_x * tile_columns + Layer::first_column - skew;
-        const float* source =
-            static_cast<const float*>(arguments.source) + of.image * arguments.source_stride_n +
-            (of.group() * Layer::in_channels + first_channel + lane) * arguments.source_stride_c;
-        Index step = channel_lanes * arguments.source_stride_c;
-#pragma unroll 1
-        for (int i = own_thread() % place_threads; i < places; i += place_threads) {
-            int y = top + i / row_copies;
-            int x = left + i % row_copies * copied;
-            bool inside = unsigned(y) < unsigned(arguments.source_height) &&
-                          unsigned(x) < unsigned(arguments.source_width);
-            Index step_x = Layer::source_vectors ? Index(1) : Index(arguments.source_stride_w);
-            const float* from =
-                inside ? source + (y * arguments.source_stride_h + x * step_x) : source;
-            float* to = copy_place(patch, i) + lane * patch_channel;
-#pragma unroll unrolled
-            for (int k = 0; k < lane_channels; ++k) {
-                int channel = k * channel_lanes + lane;
-                constexpr bool whole = Layer::in_channels % depth == 0;
-                // NOTE: channels beyond the last are zero, so that nothing meets their weights.
-                bool valid = inside && (whole || first_channel + channel < Layer::in_channels);
-                if (is_copied(channel)) {
-                    if constexpr (Layer::source_vectors) {
-                        ptx::cp_async_cg_16(to, from, valid);
-                    } else {
-                        ptx::cp_async_ca<4>(to, from, valid);
-                    }
-                }
-                from += step;
-                to += channel_lanes * patch_channel;
-            }
-        }
-    }
-
-    // Each thread rounds what it has copied itself, so its own wait is enough.
-    TCONV_DEVICE void round_patch(float* patch) const {
-        using Part = Vector<float, copied>;
-        int lane = own_thread() / place_threads;
-#pragma unroll 1
-        for (int i = own_thread() % place_threads; i < places; i += place_threads) {
-            float* to = copy_place(patch, i) + lane * patch_channel;
-#pragma unroll unrolled
-            for (int k = 0; k < lane_channels; ++k) {
-                if (is_copied(k * channel_lanes + lane)) {
-                    Part part = *reinterpret_cast<Part*>(to);
-#pragma unroll
-                    for (int v = 0; v < copied; ++v) part.values[v] = operand<true>(part.values[v]);
-                    *reinterpret_cast<Part*>(to) = part;
-                }
-                to += channel_lanes * patch_channel;
-            }
-        }
+        Patch::load(patch, arguments, of, first_channel, top, left, arguments.source_height);
     }
 
     // The place of a tile's weight of a tap.
@@ -324,7 +227,7 @@ struct Block {
     // where the step is the tile's last, of the next tile.
     TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {
         ptx::cp_async_wait_all();
-        if constexpr (!Layer::round_on_load) round_patch(shared.patch[stage]);
+        if constexpr (!Layer::round_on_load) Patch::round(shared.patch[stage]);
         if (new_weights) round_weights();
         new_weights = false;
         // NOTE: the one barrier of a step: copies are visible after it, and no thread still reads

@@ -18,6 +18,7 @@
 // A tile is 128 * pixel_tiles pixels by `parts` * part_columns columns. Its pixels are neighbours in
 // the line of all positions, row after row with zeros between rows and between images (`flat`), or
 // tile_rows x tile_columns pixels of one image.
+#include <common/element.cuh>
 #include <common/sm90_tf32_wide_columns.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/cp_async.cuh>
@@ -237,14 +238,6 @@ TCONV_DEVICE void produce_weights(const Arguments& arguments, Shared& shared) {
             }
         }
     }
-}
-
-// Rounds as cvt.rna.tf32 does, but leaves the low 13 bits as they come: the tensor core cuts them
-// off. Two instructions for three. An infinity or NaN stays as it is: the addition would carry the
-// NaN 0x7fffffff into the sign.
-TCONV_DEVICE uint32_t round_operand(float value) {
-    uint32_t bits = __float_as_uint(value);
-    return fabsf(value) < __uint_as_float(0x7f800000u) ? bits + 0x1000u : bits;
 }
 
 using Sums = float[pixel_tiles][parts][Layer::part_columns / 2];
@@ -477,7 +470,7 @@ TCONV_DEVICE void multiply(Shared& shared, int column_class, Walk& walk,
                     for (int m = 0; m < pixel_tiles; ++m) {
 #pragma unroll
                         for (int j = 0; j < 4; ++j) {
-                            a[k][m][j] = round_operand(__uint_as_float(a[k][m][j]));
+                            a[k][m][j] = tf32_bits(__uint_as_float(a[k][m][j]));
                         }
                     }
                     ptx::wgmma_fence();

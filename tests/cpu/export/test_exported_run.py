@@ -64,11 +64,14 @@ def test_general_kernels_round_to_tf32_where_the_contract_says(module):
 
 
 @pytest.mark.parametrize(
-    "kernel", ("", "general_forward", "sm90_tf32_forward", "sm90_tf32_flat_forward")
-)
+    "kernel",
+    (
+        "", "general_forward", "sm90_tf32_forward", "sm90_tf32_flat_forward", "mma_overlap_forward"
+    ),
+)  # fmt: skip
 @pytest.mark.parametrize("layer", PLANNED, ids=[f"layer{i}" for i in range(len(PLANNED))])
 def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
-    if kernel.startswith("sm90") and layer.in_channels // layer.groups < 16:
+    if kernel.startswith(("sm90", "mma")) and layer.in_channels // layer.groups < 16:
         pytest.skip(f"{kernel or 'the plan'} does not serve this layer")
     monkeypatch.setenv("TCONV_KERNEL", kernel)
     report = export_file(None, layer, tmp_path / "model_new.py")
@@ -138,6 +141,20 @@ def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(kernel, tmp_
                 module, case, operands(case, torch.float32, "contiguous", "cpu"), tf32=True
             )
         assert (extension.launched[0] == kernel) == planned
+
+
+def test_widths_that_were_not_planned_run_the_general_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "mma_overlap_forward")
+    layer = Layer(20, 3, (4, 4), (2, 2), (1, 1), batch=2, size=(9, 70))
+    export_file(None, layer, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    for batch, size, planned in ((2, (9, 70), True), (3, (30, 70), True), (2, (9, 72), False)):
+        case = Case(batch, 20, 3, 1, size, (4, 4), (2, 2), (1, 1))
+        with on_emulator(module) as extension:
+            assert_right(
+                module, case, operands(case, torch.float32, "contiguous", "cpu"), tf32=True
+            )
+        assert (extension.launched[0] == "mma_overlap_forward") == planned
 
 
 def test_planned_kernels_leave_other_devices_and_sizes_to_the_general_one(module):

@@ -120,14 +120,6 @@ struct Position {
     TCONV_DEVICE int first_q_x() const { return Layer::first_q_x + tile_x * columns; }
 };
 
-// Rounds as cvt.rna.tf32 does, but leaves the low 13 bits as they come: the tensor core cuts them
-// off. Two instructions for three. An infinity or NaN stays as it is: the addition would carry the
-// NaN 0x7fffffff into the sign.
-TCONV_DEVICE uint32_t round_operand(float value) {
-    uint32_t bits = __float_as_uint(value);
-    return fabsf(value) < __uint_as_float(0x7f800000u) ? bits + 0x1000u : bits;
-}
-
 // A value as the sum of two operands. What is not finite, or would be rounded to infinity, is a low
 // part alone: the other operand's low part would bring the opposite infinity, or a zero.
 //
@@ -157,8 +149,8 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel,
             ptx::st_shared_v4(to, make_uint4(a.high, b.high, c.high, d.high));
             ptx::st_shared_v4(to + part_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
         } else {
-            ptx::st_shared_v4(to, make_uint4(round_operand(v[0]), round_operand(v[1]),
-                                             round_operand(v[2]), round_operand(v[3])));
+            ptx::st_shared_v4(to, make_uint4(tf32_bits(v[0]), tf32_bits(v[1]),
+                                             tf32_bits(v[2]), tf32_bits(v[3])));
         }
     }
 }
