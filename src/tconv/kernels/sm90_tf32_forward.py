@@ -40,6 +40,9 @@ MOST_AHEAD = 6
 MOST_PRODUCTS = 160
 """Unrolled products of a stage: a bound on the code."""
 
+MOST_SUMS = 104
+"""Sums of a thread that fit a third of the registers."""
+
 MOST_SUMS_DEEP = 88
 """Sums of a thread that leave registers for MOST_AHEAD pairs of streamed weights."""
 
@@ -60,6 +63,11 @@ class Tile:
     m_tiles: int
     resident: bool = False
 
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.m_tiles * self.rows * self.columns // 2
+
     def __str__(self) -> str:
         """Matrix rows x image rows x columns."""
         size = f"{self.m_tiles * WARPGROUP_ROWS}x{self.rows}x{self.columns}"
@@ -75,6 +83,21 @@ TILES = (
     Tile(columns=64, rows=2, m_tiles=1, resident=True),
     Tile(columns=32, rows=3, m_tiles=1, resident=True),
     Tile(columns=32, rows=2, m_tiles=2, resident=True),
+    Tile(columns=40, rows=8, m_tiles=1, resident=True),
+    Tile(columns=40, rows=6, m_tiles=1, resident=True),
+    Tile(columns=48, rows=6, m_tiles=1, resident=True),
+    Tile(columns=88, rows=3, m_tiles=1, resident=True),
+    Tile(columns=64, rows=4, m_tiles=1, resident=True),
+    Tile(columns=64, rows=5, m_tiles=1, resident=True),
+    Tile(columns=40, rows=7, m_tiles=1),
+    Tile(columns=40, rows=6, m_tiles=1),
+    Tile(columns=48, rows=6, m_tiles=1),
+    Tile(columns=88, rows=3, m_tiles=1),
+    Tile(columns=64, rows=4, m_tiles=1),
+    Tile(columns=56, rows=2, m_tiles=2),
+    Tile(columns=64, rows=2, m_tiles=2),
+    Tile(columns=40, rows=3, m_tiles=2),
+    Tile(columns=88, rows=1, m_tiles=2),
     Tile(columns=40, rows=5, m_tiles=1),
     Tile(columns=64, rows=3, m_tiles=1),
     Tile(columns=88, rows=2, m_tiles=1),
@@ -156,6 +179,17 @@ class Layout:
         return self.patch_columns * CHANNELS * 4 // 16
 
     @property
+    def vector(self) -> int:
+        """Outputs that a lane writes at a time, where rows begin on a multiple of them."""
+        return next(width for width in (4, 2, 1) if self.problem.width.output_size % width == 0)
+
+    @property
+    def output_shift(self) -> int:
+        """Columns of a tile's first output behind a multiple of `vector`."""
+        x = self.problem.width
+        return (x.q_range.start * x.stride - x.padding) % self.vector
+
+    @property
     def output_bytes(self) -> int:
         """Shared memory in which the epilogue gathers output rows."""
         stride = self.problem.width.stride
@@ -163,6 +197,7 @@ class Layout:
         if stride == 1:
             pitch = columns + (0 if columns % 16 == 8 else 8)
         else:
+            columns += self.output_shift
             pitch = columns + (40 - columns % 32) % 32
         passes = 2 if 8 % stride == 0 else 1
         return RINGS * WARPS * (warp_channels(self.problem) // passes) * pitch * 4
@@ -220,6 +255,11 @@ class Layout:
     def split(self) -> bool:
         """Whether operands are two TF32 numbers, a high part and a low one (sm90_split_forward)."""
         return self.problem.math == "ieee"
+
+    @property
+    def shares(self) -> bool:
+        """Whether producers give registers to the consumers, which need more than a third."""
+        return self.split or self.tile.sums > MOST_SUMS
 
     @property
     def stage_bytes(self) -> int:
@@ -644,6 +684,7 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("stride_x", problem.width.stride),
         ("padding_y", problem.height.padding),
         ("padding_x", problem.width.padding),
+        ("vector", laid.vector),
         ("row_step", laid.row_step),
         ("warp_channels", warp_channels(problem)),
         ("m_tiles", laid.tile.m_tiles),
@@ -657,6 +698,7 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("pair_slot_y", tuple(pair.slot_y for pair in pairs)),
         ("pair_slot_x", tuple(pair.slot_x for pair in pairs)),
         ("split", laid.split),
+        ("shares", laid.shares),
         ("resident", laid.tile.resident),
         ("reaches", laid.reaches),
         ("slots_x", len(laid.slots_x)),
@@ -697,11 +739,15 @@ def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
     """
     tile = laid.tile
     # Producers that load through registers leave the compiler less room: it spilled.
-    sums = tile.m_tiles * tile.rows * tile.columns // 2
-    room = laid.problem.x_aligned and sums <= MOST_SUMS_DEEP
-    deepest = (MOST_AHEAD, 5) if room else ()
-    # Shared memory answers sooner than L2: its latency is less than that of one pair's products.
-    depths = (3, 4, 2) if tile.resident else (*deepest, 4, 3, 2)
+    if tile.resident:
+        # Shared memory answers sooner than L2: its latency is less than that of one pair's products.
+        depths: tuple[int, ...] = (3, 4, 2)
+    elif laid.shares:
+        depths = (MOST_AHEAD, 5, 4, 3, 2) if tile.sums <= 128 else (5, 3, 2)
+    elif laid.problem.x_aligned and tile.sums <= MOST_SUMS_DEEP:
+        depths = (MOST_AHEAD, 5, 4, 3, 2)
+    else:
+        depths = (4, 3, 2)
     for ahead in depths:
         for unroll in (1, 2, 4):
             if laid.chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:

@@ -3,6 +3,7 @@
 // The kernel that includes this defines `multiply`, the products of one tile, and calls `run_block`.
 #pragma once
 
+#include <common/element.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/convert.cuh>
@@ -25,9 +26,9 @@ constexpr int rings = 2;
 constexpr int producers = warpgroup / rings;  // threads that fill one ring
 constexpr int stages = Layer::stages;
 
-// Where operands are split: sums, temporaries and weights take more than a third of the registers.
+// Where consumers need more than a third of the registers.
 constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
-constexpr int consumer_registers = Layer::tensor_map ? 208 : 200;
+constexpr int consumer_registers = (3 * 168 - producer_registers) / 2;
 static_assert(producer_registers + rings * consumer_registers == 3 * 168, "what 384 threads get");
 
 constexpr int columns = Layer::tile_columns;
@@ -49,8 +50,15 @@ constexpr int chunks = (Layer::in_channels + channels_per_stage - 1) / channels_
 constexpr int passes = 8 % Layer::stride_x == 0 ? 2 : 1;
 constexpr int pass_channels = Layer::warp_channels / passes;
 constexpr int out_columns = columns * Layer::stride_x;
-constexpr int out_pitch = Layer::stride_x == 1 ? columns + (columns % 16 == 8 ? 0 : 8)
-                                               : out_columns + (40 - out_columns % 32) % 32;
+// Columns of a row's first output behind the last multiple of a vector: there it is gathered too, so
+// that vectors lie on their size in both.
+constexpr int out_first = Layer::first_q_x * Layer::stride_x - Layer::padding_x;
+constexpr int out_shift = (out_first % Layer::vector + Layer::vector) % Layer::vector;
+static_assert(columns % 4 == 0, "tiles keep the shift");
+static_assert(Layer::stride_x > 1 || out_shift == 0, "pairs of sums are stored together");
+constexpr int out_pitch = Layer::stride_x == 1
+                              ? columns + (columns % 16 == 8 ? 0 : 8)
+                              : out_shift + out_columns + (40 - (out_shift + out_columns) % 32) % 32;
 
 // Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][thread][4], a fragment
 // being the weights of one warp for one product. A reach is slot * stride + phase: the phases that
@@ -64,7 +72,7 @@ constexpr int resident_words = Layer::resident ? Layer::groups * chunks * chunk_
 static_assert(resident_words * 4 < 1 << 20, "what an mbarrier can count");
 
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
-static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128, "the sums fit the registers");
+static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
 
 struct Shared {
     alignas(1024) unsigned char pixels[rings][stages][stage_bytes];
@@ -434,85 +442,93 @@ TCONV_DEVICE void multiply_class(const Arguments& arguments, Shared& shared, con
 
 using Gathered = float[pass_channels][out_pitch];
 
+TCONV_DEVICE void write_vector(float* to, const Vector<float, 1>& value) { *to = value.values[0]; }
+
+TCONV_DEVICE void write_vector(float* to, const Vector<float, 2>& value) {
+    ptx::st_global_v2(to, make_float2(value.values[0], value.values[1]));
+}
+
+TCONV_DEVICE void write_vector(float* to, const Vector<float, 4>& value) {
+    ptx::st_global_v4(
+        to, make_float4(value.values[0], value.values[1], value.values[2], value.values[3]));
+}
+
 // How a warp writes the rows that it has gathered: `channels` rows of the output, from `line` on,
-// which is column `left` of the first.
-template <bool pairs>
+// which is column `left` of the first. Each lane writes vectors of the width for which rows are
+// aligned; the columns before the first whole one and behind the last are written one by one.
+template <int width>
 struct RowWriter {
+    static constexpr int front = (width - out_shift % width) % width;
+    static constexpr int row_vectors = (out_columns - front) / width;
+    static constexpr int edges = out_columns - row_vectors * width;
+
     const Arguments& arguments;
     int left;
 
     TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
-        if constexpr (pairs) {
-            write_pairs(rows, line, channels);
-        } else {
-            write_single(rows, line, channels);
-        }
-    }
-
-    // One column a lane.
-    TCONV_DEVICE void write_single(const Gathered& rows, float* line, int channels) const {
-        constexpr int pieces = (out_columns + 31) / 32;
-        int lane = threadIdx.x % 32;
-        for (int channel = 0; channel < channels; ++channel) {
-            float values[pieces];
-#pragma unroll
-            for (int i = 0; i < pieces; ++i) {
-                values[i] = rows[channel][min(32 * i + lane, out_columns - 1)];
-            }
-#pragma unroll
-            for (int i = 0; i < pieces; ++i) {
-                int column = 32 * i + lane;
-                if (column < out_columns && left + column >= 0 &&
-                    left + column < arguments.destination_width) {
-                    line[column] = values[i];
-                }
-            }
-            line += arguments.destination_stride_c;
-        }
-    }
-
-    // Two columns a lane; with a stride in x of 1. Short rows one after the other, long ones in
-    // pieces of their own: the lanes' offsets of many pieces that all differ would fill the
-    // registers.
-    TCONV_DEVICE void write_pairs(const Gathered& rows, float* line, int channels) const {
-        constexpr bool joined = columns <= 64;
-        constexpr int row_pairs = joined ? columns / 2 : (columns + 63) / 64 * 32;
-        constexpr int pieces = (pass_channels * row_pairs + 31) / 32;
-        constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
         // NOTE: else the compiler adds the offsets to the line's own, in 64 bits, for each piece.
         line = ptx::opaque(line);
-        int lane = threadIdx.x % 32;
-        int width = arguments.destination_width - left;
+        // Short rows one after the other, long ones in pieces of their own: the lanes' offsets of
+        // many pieces that all differ would fill the registers.
+        constexpr bool joined = row_vectors <= (width == 4 ? 12 : 32);
+        constexpr int row_lanes = joined ? row_vectors : (row_vectors + 31) / 32 * 32;
+        constexpr int pieces = (pass_channels * row_lanes + 31) / 32;
+        constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
+        // NOTE: beside so many sums, what follows from the lane would fill the registers if it was
+        // kept from row to row; to compute it anew costs KernelBench's layers 2 to 10%.
+        constexpr bool keeps = Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128;
+        int lane = keeps ? threadIdx.x % 32 : ptx::opaque(threadIdx.x % 32);
 #pragma unroll
         for (int first = 0; first < pieces; first += batch) {
-            float2 values[batch];
+            Vector<float, width> values[batch];
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
-                int pair = min(32 * (first + i) + lane, pass_channels * row_pairs - 1);
-                int column = min(pair % row_pairs * 2, columns - 2);
-                values[i] = *reinterpret_cast<const float2*>(&rows[pair / row_pairs][column]);
+                int place = min(32 * (first + i) + lane, pass_channels * row_lanes - 1);
+                int column = front + min(place % row_lanes, row_vectors - 1) * width;
+                values[i] = *reinterpret_cast<const Vector<float, width>*>(
+                    &rows[place / row_lanes][out_shift + column]);
             }
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
-                int channel = (32 * (first + i) + lane) / row_pairs;
-                int column = (32 * (first + i) + lane) % row_pairs * 2;
-                if (channel < channels && column < columns && column < width) {
-                    ptx::st_global_v2(
-                        line + (channel * arguments.destination_stride_c + column), values[i]);
+                int channel = (32 * (first + i) + lane) / row_lanes;
+                int vector = (32 * (first + i) + lane) % row_lanes;
+                int column = front + vector * width;
+                if (channel < channels && vector < row_vectors && exists(column)) {
+                    write_vector(line + (channel * arguments.destination_stride_c + column),
+                                 values[i]);
                 }
             }
         }
+        if constexpr (edges > 0) {
+#pragma unroll
+            for (int first = 0; first < pass_channels * edges; first += 32) {
+                int channel = (first + lane) / edges;
+                int edge = (first + lane) % edges;
+                int column = edge < front ? edge : out_columns - edges + edge;
+                if (channel < channels && exists(column)) {
+                    line[channel * arguments.destination_stride_c + column] =
+                        rows[channel][out_shift + column];
+                }
+            }
+        }
+    }
+
+private:
+    // Whether an output of the tile's row is one of the image: a vector's are all alike.
+    TCONV_DEVICE bool exists(int column) const {
+        return static_cast<unsigned>(left + column) <
+               static_cast<unsigned>(arguments.destination_width);
     }
 };
 
 // Each warp interleaves its channels' phases in shared memory and writes pieces of whole rows.
-template <bool pairs>
+template <int width>
 TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                         const Sums& sums) {
     int lane = threadIdx.x % 32;
     auto& outputs = shared.outputs[warp - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
-    RowWriter<pairs> writer{arguments, left};
+    RowWriter<width> writer{arguments, left};
 #pragma unroll
     for (int m = 0; m < Layer::m_tiles; ++m) {
         int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
@@ -543,7 +559,8 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                     int channel = row / Layer::stride_x;
                     if (channel >= pass_channels) continue;
                     float* to =
-                        outputs[channel] + row % Layer::stride_x + lane % 4 * 2 * Layer::stride_x;
+                        outputs[channel] + out_shift + row % Layer::stride_x +
+                        lane % 4 * 2 * Layer::stride_x;
 #pragma unroll
                     for (int j = 0; j < columns / 8; ++j) {
                         float even = sums[m][r][4 * j + 2 * half];
@@ -576,13 +593,11 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
 
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) {
     int ring = warp / 4 - 1;
-    // Whether columns can be written by twos; with a stride in x of 1, tiles start at even ones.
-    bool pairs = Layer::stride_x == 1 &&
-                 (arguments.destination_stride_n | arguments.destination_stride_c |
-                  arguments.destination_stride_h | arguments.destination_width) %
-                         2 ==
-                     0 &&
-                 reinterpret_cast<uintptr_t>(arguments.destination) % 8 == 0;
+    bool aligned = (arguments.destination_stride_n | arguments.destination_stride_c |
+                    arguments.destination_stride_h) %
+                           Layer::vector ==
+                       0 &&
+                   reinterpret_cast<uintptr_t>(arguments.destination) % (4 * Layer::vector) == 0;
     if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
     Turn turn;
     for (Index tile = Index(blockIdx.x) * rings + ring; tile < arguments.tiles;
@@ -603,10 +618,10 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
 #pragma unroll
             for (int r = 0; r < Layer::tile_rows; ++r) ptx::fence_registers(sums[m][r]);
         }
-        if (pairs) {
-            store<Layer::stride_x == 1>(arguments, shared, at, warp, sums);
+        if (aligned) {
+            store<Layer::vector>(arguments, shared, at, warp, sums);
         } else {
-            store<false>(arguments, shared, at, warp, sums);
+            store<1>(arguments, shared, at, warp, sums);
         }
     }
 }
@@ -643,10 +658,10 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
     // stays in uniform registers, where wgmma takes its descriptors from.
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp < warpgroup / 32) {
-        if constexpr (Layer::split) ptx::setmaxnreg_dec<producer_registers>();
+        if constexpr (Layer::shares) ptx::setmaxnreg_dec<producer_registers>();
         produce<Layer::tensor_map>(arguments, shared, warp);
     } else {
-        if constexpr (Layer::split) ptx::setmaxnreg_inc<consumer_registers>();
+        if constexpr (Layer::shares) ptx::setmaxnreg_inc<consumer_registers>();
         // The packing may still run; only these threads read what it writes, or ask for copies of it.
         ptx::griddepcontrol_wait();
         if constexpr (Layer::resident) {

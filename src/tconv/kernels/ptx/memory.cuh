@@ -103,6 +103,7 @@ TCONV_DEVICE uint4 ld_global_nc_L2_hint_v4(const uint32_t* address, uint64_t pol
     }
 
 TCONV_STORE_2(st_global_v2, "st.global.v2.f32", float, float2, "f")
+TCONV_STORE_4(st_global_v4, "st.global.v4.f32", float, float4, "f")
 
 // Streaming: written once, read by a later kernel if at all.
 TCONV_STORE_1(st_global_cs, "st.global.cs.f32", float, "f")

@@ -63,6 +63,7 @@ inline uint4 ld_global_nc_L2_hint_v4(const uint32_t* address, uint64_t,
     }
 
 EMULATOR_STORE(st_global_v2, float, float2)
+EMULATOR_STORE(st_global_v4, float, float4)
 EMULATOR_STORE(st_global_cs, float, float)
 EMULATOR_STORE(st_global_cs, double, double)
 EMULATOR_STORE(st_global_cs, uint32_t, uint32_t)
