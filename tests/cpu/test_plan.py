@@ -124,4 +124,6 @@ def test_what_is_packed_is_waited_for():
     assert packed
     for family in packed:
         text = (KERNEL_DIRECTORY / f"{family.STEM}.cu").read_text()
-        assert "ptx::griddepcontrol_wait()" in text, family.STEM
+        shared = re.findall(r"#include <(common/\S+)>", text)
+        texts = [text, *((KERNEL_DIRECTORY / header).read_text() for header in shared)]
+        assert any("ptx::griddepcontrol_wait()" in text for text in texts), family.STEM

@@ -344,7 +344,9 @@ def test_dependent_launches(captured: bool, size: int) -> None:
 
 @needs_dependent_launches
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("stem", ["sm90_tf32_forward", "sm90_tf32_flat_forward"])
+@pytest.mark.parametrize(
+    "stem", ["sm90_tf32_forward", "sm90_tf32_flat_forward", "sm90_tf32_wide_forward"]
+)
 def test_packed_weights_that_change(
     captured: bool, stem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

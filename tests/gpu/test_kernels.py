@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hopper import HOPPER, problem_of
 from layer_cases import (
     CORNERS,
     LAYOUTS,
@@ -14,6 +15,9 @@ from layer_cases import (
     random_cases,
     three_maps,
 )
+from tconv import tuning
+from tconv.kernels import sm90_tf32_wide_forward
+from tconv.plan import candidates
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -81,13 +85,37 @@ def test_strict_float32_on_hopper_tensor_cores(layout, monkeypatch):
 
 
 @on_hopper
-@pytest.mark.parametrize("kernel", ("sm90_tf32_forward", "sm90_tf32_flat_forward"))
+@pytest.mark.parametrize(
+    "kernel", ("sm90_tf32_forward", "sm90_tf32_flat_forward", "sm90_tf32_wide_forward")
+)
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))
 def test_hopper_tensor_cores(layout, kernel, monkeypatch):
     torch.backends.cudnn.allow_tf32 = True
     monkeypatch.setenv("TCONV_KERNEL", kernel)  # an error where it cannot serve
     for case in (*HOPPER_CASES, Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2))):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+
+
+@on_hopper
+@pytest.mark.parametrize("tile", sm90_tf32_wide_forward.TILES, ids=str)
+def test_every_tile_of_pixels_by_channels_and_phases(tile):
+    torch.backends.cudnn.allow_tf32 = True
+    served = 0
+    for case in (
+        Case(9, 130, 200, 1, (7, 9), (3, 3), (2, 2), (1, 1), (1, 1)),  # phases apart
+        Case(3, 67, 300, 1, (9, 76), (4, 4), (2, 2), (1, 1)),  # copies of 16 bytes
+        Case(5, 40, 70, 2, (21, 35), (2, 2), (2, 2), bias=False),
+        Case(2, 100, 150, 1, (11, 13), (3, 3), (2, 2), (1, 1), (1, 0), (2, 2)),  # empty phases
+        Case(4, 33, 21, 1, (5, 67), (3, 7), (1, 3), (1, 2)),
+    ):
+        for candidate in candidates(problem_of(case), HOPPER):
+            chosen = (candidate.stem, candidate.tile) == (sm90_tf32_wide_forward.STEM, tile)
+            if chosen and candidate.refusal is None:
+                served += 1
+                with tuning.using(candidate):
+                    tensors = operands(case, torch.float32, "contiguous", "cuda")
+                    assert_maps_right(case, tensors, tf32=True)
+    assert served > 0
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))

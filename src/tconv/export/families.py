@@ -105,6 +105,25 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _sm90_tf32_wide_forward(plan: Plan) -> dict[str, Any]:
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    assert plan.packing is not None
+    wide = (_constant(source, "Index") for source in (plan.source, plan.packing.source))
+    tile = plan.tile
+    return {
+        "wide": list(wide) == ["long long"] * 2,
+        # In a line, the pitches follow from the image's size, and the reach from the pitches.
+        "sizes": None if tile.rows else (plan.problem.x_shape[2:], plan.problem.y_shape[2:]),
+        "pitches": (laid.pitch, laid.image_positions),
+        "tile": (tile.rows or 1, laid.tile_columns),
+        "column_tiles": plan.problem.groups * len(laid.column_class),
+        "source_vectors": laid.copied == 4,
+        "store_vector": _constant(plan.source, "vector"),
+        "packed_blocks": plan.packing.grid,
+        "packed_elements": plan.packing.elements,
+    }
+
+
 def _tiled(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     return {**_launched_tiles(plan), "tile": (laid.tile_rows, laid.tile_columns)}
@@ -138,6 +157,9 @@ EXPORTS = {
         "prepare_sm90_tf32_flat_forward", _sm90_tf32_flat_forward, (9, 0)
     ),
     "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
+    "sm90_tf32_wide_forward": Export(
+        "prepare_sm90_tf32_wide_forward", _sm90_tf32_wide_forward, (9, 0)
+    ),
     "sm90_split_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "mma_forward": Export("prepare_mma_forward", _tiled, least=LEAST_CP_ASYNC),
     "mma_overlap_forward": Export(

@@ -251,6 +251,66 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
     return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
 
 
+def prepare_sm90_tf32_wide_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernels sm90_tf32_wide_pack and sm90_tf32_wide_forward."""
+    counts = [count_pixels(y, parameters, axis) for axis in (0, 1)]
+    pitch, image_positions = constants["pitches"]
+    if constants["sizes"] is None:
+        tiles_y, tiles_x = (ceiling_divide(counts[i], constants["tile"][i]) for i in (0, 1))
+        pixel_tiles = x.shape[0] * tiles_y * tiles_x
+        positions = 0
+    else:
+        # How the images lie in one line depends on their size.
+        if (tuple(x.shape[2:]), tuple(y.shape[2:])) != constants["sizes"]:
+            return None
+        tiles_y = tiles_x = 1
+        positions = x.shape[0] * image_positions
+        # None behind the last image's last output.
+        used = (x.shape[0] - 1) * image_positions + (counts[0] - 1) * pitch + counts[1]
+        pixel_tiles = ceiling_divide(used, constants["tile"][1])
+    tiles = pixel_tiles * constants["column_tiles"]
+    vectors = not constants["source_vectors"] or (is_aligned(x) and x.shape[3] % 4 == 0)
+    if (
+        not vectors
+        or not y.is_contiguous()
+        or y.shape[3] % constants["store_vector"]
+        or y.data_ptr() % 16
+        or exceeds_int(tiles, positions)
+    ):
+        return None
+    if not constants["wide"] and exceeds_int(
+        largest_offset(x), largest_offset(weight), largest_offset(y)
+    ):
+        return None
+    packed = torch.empty(constants["packed_elements"], dtype=torch.float32, device=x.device)
+    packing = {
+        "weight": weight.data_ptr(),
+        "packed": packed.data_ptr(),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+    }
+    arguments = {
+        "source": x.data_ptr(),
+        "packed": packed.data_ptr(),
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "destination": y.data_ptr(),
+        "tiles": tiles,
+        "tiles_x": tiles_x,
+        "tiles_y": tiles_y,
+        "batch": x.shape[0],
+        "pitch": pitch,
+        "image_positions": image_positions,
+        "source_height": x.shape[2],
+        "source_width": x.shape[3],
+        "destination_height": y.shape[2],
+        "destination_width": y.shape[3],
+        **stride_arguments("source", "nchw", x),
+        **stride_arguments("destination", "nch", y),
+    }
+    # One block for each multiprocessor, which walks the tiles.
+    blocks = min(device_properties(x.device.index)[0], tiles)
+    return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
+
+
 def count_pixels(y, parameters, axis):  # type: ignore[no-untyped-def]
     """Pixels q of an axis, each for the outputs from q*stride - padding on."""
     stride, padding = parameters.stride[axis], parameters.padding[axis]

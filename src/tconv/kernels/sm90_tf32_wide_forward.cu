@@ -388,7 +388,7 @@ struct Walk {
         begin = slot = slot_begin(column_class, 0);
         end = slot_begin(column_class, Layer::masks);
         chunk = 0;
-        enter(shared.shifts[slot]);
+        if (begin != end) enter(shared.shifts[slot]);
     }
 
     // To the slot behind this one, whose shift the caller knows; none behind the last.

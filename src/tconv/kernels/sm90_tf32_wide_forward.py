@@ -31,6 +31,9 @@ CHANNELS = 32
 
 LINE_BYTES = CHANNELS * 4
 MOST_STRIDE = 16
+MOST_STRIDE_Y = 32
+"""A bit of a word for each phase says whether its outputs exist."""
+
 MOST_LANE_COPIES = 24
 """Of a channel: their offsets are held in registers."""
 
@@ -71,14 +74,14 @@ class Tile:
         return f"{pixels}x{self.columns}" + ("/apart" if self.apart else "")
 
 
-TILES = tuple(
-    Tile(pixel_tiles, columns, apart, rows)
-    for pixel_tiles, columns_ in ((1, (256, 224, 192, 160, 128)), (2, (144, 128, 112, 96, 64)))
-    for columns in columns_
-    for rows in (0, 2 * pixel_tiles)
-    for apart in (False, True)
-    # Two copies of the products, for one and for two parts, leave no registers for more sums.
-    if not (apart and pixel_tiles * columns > 256)
+TILES = (
+    *(Tile(1, columns, apart) for columns in (256, 224, 192, 160, 128) for apart in (False, True)),
+    # Twice the pixels for each weight, where few columns are computed anyway.
+    Tile(2, 128),
+    Tile(2, 64),
+    # For wide images: in the line, a slot that reaches rows back brings those rows whole.
+    Tile(1, 256, rows=2),
+    Tile(2, 128, rows=4),
 )
 
 Slot = tuple[int, int]
@@ -187,7 +190,7 @@ class Layout:
         """Stages of pixels and of weights; (0, 0) where they do not fit."""
         free = Target.named("sm_90a").shared_per_block - 2048
         for weights in (4, 3, 2):
-            pixels = min(MOST_PIXEL_STAGES, (free - weights * self.weight_bytes) // self.pixel_bytes)
+            pixels = (free - weights * self.weight_bytes) // self.pixel_bytes
             if pixels >= 2:
                 # More than three stages of pixels only beside six of weights.
                 pixels = min(pixels, 3)
@@ -233,7 +236,7 @@ class Layout:
 
     @property
     def pixel_tile_counts(self) -> tuple[int, int, int]:
-        """Tiles of pixels: of an image along x and y, and of all images; in the line, (1, 1, all)."""
+        """Tiles of pixels: of an image along x and y, and of all; in the line, (1, 1, all)."""
         y, x = self.problem.height.q_range, self.problem.width.q_range
         if self.tile.rows:
             tiles_x, tiles_y = -(-len(x) // self.tile_columns), -(-len(y) // self.tile.rows)
@@ -330,6 +333,8 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"writes contiguous outputs, not {problem.y_layout}"
     if problem.width.stride > MOST_STRIDE:
         return f"a thread writes {MOST_STRIDE} phases in x, the stride is {problem.width.stride}"
+    if problem.height.stride > MOST_STRIDE_Y:
+        return f"tells {MOST_STRIDE_Y} phases in y apart, the stride is {problem.height.stride}"
     return family.coordinates_why_not(problem)
 
 
@@ -347,13 +352,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"the packing has no room for {problem.taps} taps"
     if laid.lane_copies > MOST_LANE_COPIES:
         return (
-            f"a lane makes {MOST_LANE_COPIES} copies of a channel, {laid.patch_positions} positions "
-            f"need {laid.lane_copies}"
+            f"a lane makes {MOST_LANE_COPIES} copies of a channel, "
+            f"{laid.patch_positions} positions need {laid.lane_copies}"
         )
     if laid.stages == (0, 0):
-        return (
-            f"two stages of {laid.pixel_bytes} bytes do not fit {target.arch} beside the weights"
-        )
+        return f"two stages of {laid.pixel_bytes} bytes do not fit {target.arch} beside the weights"
     if laid.tiles > family.MAX_GRID or problem.batch * laid.image_positions >= 2**31 - 2**12:
         return f"{problem.batch * laid.image_positions} positions are over 32 bits"
     return None
@@ -433,7 +436,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 
 
 def _vector(problem: Problem) -> int:
-    """Outputs that a thread can write at a time, all of one pixel and on a multiple of their size."""
+    """Outputs of one pixel that a thread can write at a time, on a multiple of their size."""
     x = problem.width
     for width in (4, 2):
         if x.stride % width == x.padding % width == x.output_size % width == 0:
@@ -530,10 +533,10 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
     """What the kernel and its packing share."""
     begins = [0]
     for class_ in laid.classes:
-        for slots in class_:
-            begins.append(begins[-1] + len(slots))
+        for mask in class_:
+            begins.append(begins[-1] + len(mask))
     # An array has at least one element, even where no phase has a slot.
-    slots = [slot for class_ in laid.classes for slots in class_ for slot in slots] or [(0, 0)]
+    slots = [slot for class_ in laid.classes for mask in class_ for slot in mask] or [(0, 0)]
     return (
         ("Index", index),
         ("groups", problem.groups),

@@ -288,6 +288,55 @@ TCONV_KERNEL(test, 64, 1) {
     return Case("cp_async", inline_source(code, fields, threads=64), values, expected, arch="sm_80")
 
 
+def cp_async_mbarrier() -> Case:
+    # A producer warp fills two stages, every fifth element with zero. Its 32 arrivals come with the
+    # copies, which consumers read.
+    code = """
+#include <ptx/cp_async.cuh>
+#include <ptx/mbarrier.cuh>
+TCONV_KERNEL(test, 96, 1) {
+    TCONV_SHARED uint64_t full[2];
+    TCONV_SHARED uint64_t empty[2];
+    TCONV_SHARED float stages[2][128];
+    int t = threadIdx.x;
+    if (t == 0) {
+        for (int i = 0; i < 2; ++i) {
+            ptx::mbarrier_init(&full[i], 32);
+            ptx::mbarrier_init(&empty[i], 64);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (t >= 64) {
+        for (int i = 0; i < arguments.count; ++i) {
+            ptx::mbarrier_wait_parity(&empty[i % 2], (i / 2 & 1) ^ 1);
+            for (int place = t - 64; place < 128; place += 32) {
+                ptx::cp_async_ca<4>(&stages[i % 2][place], arguments.in + i * 128 + place,
+                                    place % 5 != 4);
+            }
+            ptx::cp_async_mbarrier_arrive_noinc(&full[i % 2]);
+        }
+        ptx::cp_async_wait_all();
+        return;
+    }
+    for (int i = 0; i < arguments.count; ++i) {
+        ptx::mbarrier_wait_parity(&full[i % 2], i / 2 & 1);
+        for (int place = t; place < 128; place += 64) {
+            arguments.out[i * 128 + place] = stages[i % 2][127 - place];
+        }
+        ptx::mbarrier_arrive(&empty[i % 2]);
+    }
+}
+"""
+    given = small_integers(7, 128)
+    filled = given.copy()
+    filled[:, 4::5] = 0
+    fields = {"in": "const float*", "out": "float*", "count": "int"}
+    source = inline_source(code, fields, threads=96)
+    values = {"in": given, "out": aligned((7, 128)), "count": 7}
+    return Case("cp_async_mbarrier", source, values, {"out": filled[:, ::-1]}, arch="sm_90a")
+
+
 def bulk() -> Case:
     # A producer warp fills two stages; consumers double them and give them back by bulk stores.
     code = """
@@ -363,6 +412,7 @@ def simple_cases() -> dict[str, Case]:
         cached_memory(),
         conversions(),
         cp_async(),
+        cp_async_mbarrier(),
         bulk(),
         ldmatrix(),
         stmatrix(),

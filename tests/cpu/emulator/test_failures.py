@@ -80,6 +80,15 @@ FAULTS = {
     "mbarrier_too_many_bytes": "if (t == 0) { ptx::mbarrier_arrive_expect_tx(&barriers[0], 80);"
     " ptx::cp_async_bulk_global_to_shared(words, in, 64, &barriers[0]);"
     " ptx::mbarrier_wait_parity(&barriers[0], 0); }",
+    "mbarrier_no_wait_for_copies": "if (t == 0) { ptx::cp_async_ca<4>(tile + 5, in + 5);"
+    " ptx::cp_async_mbarrier_arrive_noinc(&barriers[0]); } __syncthreads(); result = tile[5];",
+    "mbarrier_copies_behind_the_arrival": "if (t == 0) {"
+    " ptx::cp_async_mbarrier_arrive_noinc(&barriers[0]); ptx::cp_async_ca<4>(tile + 5, in + 5); }"
+    " ptx::mbarrier_wait_parity(&barriers[0], 0); result = tile[5];",
+    "mbarrier_too_many_arrivals_of_copies": "if (t < 2) { ptx::cp_async_ca<4>(tile + t, in + t);"
+    " ptx::cp_async_mbarrier_arrive_noinc(&barriers[0]); }",
+    "mbarrier_arrival_beside_copies": "if (t == 0) { ptx::cp_async_ca<4>(tile + t, in + t);"
+    " ptx::cp_async_mbarrier_arrive_noinc(&barriers[0]); ptx::mbarrier_arrive(&barriers[0]); }",
     # Bulk copies.
     "bulk_no_wait": "if (t == 0) { ptx::mbarrier_arrive_expect_tx(&barriers[0], 512);"
     " ptx::cp_async_bulk_global_to_shared(words, in, 512, &barriers[0]); }"
@@ -246,6 +255,9 @@ REPORTED = {
     "mbarrier_polled_in_vain": "deadlock: .*threads 0 wait for mbarrier.try_wait",
     "mbarrier_too_many_arrivals": "more arrivals than the 1 of a phase",
     "mbarrier_too_many_bytes": r"deadlock: .*lacks 0 of 1 arrivals and 16 bytes",
+    "mbarrier_too_many_arrivals_of_copies": r"thread 1: cp.async.mbarrier.arrive: more arrivals"
+    " than the 1 of a phase",
+    "mbarrier_arrival_beside_copies": "mbarrier.arrive: more arrivals than the 1 of a phase",
     "bulk_size": "a bulk copy's size is a multiple of 16 bytes, got 24",
     "bulk_misaligned": "a bulk copy's destination misaligned",
     "bulk_out_of_global": "a bulk copy's source out of bounds: 32 bytes at byte 1008 of",
@@ -278,6 +290,8 @@ POISONED = [
     "cp_async_wait_too_few",
     "cp_async_not_committed",
     "cp_async_no_barrier",
+    "mbarrier_no_wait_for_copies",
+    "mbarrier_copies_behind_the_arrival",
     "bulk_no_wait",
     "tensor_no_wait",
     "wgmma_no_wait",

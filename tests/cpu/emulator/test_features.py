@@ -24,14 +24,18 @@ def test_feature(name: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2"])
-@pytest.mark.parametrize("name", ["threads", "named_barriers", "cp_async", "bulk", "load_2d_128B"])
+@pytest.mark.parametrize(
+    "name", ["threads", "named_barriers", "cp_async", "cp_async_mbarrier", "bulk", "load_2d_128B"]
+)
 def test_result_is_the_same_in_any_order(name: str, schedule: str) -> None:
     run(simple_cases()[name], schedule=schedule)
 
 
 @pytest.mark.parametrize(
-    "name", ["threads", "vector_memory", "cp_async", "bulk", "load_4d_steps", "mma", "ldmatrix"]
-)
+    "name",
+    ["threads", "vector_memory", "cp_async", "cp_async_mbarrier", "bulk", "load_4d_steps", "mma",
+     "ldmatrix"],
+)  # fmt: skip
 def test_feature_with_sanitizers(name: str) -> None:
     run(simple_cases()[name], sanitize=True)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from exported import PROBLEMS, assert_right, load, on_emulator
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
 from tconv.export import Layer, export_file
-from tconv.kernels import FAMILIES
+from tconv.kernels import FAMILIES, sm90_tf32_wide_forward
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -66,7 +66,8 @@ def test_general_kernels_round_to_tf32_where_the_contract_says(module):
 @pytest.mark.parametrize(
     "kernel",
     (
-        "", "general_forward", "sm90_tf32_forward", "sm90_tf32_flat_forward", "mma_overlap_forward"
+        "", "general_forward", "sm90_tf32_forward", "sm90_tf32_flat_forward",
+        "sm90_tf32_wide_forward", "mma_overlap_forward",
     ),
 )  # fmt: skip
 @pytest.mark.parametrize("layer", PLANNED, ids=[f"layer{i}" for i in range(len(PLANNED))])
@@ -155,6 +156,33 @@ def test_widths_that_were_not_planned_run_the_general_kernel(tmp_path, monkeypat
                 module, case, operands(case, torch.float32, "contiguous", "cpu"), tf32=True
             )
         assert (extension.launched[0] == "mma_overlap_forward") == planned
+
+
+@pytest.mark.parametrize("rows", (0, 2), ids=("line", "rows"))
+def test_what_a_tile_of_pixels_was_not_planned_for_runs_the_general_kernel(
+    rows, tmp_path, monkeypatch
+):
+    # A line of positions is for one size of image and any batch, rows of one image for all sizes;
+    # columns that came by copies of 16 bytes must again.
+    monkeypatch.setenv("TCONV_KERNEL", "sm90_tf32_wide_forward")
+    monkeypatch.setattr(
+        sm90_tf32_wide_forward, "TILES", (sm90_tf32_wide_forward.Tile(1, 256, rows=rows),)
+    )
+    channels = 20 + rows  # plans are kept by problem: another one for the other tile
+    layer = Layer(36, channels, (4, 4), (2, 2), (1, 2), batch=2, size=(5, 8))
+    export_file(None, layer, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    for batch, size, planned in (
+        (2, (5, 8), True),
+        (7, (5, 8), True),
+        (2, (7, 72), rows > 0),
+        (2, (5, 9), False),
+    ):
+        case = Case(batch, 36, channels, 1, size, (4, 4), (2, 2), (1, 2))
+        tensors = operands(case, torch.float32, "contiguous", "cpu")
+        with on_emulator(module) as extension:
+            assert_right(module, case, tensors, tf32=True)
+        assert (extension.launched[0] == "sm90_tf32_wide_pack") == planned
 
 
 def test_planned_kernels_leave_other_devices_and_sizes_to_the_general_one(module):
