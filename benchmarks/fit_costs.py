@@ -36,7 +36,7 @@ class Row:
     """One candidate of one layer.
 
     Attributes:
-        seconds: measured, packing included; `packing` that alone.
+        seconds: measured, packing included.
         weight: in the fits.
     """
 
@@ -44,7 +44,6 @@ class Row:
     problem: Problem
     candidate: Candidate
     seconds: float
-    packing: float
     weight: float
 
 
@@ -64,10 +63,7 @@ def rows() -> list[Row]:
                 if candidate is None:
                     continue
                 weight = 1.0 if name.startswith("random") else 8.0 if name in KERNELBENCH else 2.0
-                milliseconds = float(row["ms"]), float(row["pack_ms"])
-                found.append(
-                    Row(name, problems[name], candidate, *(m / 1e3 for m in milliseconds), weight)
-                )
+                found.append(Row(name, problems[name], candidate, float(row["ms"]) / 1e3, weight))
     return found
 
 
@@ -186,7 +182,10 @@ def fit_flat(measured: list[Row]) -> None:
     ahead = np.minimum(pixel_stages, weight_stages * np.maximum(steps / chunks / 2, 0.5))
     storers = column(one.tile.storers for one in laid) > 0
     moved = column(row.problem.bytes for row in chosen)
-    packing = column(row.packing for row in chosen)
+    packing = column(
+        7.4e-6 + 8 * one.weight_elements / 4.18e12 + 8 * one.pixel_elements / 4.44e12
+        for one in laid
+    )
 
     def model(q):
         product, rate, step, stage, store, left, written, tile, memory, launch = q

@@ -370,9 +370,17 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     rounds = laid.tiles / grid(problem, target, tile)
     uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 / resident
     moved = problem.bytes / 4e12 * uneven
-    # What the sweeps of 89 layers took beside that, benchmarks/fit_costs.py.
-    measured = 1.22
-    return measured * (max(busy, moved) + min(busy, moved) / 5 + 3e-6)
+    # What the sweeps of 89 layers took beside that, benchmarks/fit_costs.py: rows on 16 bytes, and
+    # long pieces of rows, cost less.
+    vectors = problem.width.output_size % 4 == 0
+    if tile.channels == 1:
+        measured = 0.96 if vectors else 1.02 if tile.threads_x == 32 else 1.25
+        launch = 6.7e-6
+    elif tile.threads_x == 32:
+        measured, launch = (0.98, 8.0e-6) if vectors else (1.01, 6.5e-6)
+    else:
+        measured, launch = (0.94, 8.0e-6) if vectors else (1.23, 5.6e-6)
+    return measured * (max(busy, moved) + min(busy, moved) / 5) + launch
 
 
 def thread_work(laid: Layout) -> tuple[float, float]:

@@ -209,7 +209,7 @@ def test_the_plan_takes_it_where_taps_are_many_and_outputs_few():
     for name in ("4x4 s2, 64 to 3", "4x4 s2, 128 to 3", "9x9 s3, 56 to 1"):
         assert plan(problem_of(LAYERS[name]), HOPPER).stem == family.STEM
     for case in (LAYERS["1x4 s1x2, 64 to 32"], Case(8, 64, 32, 1, (128, 128), (2, 2), (2, 2))):
-        assert plan(problem_of(case), HOPPER).stem == "mma_forward"
+        assert plan(problem_of(case), HOPPER).stem != family.STEM
 
 
 def test_output_must_start_on_a_vector():
