@@ -492,8 +492,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     halo = 1 + laid.span_y / laid.tile_rows(target)
     uneven = rounds * resident * target.multiprocessors / tiles
     moved = problem.bytes / 4e12 * halo * (1 + 0.3 * (uneven - 1))
-    # What the sweeps of 89 layers took beside that, benchmarks/fit_costs.py: tiles of one block an SM
-    # overlap less, but where warps share out the channels they do well.
+    # What the sweeps of 89 layers took beside that, benchmarks/fit_costs.py: tiles of one block an
+    # SM overlap less, but where warps share out the channels they do well.
     if tile.blocks > 1:
         measured = 1.3
     else:

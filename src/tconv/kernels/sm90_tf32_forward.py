@@ -433,8 +433,8 @@ class _Fit:
 
 
 # Least squares of the logarithm over 284 rows of the sweeps of 29 layers and 60 random ones,
-# benchmarks/fit_costs.py: off by 8% and 9% in the root mean square. KernelBench's layers weigh 8, the
-# other named ones 2.
+# benchmarks/fit_costs.py: off by 8% and 9% in the root mean square. KernelBench's layers weigh 8,
+# the other named ones 2.
 _STREAMED = _Fit(
     stage=266,
     pair=38.2,
@@ -727,7 +727,7 @@ def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
     tile = laid.tile
     # Producers that load through registers leave the compiler less room: it spilled.
     if tile.resident:
-        # Shared memory answers sooner than L2: its latency is less than that of one pair's products.
+        # Shared memory answers sooner than L2: its latency is less than that of a pair's products.
         depths: tuple[int, ...] = (3, 4, 2)
     elif laid.shares:
         depths = (MOST_AHEAD, 5, 4, 3, 2) if tile.sums <= 128 else (5, 3, 2)

@@ -263,8 +263,9 @@ def test_wide_images_are_served_by_tiles_of_rows_alone():
     assert tiles == {tile for tile in family.TILES if tile.rows}
 
 
-def test_the_plan_prefers_it_for_small_images_of_many_channels():
-    assert plan(problem_of(LAYERS["512 to 256, 4x4 s2"]), HOPPER).stem == family.STEM
+def test_the_plan_prefers_it_where_packing_the_pixels_would_take_long():
+    for name in ("sam_up1", "unet_shallow"):
+        assert plan(problem_of(LAYERS[name]), HOPPER).stem == family.STEM
 
 
 def test_nearby_widths_share_a_kernel():
