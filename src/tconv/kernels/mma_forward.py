@@ -480,9 +480,13 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if problem.out_channels_per_group > 8:
         channel_tiles = -(-problem.out_channels_per_group // laid.tile_channels)
         measured = 0.62 * problem.in_channels_per_group**0.18 * channel_tiles**0.35
-        measured *= 1.1 if tile.rounds == 1 else 0.85
+        # Two rounds pay where there is work for many.
+        few = laid.tiles < 8 * target.multiprocessors
+        measured *= 1.1 if tile.rounds == 1 else 1.3 if few else 0.85
+        if laid.tiles < 2 * target.multiprocessors and problem.in_channels_per_group > 64:
+            measured *= 1.5  # many steps one after another, and few tiles beside each other
     vectors = problem.width.output_size % 4 == 0
-    measured, launch = (0.95 * measured, 11e-6) if vectors else (0.92 * measured, 9e-6)
+    measured, launch = (0.95 * measured, 10e-6) if vectors else (0.95 * measured, 7e-6)
     return measured * (max(busy, moved) + min(busy, moved) / 5) + launch
 
 
