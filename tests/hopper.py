@@ -33,6 +33,7 @@ PATCH_CASES = (
     # Two groups of weights, and row groups of both phases in y, with and without a tap.
     Case(1, 16, 48, 2, (6, 44), (3, 3), (1, 1), (1, 1)),
     Case(1, 16, 72, 1, (6, 20), (3, 4), (2, 2), (1, 1), (1, 0)),
+    Case(1, 16, 128, 1, (5, 24), (3, 3), (1, 1), (1, 1)),
 )
 
 # The shapes that those kernels are for; sizes do not change the code.

@@ -368,6 +368,9 @@ def shape_why_not(problem: Problem) -> str | None:
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
+    if tile.sums > MOST_SUMS and not problem.x_aligned:
+        # They spilled, or ptxas serialised the products.
+        return f"{tile.sums} sums of a thread leave producers that load through registers too few"
     return laid_why_not(layout(problem, tile), target, MOST_PRODUCTS)
 
 
