@@ -265,7 +265,7 @@ TCONV_DEVICE float* destination_of(const Arguments& arguments, int group, int ch
 }
 
 // Before and after a warp's outputs are gathered: of the warp, or of the two that hold its phases.
-TCONV_DEVICE void gatherers_sync() {
+[[maybe_unused]] TCONV_DEVICE void gatherers_sync() {
     if (flat::apart) {
         ptx::bar_sync(1 + threadIdx.x % warpgroup / 32, 2 * 32);
     } else {

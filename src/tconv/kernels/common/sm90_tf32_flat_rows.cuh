@@ -15,7 +15,7 @@ constexpr int row_phases = apart ? 1 : Layer::stride_x;
 constexpr int warp_channels = 16 / row_phases;
 constexpr int channel_tiles = (Layer::out_channels + warp_channels - 1) / warp_channels;
 constexpr int channel_groups = (channel_tiles + 3) / 4;
-constexpr int shares_x = Layer::stride_x / row_phases;  // row groups among which phases are shared
+[[maybe_unused]] constexpr int shares_x = Layer::stride_x / row_phases;  // row groups among which phases are shared
 
 // The rows of one warp: those of a phase in y beyond the last are none.
 struct WarpRows {
