@@ -485,9 +485,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         measured *= 1.1 if tile.rounds == 1 else 1.3 if few else 0.85
         if laid.tiles < 2 * target.multiprocessors and problem.in_channels_per_group > 64:
             measured *= 1.5  # many steps one after another, and few tiles beside each other
-    vectors = problem.width.output_size % 4 == 0
-    measured, launch = (0.95 * measured, 10e-6) if vectors else (0.95 * measured, 7e-6)
-    return measured * (max(busy, moved) + min(busy, moved) / 5) + launch
+    launch = 10e-6 if problem.width.output_size % 4 == 0 else 7e-6
+    return 0.95 * measured * (max(busy, moved) + min(busy, moved) / 5) + launch
 
 
 def tile_work(laid: Layout) -> tuple[float, float, float]:

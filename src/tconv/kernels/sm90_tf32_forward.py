@@ -728,7 +728,6 @@ def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
     at 4 registers a pair; 6 are tried where the registers allow it.
     """
     tile = laid.tile
-    # Producers that load through registers leave the compiler less room: it spilled.
     if tile.resident:
         # Shared memory answers sooner than L2: its latency is less than that of a pair's products.
         depths: tuple[int, ...] = (3, 4, 2)
@@ -736,7 +735,7 @@ def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
         depths = (MOST_AHEAD, 5, 4, 3, 2) if tile.sums <= 128 else (5, 3, 2)
     elif laid.problem.x_aligned and tile.sums <= MOST_SUMS_DEEP:
         depths = (MOST_AHEAD, 5, 4, 3, 2)
-    else:
+    else:  # producers that load through registers leave the compiler less room: it spilled
         depths = (4, 3, 2)
     for ahead in depths:
         for unroll in (1, 2, 4):
