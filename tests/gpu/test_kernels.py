@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hopper import HOPPER, problem_of
+from emulated_plans import HOPPER, problem_of
 from layer_cases import (
     CORNERS,
     LAYOUTS,

@@ -7,16 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from layer_cases import Case, operands, random_cases, reference, round_to_tf32
-from tconv.emulator.launch import EmulatedKernel
+import emulated_plans
+from emulated_plans import HOPPER, assert_right, problem_of, run
+from layer_cases import Case, operands, random_cases
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels import mma_forward as family
 from tconv.kernels.family import Operands, TensorView
-from tconv.plan import Plan, candidates, make_plan
-from tconv.problem import Axis, Problem
-
-HOPPER = Target.named("sm_90a")
+from tconv.plan import Plan
+from tconv.problem import Problem
 
 CASES = (
     # The layers that the kernel is for, in little: several tiles along x and y, with tails.
@@ -39,64 +38,13 @@ CASES = (
 )
 
 
-def problem_of(case: Case, **changes) -> Problem:
-    names = ("size", "kernel", "stride", "padding", "output_padding", "dilation")
-    height, width = (Axis(*axis) for axis in zip(*(getattr(case, n) for n in names), strict=True))
-    problem = Problem(
-        "forward",
-        case.batch,
-        case.in_channels * case.groups,
-        case.out_channels * case.groups,
-        case.groups,
-        height,
-        width,
-        math="tf32",
-        bias=case.bias,
-        x_aligned=case.size[1] % 4 == 0,
-    )
-    return dataclasses.replace(problem, **changes)
-
-
 def plans(problem: Problem, target: Target = HOPPER) -> list[Plan]:
-    found = candidates(problem, target)
-    return [
-        make_plan(problem, target, c) for c in found if c.stem == family.STEM and c.refusal is None
-    ]
+    return emulated_plans.plans(problem, family.STEM, target)
 
 
 def distinct(found: list[Plan]) -> list[Plan]:
     """One plan of those whose tiles come to the same kernel."""
     return list({chosen.source.text(): chosen for chosen in found}.values())
-
-
-def run(chosen: Plan, t, schedule: str = "forward", sanitize: bool = False, blocks: int = 0):
-    """The output; `blocks`: of the launch, in place of the plan's."""
-    out = torch.full(chosen.problem.y_shape, float("nan"))
-    used = Operands(
-        x=TensorView(t.x.data_ptr(), t.x.stride()),
-        w=TensorView(t.w.data_ptr(), t.w.stride()),
-        y=TensorView(out.data_ptr(), out.stride()),
-        bias=0 if t.bias is None else t.bias.data_ptr(),
-    )
-    tensors = [t.x, t.w, out, *([] if t.bias is None else [t.bias])]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    memory = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-    kernel = EmulatedKernel(chosen.source, schedule=schedule, sanitize=sanitize)
-    kernel.launch(
-        min(chosen.grid, blocks or chosen.grid), chosen.arguments(used), allocations=memory
-    )
-    return out
-
-
-def assert_right(out, case: Case, t) -> None:
-    want = reference(case, round_to_tf32(t.x), round_to_tf32(t.w), t.bias, t.grad_output)[0]
-    error = (out.double() - want).abs()
-    assert torch.isfinite(out).all(), "not every element was written"
-    assert error.norm() <= 1e-6 * want.norm()
-    bias = None if t.bias is None else t.bias.abs()
-    size = reference(case, t.x.abs(), t.w.abs(), bias, t.grad_output)[0]
-    terms = case.in_channels * case.kernel[0] * case.kernel[1] + 1
-    assert (error <= 4 * terms**0.5 * 2.0**-24 * size).all()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

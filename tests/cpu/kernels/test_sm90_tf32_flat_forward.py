@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from hopper import HOPPER, assert_right, plans, problem_of, run
+from emulated_plans import HOPPER, assert_right, plans, problem_of, run
 from layer_cases import Case, operands
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
@@ -41,7 +41,7 @@ def test_every_tile_that_serves(case):
     chosen = served(problem_of(case))
     assert chosen
     for plan_ in chosen:
-        assert_right(run(plan_, case, t), case, t)
+        assert_right(run(plan_, t), case, t)
 
 
 def test_cases_serve_every_tile():
@@ -54,7 +54,7 @@ def test_reads_any_strides(layout):
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
     chosen = served(problem_of(case, x_layout=x_layout, x_aligned=False))[0]
-    assert_right(run(chosen, case, t), case, t)
+    assert_right(run(chosen, t), case, t)
 
 
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
@@ -62,16 +62,16 @@ def test_wide_offsets_and_sanitizers(wide):
     case = CASES[0]
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in served(problem_of(case, wide_offsets=wide))[:2]:
-        assert_right(run(chosen, case, t, sanitize=True), case, t)
+        assert_right(run(chosen, t, sanitize=True), case, t)
 
 
 def test_result_does_not_depend_on_the_order_of_threads():
     case = CASES[0]
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = served(problem_of(case))[0]
-    first = run(chosen, case, t)
+    first = run(chosen, t)
     for schedule in ("reverse", "random:1", "random:2"):
-        assert torch.equal(first, run(chosen, case, t, schedule))
+        assert torch.equal(first, run(chosen, t, schedule))
 
 
 # The shapes that the kernel is for; sizes do not change the code but for the reach of a slot.

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from hopper import HOPPER, assert_right, plans, problem_of, run
+from emulated_plans import HOPPER, assert_right, plans, problem_of, run
 from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
@@ -55,7 +55,7 @@ def test_every_tile_that_serves(case):
     chosen = served(problem_of(case))
     assert chosen
     for plan_ in chosen:
-        assert_right(run(plan_, case, t), case, t)
+        assert_right(run(plan_, t), case, t)
 
 
 def test_cases_serve_every_tile():
@@ -84,7 +84,7 @@ def test_random_layers(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = served(problem_of(case))
     for plan_ in chosen[:1] + chosen[-1:]:
-        assert_right(run(plan_, case, t), case, t)
+        assert_right(run(plan_, t), case, t)
 
 
 @pytest.mark.parametrize("case", (CASES[1], DILATED, TAILS), ids=str)
@@ -94,7 +94,7 @@ def test_few_blocks_that_walk_many_tiles(blocks, case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     for plan_ in served(problem_of(case))[::4]:
         few = dataclasses.replace(plan_, grid=min(blocks, plan_.grid))
-        assert_right(run(few, case, t), case, t)
+        assert_right(run(few, t), case, t)
 
 
 @pytest.mark.parametrize("case", (CASES[3], TAILS), ids=str)
@@ -106,7 +106,7 @@ def test_copies_of_16_bytes_and_of_4_give_the_same(case):
         one = single[plan_.tile]
         if family.layout(plan_.problem, plan_.tile).copied == 4:
             assert family.layout(one.problem, one.tile).copied == 1
-            assert torch.equal(run(plan_, case, t), run(one, case, t))
+            assert torch.equal(run(plan_, t), run(one, t))
             compared += 1
     assert compared > 0
 
@@ -118,7 +118,7 @@ def test_reads_any_strides(layout, case):
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
     chosen = served(problem_of(case, x_layout=x_layout, x_aligned=False))
     for plan_ in (chosen[0], next(p for p in chosen if p.tile.rows)):
-        assert_right(run(plan_, case, t), case, t)
+        assert_right(run(plan_, t), case, t)
 
 
 def test_reads_aligned_rows_that_are_not_neighbours():
@@ -128,7 +128,7 @@ def test_reads_aligned_rows_that_are_not_neighbours():
     storage[:, 2:38, 1:6, 4:12] = t.x
     t = dataclasses.replace(t, x=storage[:, 2:38, 1:6, 4:12])
     for plan_ in served(problem_of(case, x_aligned=True))[::3]:
-        assert_right(run(plan_, case, t), case, t)
+        assert_right(run(plan_, t), case, t)
 
 
 @pytest.mark.parametrize("bits", (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, -0x800000))
@@ -139,7 +139,7 @@ def test_inputs_that_are_not_finite(bits):
     t.x.view(torch.int32)[1, 35, 2, 5] = bits
     want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
     for plan_ in served(problem_of(case))[::4]:
-        out = run(plan_, case, t)
+        out = run(plan_, t)
         assert torch.equal(out.isnan(), want.isnan())
         infinite = want.isinf()
         assert torch.equal(out.isinf(), infinite)
@@ -156,7 +156,7 @@ def test_weights_that_are_not_finite(bits):
     reached = torch.zeros(want.shape, dtype=torch.bool)
     reached[:, 7, 0::2, 1::2] = True  # (1 - padding) % 2, (2 - padding) % 2
     for plan_ in served(problem_of(case))[::4]:
-        out = run(plan_, case, t)
+        out = run(plan_, t)
         assert torch.equal(out.isfinite(), ~reached)
         assert not (want.isfinite() & ~reached & ~out.isfinite()).any()
         infinite = out.isinf()
@@ -170,16 +170,16 @@ def test_wide_offsets_and_sanitizers(wide, case):
     chosen = served(problem_of(case, wide_offsets=wide))
     rows = [p for p in chosen if p.tile.rows]
     for plan_ in chosen[:1] + rows[:1]:
-        assert_right(run(plan_, case, t, sanitize=True), case, t)
+        assert_right(run(plan_, t, sanitize=True), case, t)
 
 
 @pytest.mark.parametrize("case", (CASES[0], DILATED, TAILS), ids=("plain", "dilated", "tails"))
 def test_result_does_not_depend_on_the_order_of_threads(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = dataclasses.replace(served(problem_of(case))[0], grid=2)
-    first = run(chosen, case, t)
+    first = run(chosen, t)
     for schedule in ("reverse", "random:1", "random:2"):
-        assert torch.equal(first, run(chosen, case, t, schedule))
+        assert torch.equal(first, run(chosen, t, schedule))
 
 
 # The shapes that the kernel is for; sizes do not change the code but for the reach of a slot.

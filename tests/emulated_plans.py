@@ -1,4 +1,4 @@
-"""Hopper's kernels in the emulator, one plan at a time: for the tests of each."""
+"""Forward kernels in the emulator, one plan at a time: for the tests of each."""
 
 from __future__ import annotations
 
@@ -70,16 +70,26 @@ def problem_of(case: Case, **changes) -> Problem:
     return dataclasses.replace(problem, **({"x_aligned": aligned} | changes))
 
 
-def plans(problem: Problem, stem: str) -> list[Plan]:
+def plans(problem: Problem, stem: str, target: Target = HOPPER) -> list[Plan]:
     """The plans of every tile of the kernel that serves."""
-    found = candidates(problem, HOPPER)
-    return [make_plan(problem, HOPPER, c) for c in found if c.stem == stem and c.refusal is None]
+    found = candidates(problem, target)
+    return [make_plan(problem, target, c) for c in found if c.stem == stem and c.refusal is None]
 
 
-def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool = False, out=None):
-    """The output of packing and kernel, into `out` where it is given."""
-    assert chosen.packing is not None
-    packed = torch.full((chosen.packing.elements,), float("nan"))
+def run(
+    chosen: Plan,
+    t,
+    schedule: str = "forward",
+    sanitize: bool = False,
+    out=None,
+    blocks: int = 0,
+):
+    """The output of packing and kernel, into `out` where it is given.
+
+    `blocks`: at most so many of the kernel's launch, in place of the plan's.
+    """
+    elements = chosen.packing.elements if chosen.packing is not None else 0
+    packed = torch.full((elements,), float("nan"))
     if out is None:
         out = torch.full(chosen.problem.y_shape, float("nan"))
     used = Operands(
@@ -92,23 +102,26 @@ def run(chosen: Plan, case: Case, t, schedule: str = "forward", sanitize: bool =
     )
     tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias])]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    memory = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-    for source, grid, arguments in (
-        (chosen.packing.source, chosen.packing.grid, chosen.packing_arguments(used)),
-        (chosen.source, chosen.grid, chosen.arguments(used)),
-    ):
+    memory = [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
+    grid = min(chosen.grid, blocks or chosen.grid)
+    launches = [(chosen.source, grid, chosen.arguments(used))]
+    if chosen.packing is not None:
+        packing = chosen.packing
+        launches.insert(0, (packing.source, packing.grid, chosen.packing_arguments(used)))
+    for source, blocks_, arguments in launches:
         kernel = EmulatedKernel(source, schedule=schedule, sanitize=sanitize)
-        kernel.launch(grid, arguments, allocations=memory)
+        kernel.launch(blocks_, arguments, allocations=memory)
     return out
 
 
-def assert_right(out, case: Case, t, *, tf32: bool = True) -> None:
-    rounded = (round_to_tf32(t.x), round_to_tf32(t.w)) if tf32 else (t.x, t.w)
-    want = reference(case, *rounded, t.bias, t.grad_output)[0]
+def assert_right(out, case: Case, t, math: str = "tf32") -> None:
+    """Against float64 of the operands as `math` rounds them."""
+    x, w = (round_to_tf32(t.x), round_to_tf32(t.w)) if math == "tf32" else (t.x, t.w)
+    want = reference(case, x, w, t.bias, t.grad_output)[0]
     error = (out.double() - want).abs()
     assert torch.isfinite(out).all(), "not every element was written"
-    assert error.norm() / want.norm() < 1e-6
+    assert error.norm() <= 1e-6 * want.norm()
     bias = None if t.bias is None else t.bias.abs()
-    size = reference(case, *map(torch.abs, rounded), bias, t.grad_output)[0]
-    terms = case.in_channels * case.kernel[0] * case.kernel[1]
+    size = reference(case, x.abs(), w.abs(), bias, t.grad_output)[0]
+    terms = case.in_channels * case.kernel[0] * case.kernel[1] + (bias is not None)
     assert (error <= 4 * terms**0.5 * 2.0**-24 * size).all()
