@@ -20,15 +20,16 @@ static_assert(temporaries == 1 || (temporaries == 2 && rows > 1), "a row is adde
 
 template <int row_class>
 TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                           Turn& turn, Sums& sums) {
+                           Turns& turns, Sums& sums) {
     int ring = warp / 4 - 1;
+    auto& turn = turns.pixels;
     constexpr int begin = Layer::class_begin[row_class];
     constexpr int count = Layer::class_begin[row_class + 1] - begin;
     constexpr int groups = Layer::class_groups[row_class];  // of a stage
     constexpr int unroll = Layer::class_unroll[row_class];  // stages unrolled together
-    constexpr int turns = unroll * groups;
+    constexpr int all_groups = unroll * groups;
     constexpr int most_group = (count + groups - 1) / groups;
-    static_assert(turns % 2 == 0 && chunks % unroll == 0 && groups <= count,
+    static_assert(all_groups % 2 == 0 && chunks % unroll == 0 && groups <= count,
                   "a group's registers are known when it is compiled");
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
@@ -142,6 +143,9 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
         weights.advance(chunk + 2 * unroll < chunks);
     }
 }
+
+template <int row_class>
+TCONV_DEVICE void prepare(const uint32_t*, Shared&, int, const Turns&) {}
 
 }  // namespace
 

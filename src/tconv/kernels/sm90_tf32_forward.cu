@@ -8,8 +8,8 @@
 // output channels fill the 64 rows of a wgmma with several output rows.
 //
 // Weights are the wgmma's A, from registers: sm90_tf32_pack has laid them out as each thread needs
-// them. Resident, they lie in shared memory from the block's start to its end; else they stream from
-// L2 in the order of use. Pixels are B, from shared memory, [pixel][8 channels] with 32-byte swizzle:
+// them. Resident, they lie in shared memory from the block's start to its end; else each consumer
+// copies them there in the order of use, a few pairs at a time. Pixels are B, from shared memory, [pixel][8 channels] with 32-byte swizzle:
 // a slot is another start address in the same staged patch.
 //
 //   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
@@ -22,32 +22,93 @@
 
 namespace {
 
-// The products of one tile. A class is a sequence of (m_tile, slot) pairs; weights are held `ahead`
-// pairs before their product.
+// A class is a sequence of (m_tile, slot) pairs; weights are held `ahead` pairs before their product.
 template <int row_class>
-TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                           Turn& turn, Sums& sums) {
-    int ring = warp / 4 - 1;
-    constexpr int begin = Layer::class_begin[row_class];
-    constexpr int count = Layer::class_begin[row_class + 1] - begin;
+struct Class {
+    static constexpr int begin = Layer::class_begin[row_class];
+    static constexpr int count = Layer::class_begin[row_class + 1] - begin;
+    static constexpr int ahead = Layer::class_ahead[row_class];
+    static constexpr int unroll = Layer::class_unroll[row_class];
     static_assert(count > 0, "every row group has a slot");
-    constexpr int ahead = Layer::class_ahead[row_class];
-    constexpr int unroll = Layer::class_unroll[row_class];
     static_assert(count * unroll % ahead == 0 && chunks % unroll == 0,
                   "a pair's registers are known when it is compiled");
     static_assert(ahead <= count * unroll, "at most the next turn's weights are asked for");
-    typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
+    using Staged = StagedWeights<ahead, count * chunks / ahead>;
+};
+
+template <int row_class>
+TCONV_DEVICE void prepare(const uint32_t* weights, Shared& shared, int warp, const Turns& turns) {
+    if constexpr (staged) {
+        Class<row_class>::Staged::ask_first(weights, shared, warp, turns.weights);
+    }
+}
+
+// The weights of a class's pairs, one after the other, into registers.
+template <int row_class, bool by_copies>
+struct Weights {
+    using Of = Class<row_class>;
+    ResidentWeights<Of::unroll> weights;
+
+    TCONV_DEVICE Weights(const Position& at, const Arguments& arguments, Shared& shared, int warp,
+                         Turns&)
+        : weights(at, arguments, shared, warp) {}
+
+    // That of a stage, or of the next ones. `others`: whether more stages follow.
+    TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool) {
+        uint4 loaded = weights.load(Of::begin + pair % Of::count, pair / Of::count);
+        into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
+    }
+
+    TCONV_DEVICE void release(int) {}
+
+    TCONV_DEVICE void advance(bool others) { weights.advance(others); }
+};
+
+template <int row_class>
+struct Weights<row_class, true> {
+    using Of = Class<row_class>;
+    typename Of::Staged weights;
+
+    TCONV_DEVICE Weights(const Position& at, const Arguments& arguments, Shared& shared, int warp,
+                         Turns& turns)
+        : weights(at, arguments, shared, warp, turns.weights) {}
+
+    TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool others) {
+        bool exists = pair < Of::count * Of::unroll || others;
+        if (pair % Of::ahead == 0 && pair > 0) weights.turn.advance();
+        if (pair % Of::ahead == 0 && exists) weights.wait();
+        if (!exists) return;
+        uint4 loaded = weights.load(pair);
+        into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
+    }
+
+    // After this pair's products.
+    TCONV_DEVICE void release(int pair) {
+        if (pair % Of::ahead != Of::ahead - 1) return;
+        weights.hand_back();
+        if (Of::ahead == 1 && pair == Of::count * Of::unroll - 1) weights.turn.advance();
+    }
+
+    TCONV_DEVICE void advance(bool) {}
+};
+
+// The products of one tile.
+template <int row_class>
+TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                           Turns& turns, Sums& sums) {
+    int ring = warp / 4 - 1;
+    using Of = Class<row_class>;
+    constexpr int begin = Of::begin, count = Of::count, ahead = Of::ahead, unroll = Of::unroll;
+    Weights<row_class, staged> weights(at, arguments, shared, warp, turns);
+    auto& turn = turns.pixels;
     const int patch_row = arguments.patch_row;
     uint32_t a[ahead][4];
-    auto load = [&](uint32_t(&into)[4], int pair) {
-        uint4 loaded = weights.load(begin + pair % count, pair / count);
-        into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
-    };
 #pragma unroll
-    for (int i = 0; i < ahead - 1; ++i) load(a[i], i);
+    for (int i = 0; i < ahead - 1; ++i) weights.load(a[i], i, true);
     uint64_t* used = nullptr;  // the stage before, to be handed back
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; chunk += unroll) {
+        bool others = chunk + unroll < chunks;
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
@@ -62,7 +123,7 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                 constexpr auto& pixel = Layer::pair_pixel;
                 int now = (u * count + p) % ahead;
                 int then = (u * count + p + ahead - 1) % ahead;
-                if constexpr (ahead == 1) load(a[0], u * count + p);
+                if constexpr (ahead == 1) weights.load(a[0], u * count + p, others);
                 // NOTE: by an argument, which ptxas does not know to be constant: slots share start
                 // addresses with other rows of other slots, and it would compute each once and keep
                 // it, two registers an address, until it spills.
@@ -83,8 +144,9 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                 } else {
                     // The registers of the pair before are free.
                     ptx::wgmma_wait_group<1>();
-                    load(a[then], u * count + p + ahead - 1);
+                    weights.load(a[then], u * count + p + ahead - 1, others);
                 }
+                weights.release(u * count + p);
                 // The stage before was last read by products that are over now.
                 if (p == 0 && used != nullptr) arrive(used);
             }

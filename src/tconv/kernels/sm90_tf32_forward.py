@@ -37,15 +37,16 @@ STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
 
 MOST_ROW_STEP = 4
 MOST_AHEAD = 6
+"""Pairs that weights without a place in shared memory are asked for before their use."""
+
+WEIGHT_SLOTS = 4
+"""Copies of staged weights under way for each consumer."""
+
 MOST_PRODUCTS = 160
 """Unrolled products of a stage: a bound on the code."""
 
 MOST_SUMS = 104
 """Sums of a thread that fit a third of the registers."""
-
-MOST_SUMS_DEEP = 88
-"""Sums of a thread that leave registers for MOST_AHEAD pairs of streamed weights."""
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -55,7 +56,8 @@ class Tile:
         columns: pixels along x, the wgmma's N.
         rows: rows of pixels.
         m_tiles: times 64 rows of (phase, output channel).
-        resident: whether a block keeps all weights in shared memory; else they stream from L2.
+        resident: whether a block keeps all weights in shared memory; else it copies them there from
+            L2 as they are used.
     """
 
     columns: int
@@ -211,6 +213,26 @@ class Layout:
         return self.fragments * FRAGMENT_BYTES if self.tile.resident else 0
 
     @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """Of each class: stages unrolled together, and pairs whose weights a thread holds."""
+        return tuple(_schedule(len(pairs), self.chunks) for pairs in self.classes)
+
+    @property
+    def slot_pairs(self) -> int:
+        """Pairs of a copy of staged weights, at most."""
+        return max(ahead for _, ahead in self.schedule)
+
+    @property
+    def weight_slots(self) -> int:
+        """Slots of each consumer for copies of its weights."""
+        return 0 if self.tile.resident or self.split else WEIGHT_SLOTS
+
+    @property
+    def staged_bytes(self) -> int:
+        """Shared memory of staged weights, and their barriers'."""
+        return RINGS * self.weight_slots * (self.slot_pairs * WARPS * FRAGMENT_BYTES + 16)
+
+    @property
     def raw_bytes(self) -> int:
         """Shared memory of one raw patch."""
         if not self.problem.x_aligned:
@@ -229,7 +251,7 @@ class Layout:
     def _free(self, target: Target) -> int:
         """Shared memory left for stages of both kinds."""
         offsets = 0 if self.problem.x_aligned else self.offset_bytes("long long")
-        used = self.output_bytes + offsets + self.resident_bytes
+        used = self.output_bytes + offsets + self.resident_bytes + self.staged_bytes
         return target.shared_per_block - 2048 - used
 
     def offset_bytes(self, index: str) -> int:
@@ -286,11 +308,12 @@ class Layout:
     def packed_items(self) -> int:
         """2 KB pieces of packed weights: pairs, or four fragments each.
 
-        Streamed weights are asked for ahead: behind the last come zeros, which nothing uses.
+        Weights straight from L2 are asked for ahead: behind the last come zeros, which nothing uses.
         """
         if self.tile.resident:
             return -(-self.fragments // WARPS)
-        return self.problem.groups * self.m_begin[-1] * self.chunks + MOST_AHEAD
+        pairs = self.problem.groups * self.m_begin[-1] * self.chunks
+        return pairs + MOST_AHEAD if self.split else pairs
 
 
 @functools.lru_cache(maxsize=1024)
@@ -505,7 +528,7 @@ def _modelled(problem: Problem, target: Target, tile: Tile) -> float:
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
-    unroll, ahead = zip(*(_schedule(len(pairs), laid) for pairs in laid.classes), strict=True)
+    unroll, ahead = zip(*laid.schedule, strict=True)
     return kernel_source(STEM, laid, (("class_unroll", unroll), ("class_ahead", ahead)))
 
 
@@ -518,7 +541,7 @@ def kernel_source(
     hopper = Target.named("sm_90a")
     stages, raw_stages = laid.stages(hopper)
     shared = RINGS * (stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8))
-    shared += laid.output_bytes + laid.resident_bytes
+    shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes
     shared += RINGS * 8 if problem.x_aligned else laid.offset_bytes(index)
     shared = -(-(shared + 256) // 1024) * 1024
     constants = (
@@ -526,6 +549,8 @@ def kernel_source(
         ("shared_bytes", shared),
         ("stages", stages),
         ("raw_stages", raw_stages),
+        ("weight_slots", laid.weight_slots),
+        ("slot_pairs", laid.slot_pairs),
         ("tensor_map", problem.x_aligned),
         ("tile_columns", tile.columns),
         ("tile_rows", tile.rows),
@@ -721,24 +746,13 @@ def _kernel_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _schedule(pairs: int, laid: Layout) -> tuple[int, int]:
-    """(stages unrolled together, pairs whose weights are held): the deepest that divides.
+def _schedule(pairs: int, chunks: int) -> tuple[int, int]:
+    """(stages unrolled together, pairs whose weights a thread holds): the first that divides.
 
-    The more pairs ahead of their use weights are asked for, the more of L2's latency is hidden,
-    at 4 registers a pair; 6 are tried where the registers allow it.
+    Shared memory answers in less time than a pair's products take.
     """
-    tile = laid.tile
-    if tile.resident:
-        # Shared memory answers sooner than L2: its latency is less than that of a pair's products.
-        depths: tuple[int, ...] = (3, 4, 2)
-    elif laid.shares:
-        depths = (MOST_AHEAD, 5, 4, 3, 2) if tile.sums <= 128 else (5, 3, 2)
-    elif laid.problem.x_aligned and tile.sums <= MOST_SUMS_DEEP:
-        depths = (MOST_AHEAD, 5, 4, 3, 2)
-    else:  # producers that load through registers leave the compiler less room: it spilled
-        depths = (4, 3, 2)
-    for ahead in depths:
+    for ahead in (3, 4, 2):
         for unroll in (1, 2, 4):
-            if laid.chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:
+            if chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:
                 return unroll, ahead
     return 1, 1

@@ -71,6 +71,13 @@ constexpr int chunk_words = Layer::reaches * phase_words;
 constexpr int resident_words = Layer::resident ? Layer::groups * chunks * chunk_words : 4;
 static_assert(resident_words * 4 < 1 << 20, "what an mbarrier can count");
 
+// Staged weights: for each consumer a ring of bulk copies from L2, in the order of use, each of the
+// pairs whose weights a thread holds at a time. A pair is one fragment for each warp.
+constexpr bool staged = Layer::weight_slots > 0;
+constexpr int weight_slots = staged ? Layer::weight_slots : 1;
+constexpr int pair_words = 4 * fragment;
+constexpr int slot_words = staged ? Layer::slot_pairs * pair_words : 4;
+
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
 static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
 
@@ -79,6 +86,7 @@ struct Shared {
     alignas(128) unsigned char raw[rings][Layer::raw_stages]
                                   [Layer::tensor_map ? (raw_bytes + 127) / 128 * 128 : 128];
     alignas(128) uint32_t weights[resident_words];
+    alignas(128) uint32_t slots[rings][weight_slots][slot_words];
     alignas(16) float outputs[rings * 4][pass_channels][out_pitch];
     alignas(16) uint32_t zeros[4];
     Index offsets[rings][Layer::tensor_map ? 1 : thread_pixels * producers];
@@ -86,6 +94,8 @@ struct Shared {
     uint64_t full[rings][stages];
     uint64_t empty[rings][stages];
     uint64_t weights_full;
+    uint64_t slot_full[rings][weight_slots];
+    uint64_t slot_empty[rings][weight_slots];
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
@@ -95,17 +105,24 @@ TCONV_DEVICE void arrive(uint64_t* barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// The ring's next stage, and the parity of its turn.
+// A ring's next stage, and the parity of its turn.
+template <int size>
 struct Turn {
     int stage = 0;
     uint32_t parity = 0;
 
     TCONV_DEVICE void advance() {
-        if (++stage == stages) {
+        if (++stage == size) {
             stage = 0;
             parity ^= 1;
         }
     }
+};
+
+// Where a consumer is in its rings.
+struct Turns {
+    Turn<stages> pixels;
+    Turn<weight_slots> weights;
 };
 
 struct Position {
@@ -187,7 +204,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;
     int thread = threadIdx.x % producers;
-    Turn turn;
+    Turn<stages> turn;
     Index step = Index(gridDim.x) * rings;
     for (Index tile = Index(blockIdx.x) * rings + ring; tile < arguments.tiles; tile += step) {
         Position at(tile, arguments);
@@ -288,7 +305,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     };
     for (int slot = 0; slot < Layer::raw_stages; ++slot) ask(slot);
 
-    Turn turn;
+    Turn<stages> turn;
     int slot = 0;
     uint32_t raw_parity = 0;
     for (Index tile = first; tile < arguments.tiles; tile += step) {
@@ -347,24 +364,96 @@ TCONV_DEVICE void produce(const Fields& arguments, Shared& shared, int warp) {
 
 using Sums = float[Layer::m_tiles][Layer::tile_rows][columns / 2];
 
-// Streamed weights, in the order of use.
+// A row group's packed weights, in the order of use.
+TCONV_DEVICE const uint32_t* packed_weights(int m_group, int group, const Arguments& arguments) {
+    // NOTE: constant arrays lie in device memory, which answers late.
+    int first = Layer::classes == 1 ? m_group * Layer::class_begin[1] : Layer::m_begin[m_group];
+    return static_cast<const uint32_t*>(arguments.packed) +
+           (Index(group) * Layer::group_pairs + first) * chunks * pair_words;
+}
+
+// Weights straight from L2, which the first level of the cache handles twice as often as staged ones.
 template <int unroll>
 struct StreamedWeights {
     const uint32_t* next;
 
     TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&, int)
-        : next(static_cast<const uint32_t*>(arguments.packed) +
-               (Index(at.group) * Layer::group_pairs + Layer::m_begin[at.m_group]) * chunks *
-                   (4 * warpgroup) +
-               threadIdx.x % warpgroup * 4) {}
+        : next(packed_weights(at.m_group, at.group, arguments) + threadIdx.x % warpgroup * 4) {}
 
     TCONV_DEVICE uint4 load(int, int) {
         uint4 loaded = *reinterpret_cast<const uint4*>(next);
-        next += 4 * warpgroup;
+        next += pair_words;
         return loaded;
     }
 
     TCONV_DEVICE void advance(bool) {}
+};
+
+// Staged weights, `pairs` to a copy.
+template <int pairs, int copies>
+struct StagedWeights {
+    static constexpr int first_copies = copies < weight_slots ? copies : weight_slots;
+
+    Shared& shared;
+    Turn<weight_slots>& turn;  // of the copy that is read
+    Turn<weight_slots> used;   // of the oldest that has not been handed back
+    const uint32_t* rest;      // copies that have not been asked for
+    int left;                  // their number
+    int warp;
+
+    TCONV_DEVICE StagedWeights(const Position& at, const Arguments& arguments, Shared& shared,
+                               int warp, Turn<weight_slots>& turn)
+        : shared(shared), turn(turn), used(turn),
+          rest(packed_weights(at.m_group, at.group, arguments) +
+               first_copies * pairs * pair_words),
+          left(copies - first_copies), warp(warp) {}
+
+    // A tile's first copies, before its products begin.
+    TCONV_DEVICE static void ask_first(const uint32_t* from, Shared& shared, int warp,
+                                       Turn<weight_slots> turn) {
+        for (int i = 0; i < first_copies; ++i) {
+            ask(shared, warp, turn.stage, turn.parity ^ 1, from + i * pairs * pair_words);
+            turn.advance();
+        }
+    }
+
+    TCONV_DEVICE void wait() const {
+        ptx::mbarrier_wait_parity(&shared.slot_full[warp / 4 - 1][turn.stage], turn.parity);
+    }
+
+    TCONV_DEVICE uint4 load(int pair) const {
+        return ptx::ld_shared_v4(shared.slots[warp / 4 - 1][turn.stage] +
+                                 (pair % pairs * pair_words + threadIdx.x % warpgroup * 4));
+    }
+
+    // NOTE: only after products of the copy's last pair have been asked for: loads that are still on
+    // their way do not hold an arrival back, and behind another warp's stores they may be long. Each
+    // lane arrives for its own loads, which costs nothing measurable, and compute-sanitizer does not
+    // count on a warp's synchronisation.
+    TCONV_DEVICE void hand_back() {
+        ptx::mbarrier_arrive(&shared.slot_empty[warp / 4 - 1][used.stage]);
+        if (left > 0) {
+            if (warp % 4 == 0) ask(shared, warp, used.stage, used.parity, rest);
+            rest += pairs * pair_words;
+            --left;
+        }
+        used.advance();
+    }
+
+private:
+    // The consumer's first warp, when all threads have read the slot for the last time.
+    TCONV_DEVICE static void ask(Shared& shared, int warp, int slot, uint32_t parity,
+                                 const uint32_t* from) {
+        int ring = warp / 4 - 1;
+        ptx::mbarrier_wait_parity(&shared.slot_empty[ring][slot], parity);
+        if (threadIdx.x % 32 == 0) {
+            uint64_t* full = &shared.slot_full[ring][slot];
+            ptx::mbarrier_arrive_expect_tx(full, pairs * pair_words * 4);
+            ptx::cp_async_bulk_global_to_shared(shared.slots[ring][slot], from,
+                                                pairs * pair_words * 4, full);
+        }
+        __syncwarp();
+    }
 };
 
 // Resident weights, found by pair and chunk.
@@ -423,19 +512,33 @@ TCONV_DEVICE constexpr int pair_row(int pair) {
     return Layer::pair_pixel[pair] / Layer::patch_columns;
 }
 
-// The products of one tile: what the kernel that includes this brings.
+// What the kernel that includes this brings: the products of one tile, and what may begin before it.
 template <int row_class>
 TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                           Turn& turn, Sums& sums);
+                           Turns& turns, Sums& sums);
+template <int row_class>
+TCONV_DEVICE void prepare(const uint32_t* weights, Shared& shared, int warp, const Turns& turns);
 
 template <int row_class>
 TCONV_DEVICE void multiply_class(const Arguments& arguments, Shared& shared, const Position& at,
-                                 int warp, Turn& turn, Sums& sums) {
+                                 int warp, Turns& turns, Sums& sums) {
     if constexpr (row_class < Layer::classes) {
-        if (Layer::m_class[at.m_group] == row_class) {
-            multiply<row_class>(arguments, shared, at, warp, turn, sums);
+        if (Layer::classes == 1 || Layer::m_class[at.m_group] == row_class) {
+            multiply<row_class>(arguments, shared, at, warp, turns, sums);
         } else {
-            multiply_class<row_class + 1>(arguments, shared, at, warp, turn, sums);
+            multiply_class<row_class + 1>(arguments, shared, at, warp, turns, sums);
+        }
+    }
+}
+
+template <int row_class>
+TCONV_DEVICE void prepare_class(int m_group, const uint32_t* weights, Shared& shared, int warp,
+                                const Turns& turns) {
+    if constexpr (row_class < Layer::classes) {
+        if (Layer::classes == 1 || Layer::m_class[m_group] == row_class) {
+            prepare<row_class>(weights, shared, warp, turns);
+        } else {
+            prepare_class<row_class + 1>(m_group, weights, shared, warp, turns);
         }
     }
 }
@@ -599,9 +702,17 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
                        0 &&
                    reinterpret_cast<uintptr_t>(arguments.destination) % (4 * Layer::vector) == 0;
     if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
-    Turn turn;
-    for (Index tile = Index(blockIdx.x) * rings + ring; tile < arguments.tiles;
-         tile += Index(gridDim.x) * rings) {
+    Turns turns;
+    Index step = Index(gridDim.x) * rings;
+    auto begin = [&](Index tile) {
+        if (!staged || warp % 4 != 0 || tile >= arguments.tiles) return;
+        int m_group = int(tile % Layer::m_groups);
+        int group = int(tile / Layer::m_groups % Layer::groups);
+        prepare_class<0>(m_group, packed_weights(m_group, group, arguments), shared, warp, turns);
+    };
+    Index first = Index(blockIdx.x) * rings + ring;
+    begin(first);
+    for (Index tile = first; tile < arguments.tiles; tile += step) {
         Position at(tile, arguments);
         Sums sums;
 #pragma unroll
@@ -612,7 +723,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
                 for (int j = 0; j < columns / 2; ++j) sums[m][r][j] = 0.0f;
             }
         }
-        multiply_class<0>(arguments, shared, at, warp, turn, sums);
+        multiply_class<0>(arguments, shared, at, warp, turns, sums);
+        begin(tile + step);
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
 #pragma unroll
@@ -650,6 +762,12 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
             }
         }
         ptx::mbarrier_init(&shared.weights_full, 1);
+        for (int ring = 0; ring < rings; ++ring) {
+            for (int slot = 0; slot < weight_slots; ++slot) {
+                ptx::mbarrier_init(&shared.slot_full[ring][slot], 1);
+                ptx::mbarrier_init(&shared.slot_empty[ring][slot], warpgroup);
+            }
+        }
         ptx::fence_mbarrier_init();
         for (uint32_t& word : shared.zeros) word = 0;
     }
