@@ -328,6 +328,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     waves = -(-laid.tiles // target.multiprocessors)
     packing = 7.4e-6 + 8 * laid.weight_elements / 4.18e12 + 8 * laid.pixel_elements / 4.44e12
     modelled = max(waves * of_tile / 1.7e9, problem.bytes / 5.6e12) + packing + 3e-6
+    if tile.storers and waves == 1:
+        modelled *= 1.1  # measured: there is no next tile whose products they could write beside
     # What 278 rows with dependent launches showed since: rows on 16 bytes cost less, phases with
     # different slots more.
     on_vectors = problem.width.output_size % 4 == 0

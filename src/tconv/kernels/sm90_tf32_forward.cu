@@ -9,8 +9,8 @@
 //
 // Weights are the wgmma's A, from registers: sm90_tf32_pack has laid them out as each thread needs
 // them. Resident, they lie in shared memory from the block's start to its end; else each consumer
-// copies them there in the order of use, a few pairs at a time. Pixels are B, from shared memory, [pixel][8 channels] with 32-byte swizzle:
-// a slot is another start address in the same staged patch.
+// copies them there in the order of use, a few pairs at a time. Pixels are B, from shared memory,
+// [pixel][8 channels] with 32-byte swizzle: a slot is another start address in the same staged patch.
 //
 //   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
 //                device memory (zero beyond the image), round, store as [pixel][8 channels]
