@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tconv
 from emulated_plans import HOPPER, problem_of
 from layer_cases import (
     CORNERS,
@@ -13,10 +14,11 @@ from layer_cases import (
     assert_maps_right,
     operands,
     random_cases,
+    round_to_tf32,
     three_maps,
 )
 from tconv import tuning
-from tconv.kernels import sm90_tf32_wide_forward
+from tconv.kernels import sm90_tf32_forward, sm90_tf32_wide_forward
 from tconv.plan import candidates
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -94,6 +96,45 @@ def test_hopper_tensor_cores(layout, kernel, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", kernel)  # an error where it cannot serve
     for case in (*HOPPER_CASES, Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2))):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+
+
+# Many tiles for each warpgroup, whose stores fill the queues that another's loads stand in.
+BUSY_CASES = (
+    Case(2, 64, 64, 1, (500, 1020), (3, 3)),
+    Case(2, 32, 32, 1, (500, 1020), (3, 3)),
+    Case(1, 32, 128, 1, (300, 510), (4, 4), (2, 2), (1, 1)),
+    Case(2, 40, 256, 1, (150, 252), (2, 2), (2, 2)),
+)
+
+
+@on_hopper
+@pytest.mark.parametrize("tile", sm90_tf32_forward.TILES, ids=str)
+def test_every_tile_of_staged_patches_on_a_busy_device(tile):
+    torch.backends.cudnn.allow_tf32 = True
+    served = 0
+    for case in BUSY_CASES:
+        for candidate in candidates(problem_of(case), HOPPER):
+            chosen = (candidate.stem, candidate.tile) == (sm90_tf32_forward.STEM, tile)
+            if not chosen or candidate.refusal is not None:
+                continue
+            served += 1
+            t = operands(case, torch.float32, "contiguous", "cuda")
+            exact = torch.nn.functional.conv_transpose2d(
+                round_to_tf32(t.x).double(),
+                round_to_tf32(t.w).double(),
+                None if t.bias is None else t.bias.double(),
+                stride=case.stride,
+                padding=case.padding,
+            )
+            with tuning.using(candidate):
+                for _ in range(3):
+                    out = tconv.conv_transpose2d(
+                        t.x, t.w, t.bias, stride=case.stride, padding=case.padding
+                    )
+                    error = (out.double() - exact).norm() / exact.norm()
+                    # The tensor cores cut a sum after each product; one wrong fragment is 1e-4.
+                    assert error <= 1e-5, f"{case}: {error}"
+    assert served > 0
 
 
 @on_hopper
