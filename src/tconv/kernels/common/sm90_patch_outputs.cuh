@@ -1,0 +1,161 @@
+// How a consumer writes a tile's sums: gathered in shared memory, as pieces of whole rows.
+#pragma once
+
+#include <common/sm90_patch_tiles.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/registers.cuh>
+
+namespace {
+
+using Gathered = float[pass_channels][out_pitch];
+
+TCONV_DEVICE void write_vector(float* to, const Vector<float, 1>& value) { *to = value.values[0]; }
+
+TCONV_DEVICE void write_vector(float* to, const Vector<float, 2>& value) {
+    ptx::st_global_v2(to, make_float2(value.values[0], value.values[1]));
+}
+
+TCONV_DEVICE void write_vector(float* to, const Vector<float, 4>& value) {
+    ptx::st_global_v4(
+        to, make_float4(value.values[0], value.values[1], value.values[2], value.values[3]));
+}
+
+// How a warp writes the rows that it has gathered: `channels` rows of the output, from `line` on,
+// which is column `left` of the first. Each lane writes vectors of the width for which rows are
+// aligned; the columns before the first whole one and behind the last are written one by one.
+template <int width>
+struct RowWriter {
+    static constexpr int front = (width - out_shift % width) % width;
+    static constexpr int row_vectors = (out_columns - front) / width;
+    static constexpr int edges = out_columns - row_vectors * width;
+
+    const Arguments& arguments;
+    int left;
+
+    TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
+        // NOTE: else the compiler adds the offsets to the line's own, in 64 bits, for each piece.
+        line = ptx::opaque(line);
+        // Short rows one after the other, long ones in pieces of their own: the lanes' offsets of
+        // many pieces that all differ would fill the registers.
+        constexpr bool joined = row_vectors <= (width == 4 ? 12 : 32);
+        constexpr int row_lanes = joined ? row_vectors : (row_vectors + 31) / 32 * 32;
+        constexpr int pieces = (pass_channels * row_lanes + 31) / 32;
+        constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
+        // NOTE: beside so many sums, what follows from the lane would fill the registers if it was
+        // kept from row to row; to compute it anew costs KernelBench's layers 2 to 10%.
+        constexpr bool keeps = Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128;
+        int lane = keeps ? threadIdx.x % 32 : ptx::opaque(threadIdx.x % 32);
+#pragma unroll
+        for (int first = 0; first < pieces; first += batch) {
+            Vector<float, width> values[batch];
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                int place = min(32 * (first + i) + lane, pass_channels * row_lanes - 1);
+                int column = front + min(place % row_lanes, row_vectors - 1) * width;
+                values[i] = *reinterpret_cast<const Vector<float, width>*>(
+                    &rows[place / row_lanes][out_shift + column]);
+            }
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                int channel = (32 * (first + i) + lane) / row_lanes;
+                int vector = (32 * (first + i) + lane) % row_lanes;
+                int column = front + vector * width;
+                if (channel < channels && vector < row_vectors && exists(column)) {
+                    write_vector(line + (channel * arguments.destination_stride_c + column),
+                                 values[i]);
+                }
+            }
+        }
+        if constexpr (edges > 0) {
+#pragma unroll
+            for (int first = 0; first < pass_channels * edges; first += 32) {
+                int channel = (first + lane) / edges;
+                int edge = (first + lane) % edges;
+                int column = edge < front ? edge : out_columns - edges + edge;
+                if (channel < channels && exists(column)) {
+                    line[channel * arguments.destination_stride_c + column] =
+                        rows[channel][out_shift + column];
+                }
+            }
+        }
+    }
+
+private:
+    // Whether an output of the tile's row is one of the image: a vector's are all alike.
+    TCONV_DEVICE bool exists(int column) const {
+        return static_cast<unsigned>(left + column) <
+               static_cast<unsigned>(arguments.destination_width);
+    }
+};
+
+// Each warp interleaves its channels' phases in shared memory and writes pieces of whole rows.
+template <int width>
+TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                        const Sums& sums) {
+    int lane = threadIdx.x % 32;
+    auto& outputs = shared.outputs[warp - 4];
+    int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
+    RowWriter<width> writer{arguments, left};
+#pragma unroll
+    for (int m = 0; m < Layer::m_tiles; ++m) {
+        int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
+        int phase_y = warp_tile / phase_tiles;
+        int first_channel = (warp_tile - phase_y * phase_tiles) * Layer::warp_channels;
+        if (phase_y >= phases_y) continue;
+        float bias[2] = {};
+        if constexpr (Layer::bias) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                int channel = first_channel + (lane / 4 + 8 * half) / Layer::stride_x;
+                if (channel < Layer::out_channels) {
+                    bias[half] = static_cast<const float*>(
+                        arguments.bias)[at.group * Layer::out_channels + channel];
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < Layer::tile_rows; ++r) {
+            int out_y = (at.first_q_y() + r) * phases_y + phase_y - Layer::padding_y;
+            if (out_y < 0 || out_y >= arguments.destination_height) continue;
+#pragma unroll
+            for (int pass = 0; pass < passes; ++pass) {
+#pragma unroll
+                for (int i = 0; i < 2 / passes; ++i) {
+                    int half = pass + i;
+                    int row = lane / 4 + 8 * i;
+                    int channel = row / Layer::stride_x;
+                    if (channel >= pass_channels) continue;
+                    float* to =
+                        outputs[channel] + out_shift + row % Layer::stride_x +
+                        lane % 4 * 2 * Layer::stride_x;
+#pragma unroll
+                    for (int j = 0; j < columns / 8; ++j) {
+                        float even = sums[m][r][4 * j + 2 * half];
+                        float odd = sums[m][r][4 * j + 2 * half + 1];
+                        if constexpr (Layer::bias) even += bias[half], odd += bias[half];
+                        if constexpr (Layer::stride_x == 1) {
+                            *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);
+                        } else {
+                            to[8 * j * Layer::stride_x] = even;
+                            to[(8 * j + 1) * Layer::stride_x] = odd;
+                        }
+                    }
+                }
+                __syncwarp();
+                int channel = first_channel + pass * pass_channels;
+                float* line = static_cast<float*>(arguments.destination) +
+                              at.image * arguments.destination_stride_n +
+                              (Index(at.group) * Layer::out_channels + channel) *
+                                  arguments.destination_stride_c +
+                              out_y * arguments.destination_stride_h + left;
+                writer.write(outputs, line,
+                             Layer::out_channels % Layer::warp_channels == 0
+                                 ? pass_channels
+                                 : min(pass_channels, Layer::out_channels - channel));
+                __syncwarp();
+            }
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,230 @@
+// How patches come: 8 channels at a time, rounded or split, into a consumer's ring of stages.
+#pragma once
+
+#include <common/sm90_patch_tiles.cuh>
+#include <ptx/barrier.cuh>
+#include <ptx/bulk.cuh>
+#include <ptx/convert.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/tensor_map.cuh>
+
+namespace {
+
+// A value as the sum of two operands. What is not finite, or would be rounded to infinity, is a low
+// part alone: the other operand's low part would bring the opposite infinity, or a zero.
+//
+// The low part has 12 bits where an operand holds 11: cutting the last one off, as the tensor core
+// does, errs as much as rounding it.
+struct Split {
+    uint32_t high, low;
+
+    TCONV_DEVICE explicit Split(float value) {
+        bool rounds = fabsf(value) < __uint_as_float(0x7f7ff000u);
+        high = __float_as_uint(value) + 0x1000u & (rounds ? 0xffffe000u : 0);
+        low = __float_as_uint(value - __uint_as_float(high));
+    }
+};
+
+// Rounds or splits one pixel's channels into the stage, with 32-byte swizzle: bit 4 of the address
+// is exclusive-ored with bit 7.
+TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel,
+                              const float (&values)[channels_per_stage]) {
+    int swapped = pixel >> 2 & 1;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const float* v = values + 4 * h;
+        auto* to = reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes + ((h ^ swapped) * 16));
+        if constexpr (Layer::split) {
+            Split a(v[0]), b(v[1]), c(v[2]), d(v[3]);
+            ptx::st_shared_v4(to, make_uint4(a.high, b.high, c.high, d.high));
+            ptx::st_shared_v4(to + part_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
+        } else {
+            ptx::st_shared_v4(to, make_uint4(tf32_bits(v[0]), tf32_bits(v[1]),
+                                             tf32_bits(v[2]), tf32_bits(v[3])));
+        }
+    }
+}
+
+// Where a tile's patch lies in the source.
+struct Patch {
+    const float* channels;  // of the tile's image and group
+    int top;
+    int left;
+
+    TCONV_DEVICE Patch(const Position& at, const Arguments& arguments)
+        : channels(static_cast<const float*>(arguments.source) +
+                   at.image * arguments.source_stride_n +
+                   Index(at.group) * Layer::in_channels * arguments.source_stride_c),
+          top(Layer::row_step * at.first_q_y() - Layer::shift_bottom),
+          left(at.first_q_x() - Layer::shift_right - Layer::skew) {}
+};
+
+// Any strides: through registers, the next batch of loads under way while one is stored.
+template <typename Fields>
+TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int warp) {
+    constexpr Index outside = -1;
+    // Pixels of a thread under way, in two buffers of 8 values each.
+    constexpr int most_batch = 4;
+    constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
+    constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
+    int ring = warp * 32 / producers;
+    int thread = threadIdx.x % producers;
+    Turn<stages> turn;
+    Index step = Index(gridDim.x) * rings;
+    for (Index tile = Index(blockIdx.x) * rings + ring; tile < arguments.tiles; tile += step) {
+        Position at(tile, arguments);
+        Patch patch(at, arguments);
+        // Where each of this thread's pixels lies in a channel; in shared memory, which no other
+        // thread reads, to keep the registers for loads.
+        Index* offsets = shared.offsets[ring] + thread;
+        for (int i = 0; i < thread_pixels; ++i) {
+            int pixel = thread + i * producers;
+            int y = patch.top + pixel / Layer::patch_columns;
+            int x = patch.left + pixel % Layer::patch_columns;
+            bool inside = pixel < patch_pixels && y >= 0 && y < arguments.source_height && x >= 0 &&
+                          x < arguments.source_width;
+            offsets[i * producers] =
+                inside ? Index(y * arguments.source_stride_h + x * arguments.source_stride_w)
+                       : outside;
+        }
+        float values[2][batch_pixels][channels_per_stage];
+        auto load = [&](float(&into)[batch_pixels][channels_per_stage], int chunk, int batch) {
+            const float* base =
+                patch.channels + Index(chunk) * channels_per_stage * arguments.source_stride_c;
+#pragma unroll
+            for (int b = 0; b < batch_pixels; ++b) {
+                int i = batch * batch_pixels + b;
+                Index offset = i < thread_pixels ? offsets[i * producers] : outside;
+#pragma unroll
+                for (int c = 0; c < channels_per_stage; ++c) {
+                    bool inside = offset != outside &&
+                                  (Layer::in_channels % channels_per_stage == 0 ||
+                                   chunk * channels_per_stage + c < Layer::in_channels);
+                    into[b][c] = inside ? base[offset + c * arguments.source_stride_c] : 0.0f;
+                }
+            }
+        };
+        load(values[0], 0, 0);
+        for (int chunk = 0; chunk < chunks; chunk += 2) {
+            // Two chunks a turn, so that which buffer a batch is in is known when it is compiled.
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (chunk + half >= chunks) break;
+                unsigned char* stage = shared.pixels[ring][turn.stage];
+#pragma unroll
+                for (int batch = 0; batch < batches; ++batch) {
+                    constexpr int both = 2;
+                    int now = (half * batches + batch) % both;
+                    if (batch + 1 < batches) {
+                        load(values[now ^ 1], chunk + half, batch + 1);
+                    } else if (chunk + half + 1 < chunks) {
+                        load(values[now ^ 1], chunk + half + 1, 0);
+                    }
+                    if (batch == 0) {
+                        ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+                    }
+#pragma unroll
+                    for (int b = 0; b < batch_pixels; ++b) {
+                        int pixel = thread + (batch * batch_pixels + b) * producers;
+                        if (pixel < patch_pixels) store_pixel(stage, pixel, values[now][b]);
+                    }
+                }
+                ptx::fence_proxy_async_shared();
+                arrive(&shared.full[ring][turn.stage]);
+                turn.advance();
+            }
+        }
+    }
+}
+
+// Rows on 16 bytes: the copy engine brings raw patches, raw_stages of them ahead, and the threads
+// only transpose them.
+template <typename Fields>
+TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
+    constexpr int most_batch = 3;
+    constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
+    constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
+    int ring = warp * 32 / producers;
+    int thread = threadIdx.x % producers;
+    Index step = Index(gridDim.x) * rings;
+    Index first = Index(blockIdx.x) * rings + ring;
+
+    // What thread 0 has still to ask for.
+    Index asked_tile = first;
+    int asked_chunk = 0;
+    auto ask = [&](int slot) {
+        if (thread != 0 || asked_tile >= arguments.tiles) return;
+        Position at(asked_tile, arguments);
+        uint64_t* barrier = &shared.raw_full[ring][slot];
+        ptx::mbarrier_arrive_expect_tx(barrier, raw_bytes);
+        ptx::cp_async_bulk_tensor_4d_global_to_shared(
+            shared.raw[ring][slot], &arguments.source_map,
+            at.first_q_x() - Layer::shift_right - Layer::skew,
+            Layer::row_step * at.first_q_y() - Layer::shift_bottom,
+            at.group * Layer::in_channels + asked_chunk * channels_per_stage, int(at.image),
+            barrier);
+        if (++asked_chunk == chunks) {
+            asked_chunk = 0;
+            asked_tile += step;
+        }
+    };
+    for (int slot = 0; slot < Layer::raw_stages; ++slot) ask(slot);
+
+    Turn<stages> turn;
+    int slot = 0;
+    uint32_t raw_parity = 0;
+    for (Index tile = first; tile < arguments.tiles; tile += step) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            const float* raw = reinterpret_cast<const float*>(shared.raw[ring][slot]);
+            unsigned char* stage = shared.pixels[ring][turn.stage];
+            ptx::mbarrier_wait_parity(&shared.raw_full[ring][slot], raw_parity);
+            ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+            // A store is a barrier to the compiler: loads that are to overlap precede it.
+            float values[2][batch_pixels][channels_per_stage];
+            auto load = [&](float(&into)[batch_pixels][channels_per_stage], int batch) {
+#pragma unroll
+                for (int b = 0; b < batch_pixels; ++b) {
+                    int pixel = thread + (batch * batch_pixels + b) * producers;
+                    const float* from = raw + min(pixel, patch_pixels - 1);
+#pragma unroll
+                    for (int c = 0; c < channels_per_stage; ++c) {
+                        // Beyond the group's channels lie the next group's.
+                        bool exists = Layer::in_channels % channels_per_stage == 0 ||
+                                      chunk * channels_per_stage + c < Layer::in_channels;
+                        into[b][c] = exists ? from[c * patch_pixels] : 0.0f;
+                    }
+                }
+            };
+            load(values[0], 0);
+#pragma unroll
+            for (int batch = 0; batch < batches; ++batch) {
+                if (batch + 1 < batches) load(values[(batch + 1) % 2], batch + 1);
+#pragma unroll
+                for (int b = 0; b < batch_pixels; ++b) {
+                    int pixel = thread + (batch * batch_pixels + b) * producers;
+                    if (pixel < patch_pixels) store_pixel(stage, pixel, values[batch % 2][b]);
+                }
+            }
+            ptx::fence_proxy_async_shared();
+            arrive(&shared.full[ring][turn.stage]);
+            turn.advance();
+            ptx::bar_sync(1 + ring, producers);  // the raw patch has been read
+            ask(slot);
+            if (++slot == Layer::raw_stages) {
+                slot = 0;
+                raw_parity ^= 1;
+            }
+        }
+    }
+}
+
+template <bool tensor_map, typename Fields>
+TCONV_DEVICE void produce(const Fields& arguments, Shared& shared, int warp) {
+    if constexpr (tensor_map) {
+        produce_by_map(arguments, shared, warp);
+    } else {
+        produce_by_loads(arguments, shared, warp);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,134 @@
+// Tiles of Hopper's kernels on staged patches: their sizes, their shared memory, their places.
+#pragma once
+
+#include <common/element.cuh>
+#include <ptx/mbarrier.cuh>
+
+namespace {
+
+using Index = Layer::Index;
+
+constexpr int channels_per_stage = 8;  // the depth of a TF32 wgmma
+constexpr int pixel_bytes = channels_per_stage * 4;
+constexpr int warpgroup = 128;
+constexpr int rings = 2;
+constexpr int producers = warpgroup / rings;  // threads that fill one ring
+constexpr int stages = Layer::stages;
+
+constexpr int columns = Layer::tile_columns;
+constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
+constexpr int part_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
+constexpr int stage_bytes = (Layer::split ? 2 : 1) * part_bytes;  // split: high parts, low parts
+constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
+
+// With a tensor map, first as it lies in the image, [8 channels][patch rows][patch columns]: the
+// patch then begins at a 16-byte boundary, and its pixels have the same order in both.
+constexpr int raw_bytes = channels_per_stage * patch_pixels * 4;
+static_assert(!Layer::tensor_map || Layer::patch_columns % 4 == 0, "a box of whole 16 bytes");
+static_assert(columns % 4 == 0, "tiles keep the skew");
+
+constexpr int chunks = (Layer::in_channels + channels_per_stage - 1) / channels_per_stage;
+
+// The epilogue gathers a warp's rows 8 at a time where these hold whole channels, else all 16: each
+// channel's pixels with all phases, padded so that the fragments' rows start 8 or 24 banks apart.
+constexpr int passes = 8 % Layer::stride_x == 0 ? 2 : 1;
+constexpr int pass_channels = Layer::warp_channels / passes;
+constexpr int out_columns = columns * Layer::stride_x;
+// Columns of a row's first output behind the last multiple of a vector: there it is gathered too, so
+// that vectors lie on their size in both.
+constexpr int out_first = Layer::first_q_x * Layer::stride_x - Layer::padding_x;
+constexpr int out_shift = (out_first % Layer::vector + Layer::vector) % Layer::vector;
+static_assert(columns % 4 == 0, "tiles keep the shift");
+static_assert(Layer::stride_x > 1 || out_shift == 0, "pairs of sums are stored together");
+constexpr int out_pitch = Layer::stride_x == 1
+                              ? columns + (columns % 16 == 8 ? 0 : 8)
+                              : out_shift + out_columns + (40 - (out_shift + out_columns) % 32) % 32;
+
+// Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][thread][4], a fragment
+// being the weights of one warp for one product. A reach is slot * stride + phase: the phases that
+// share a tap share its fragments.
+constexpr int fragment = 32 * 4;
+constexpr int phases_y = Layer::stride_y * Layer::row_step;
+constexpr int phase_tiles = (Layer::out_channels + Layer::warp_channels - 1) / Layer::warp_channels;
+constexpr int phase_words = Layer::slots_x * phase_tiles * fragment;  // from a reach to the next
+constexpr int chunk_words = Layer::reaches * phase_words;
+constexpr int resident_words = Layer::resident ? Layer::groups * chunks * chunk_words : 4;
+static_assert(resident_words * 4 < 1 << 20, "what an mbarrier can count");
+
+// Staged weights: for each consumer a ring of bulk copies from L2, in the order of use, each of the
+// pairs whose weights a thread holds at a time. A pair is one fragment for each warp.
+constexpr bool staged = Layer::weight_slots > 0;
+constexpr int weight_slots = staged ? Layer::weight_slots : 1;
+constexpr int pair_words = 4 * fragment;
+constexpr int slot_words = staged ? Layer::slot_pairs * pair_words : 4;
+
+static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
+static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
+
+struct Shared {
+    alignas(1024) unsigned char pixels[rings][stages][stage_bytes];
+    alignas(128) unsigned char raw[rings][Layer::raw_stages]
+                                  [Layer::tensor_map ? (raw_bytes + 127) / 128 * 128 : 128];
+    alignas(128) uint32_t weights[resident_words];
+    alignas(128) uint32_t slots[rings][weight_slots][slot_words];
+    alignas(16) float outputs[rings * 4][pass_channels][out_pitch];
+    alignas(16) uint32_t zeros[4];
+    Index offsets[rings][Layer::tensor_map ? 1 : thread_pixels * producers];
+    uint64_t raw_full[rings][Layer::raw_stages];
+    uint64_t full[rings][stages];
+    uint64_t empty[rings][stages];
+    uint64_t weights_full;
+    uint64_t slot_full[rings][weight_slots];
+    uint64_t slot_empty[rings][weight_slots];
+};
+static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
+
+// One arrival for a warp whose lanes have all come here.
+TCONV_DEVICE void arrive(uint64_t* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
+
+// A ring's next stage, and the parity of its turn.
+template <int size>
+struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    TCONV_DEVICE void advance() {
+        if (++stage == size) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Where a consumer is in its rings.
+struct Turns {
+    Turn<stages> pixels;
+    Turn<weight_slots> weights;
+};
+
+struct Position {
+    int m_group, group, tile_x, tile_y;
+    Index image;
+
+    // Row groups innermost: they share their pixels.
+    TCONV_DEVICE Position(Index tile, const Arguments& arguments) {
+        Index rest = tile / Layer::m_groups;
+        m_group = int(tile - rest * Layer::m_groups);
+        Index next = rest / Layer::groups;
+        group = int(rest - next * Layer::groups);
+        rest = next / arguments.tiles_x;
+        tile_x = int(next - rest * arguments.tiles_x);
+        image = rest / arguments.tiles_y;
+        tile_y = int(rest - image * arguments.tiles_y);
+    }
+
+    TCONV_DEVICE int first_q_y() const { return Layer::first_q_y + tile_y * Layer::tile_rows; }
+    TCONV_DEVICE int first_q_x() const { return Layer::first_q_x + tile_x * columns; }
+};
+
+using Sums = float[Layer::m_tiles][Layer::tile_rows][columns / 2];
+
+}  // namespace

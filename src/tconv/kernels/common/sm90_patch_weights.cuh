@@ -1,0 +1,164 @@
+// How packed weights come to a consumer's registers: straight from L2, by copies of its own, or from
+// those that stay in shared memory.
+#pragma once
+
+#include <common/sm90_patch_tiles.cuh>
+#include <ptx/bulk.cuh>
+#include <ptx/memory.cuh>
+
+namespace {
+
+// A row group's packed weights, in the order of use.
+TCONV_DEVICE const uint32_t* packed_weights(int m_group, int group, const Arguments& arguments) {
+    // NOTE: constant arrays lie in device memory, which answers late.
+    int first = Layer::classes == 1 ? m_group * Layer::class_begin[1] : Layer::m_begin[m_group];
+    return static_cast<const uint32_t*>(arguments.packed) +
+           (Index(group) * Layer::group_pairs + first) * chunks * pair_words;
+}
+
+// Weights straight from L2, which the first level of the cache handles twice as often as staged ones.
+template <int unroll>
+struct StreamedWeights {
+    const uint32_t* next;
+
+    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&, int)
+        : next(packed_weights(at.m_group, at.group, arguments) + threadIdx.x % warpgroup * 4) {}
+
+    TCONV_DEVICE uint4 load(int, int) {
+        uint4 loaded = *reinterpret_cast<const uint4*>(next);
+        next += pair_words;
+        return loaded;
+    }
+
+    TCONV_DEVICE void advance(bool) {}
+};
+
+// Staged weights, `pairs` to a copy.
+template <int pairs, int copies>
+struct StagedWeights {
+    static constexpr int first_copies = copies < weight_slots ? copies : weight_slots;
+
+    Shared& shared;
+    Turn<weight_slots>& turn;  // of the copy that is read
+    Turn<weight_slots> used;   // of the oldest that has not been handed back
+    const uint32_t* rest;      // copies that have not been asked for
+    int left;                  // their number
+    int warp;
+
+    TCONV_DEVICE StagedWeights(const Position& at, const Arguments& arguments, Shared& shared,
+                               int warp, Turn<weight_slots>& turn)
+        : shared(shared), turn(turn), used(turn),
+          rest(packed_weights(at.m_group, at.group, arguments) +
+               first_copies * pairs * pair_words),
+          left(copies - first_copies), warp(warp) {}
+
+    // A tile's first copies, before its products begin.
+    TCONV_DEVICE static void ask_first(const uint32_t* from, Shared& shared, int warp,
+                                       Turn<weight_slots> turn) {
+        for (int i = 0; i < first_copies; ++i) {
+            ask(shared, warp, turn.stage, turn.parity ^ 1, from + i * pairs * pair_words);
+            turn.advance();
+        }
+    }
+
+    TCONV_DEVICE void wait() const {
+        ptx::mbarrier_wait_parity(&shared.slot_full[warp / 4 - 1][turn.stage], turn.parity);
+    }
+
+    TCONV_DEVICE uint4 load(int pair) const {
+        return ptx::ld_shared_v4(shared.slots[warp / 4 - 1][turn.stage] +
+                                 (pair % pairs * pair_words + threadIdx.x % warpgroup * 4));
+    }
+
+    // NOTE: only after products of the copy's last pair have been asked for: loads that are still on
+    // their way do not hold an arrival back, and behind another warp's stores they may be long. Each
+    // lane arrives for its own loads, which costs nothing measurable, and compute-sanitizer does not
+    // count on a warp's synchronisation.
+    TCONV_DEVICE void hand_back() {
+        ptx::mbarrier_arrive(&shared.slot_empty[warp / 4 - 1][used.stage]);
+        if (left > 0) {
+            if (warp % 4 == 0) ask(shared, warp, used.stage, used.parity, rest);
+            rest += pairs * pair_words;
+            --left;
+        }
+        used.advance();
+    }
+
+private:
+    // The consumer's first warp, when all threads have read the slot for the last time.
+    TCONV_DEVICE static void ask(Shared& shared, int warp, int slot, uint32_t parity,
+                                 const uint32_t* from) {
+        int ring = warp / 4 - 1;
+        ptx::mbarrier_wait_parity(&shared.slot_empty[ring][slot], parity);
+        if (threadIdx.x % 32 == 0) {
+            uint64_t* full = &shared.slot_full[ring][slot];
+            ptx::mbarrier_arrive_expect_tx(full, pairs * pair_words * 4);
+            ptx::cp_async_bulk_global_to_shared(shared.slots[ring][slot], from,
+                                                pairs * pair_words * 4, full);
+        }
+        __syncwarp();
+    }
+};
+
+// Resident weights, found by pair and chunk.
+template <int unroll>
+struct ResidentWeights {
+    const uint32_t* base[Layer::m_tiles];  // of the warp's rows: of its phase's reach at slot 0
+    int phase[Layer::m_tiles];
+    const uint32_t* zeros;
+    int here = 0;  // words from the first chunk to those that are multiplied, and to the next ones
+    int following = unroll < chunks ? unroll * chunk_words : 0;
+
+    TCONV_DEVICE ResidentWeights(const Position& at, const Arguments&, const Shared& shared,
+                                 int warp)
+        : zeros(shared.zeros) {
+#pragma unroll
+        for (int m = 0; m < Layer::m_tiles; ++m) {
+            int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
+            int phase_y = warp_tile / phase_tiles;
+            int channels = warp_tile - phase_y * phase_tiles;
+            phase[m] = phase_y < phases_y ? phase_y : 0;  // no row at all: any weights will do
+            base[m] = shared.weights + at.group * (chunks * chunk_words) +
+                      phase[m] * phase_words + channels * fragment + threadIdx.x % 32 * 4;
+        }
+    }
+
+    // The weights of a pair, `chunk` chunks further on.
+    TCONV_DEVICE uint4 load(int pair, int chunk) const {
+        int m = Layer::pair_m_tile[pair];
+        int reach = Layer::pair_slot_y[pair] * Layer::stride_y;  // of phase 0
+        bool exists = (reach >= 0 || phase[m] >= -reach) &&
+                      (reach + phases_y <= Layer::reaches || phase[m] < Layer::reaches - reach);
+        const uint32_t* from = base[m] + (chunk < unroll ? here : following) +
+                               chunk % unroll * chunk_words + Layer::pair_fragment[pair] * fragment;
+        return ptx::ld_shared_v4(exists ? from : zeros);
+    }
+
+    // To the next `unroll` chunks, after which there are others or not.
+    TCONV_DEVICE void advance(bool others) {
+        here = following;
+        if (others) following += unroll * chunk_words;
+    }
+};
+
+template <bool resident, int unroll>
+struct WeightsOf {
+    using Type = StreamedWeights<unroll>;
+};
+
+template <int unroll>
+struct WeightsOf<true, unroll> {
+    using Type = ResidentWeights<unroll>;
+};
+
+// One thread asks for the weights of all chunks.
+TCONV_DEVICE void load_weights(const Arguments& arguments, Shared& shared) {
+    ptx::mbarrier_arrive_expect_tx(&shared.weights_full, resident_words * 4);
+    for (int first = 0; first < resident_words; first += chunk_words) {
+        ptx::cp_async_bulk_global_to_shared(
+            shared.weights + first, static_cast<const uint32_t*>(arguments.packed) + first,
+            chunk_words * 4, &shared.weights_full);
+    }
+}
+
+}  // namespace
