@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 
 from layer_cases import Case, reference, round_to_tf32
 from tconv.emulator import tensor_map
 from tconv.emulator.launch import EmulatedKernel
+from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels.family import Operands, TensorView
 from tconv.plan import Plan, candidates, make_plan
@@ -125,3 +127,43 @@ def assert_right(out, case: Case, t, math: str = "tf32") -> None:
     size = reference(case, x.abs(), w.abs(), bias, t.grad_output)[0]
     terms = case.in_channels * case.kernel[0] * case.kernel[1] + (bias is not None)
     assert (error <= 4 * terms**0.5 * 2.0**-24 * size).all()
+
+
+def assert_order_free(chosen: Plan, t, blocks: int = 0, others: int = 0) -> None:
+    """Threads in any order, and any number of blocks, give the same bits."""
+    first = run(chosen, t, blocks=blocks)
+    for schedule in ("reverse", "random:1", "random:2"):
+        assert torch.equal(first, run(chosen, t, schedule, blocks=others))
+
+
+def assert_written_alone(chosen: Plan, case: Case, t, place: int, math: str = "tf32") -> None:
+    """Into rows with room on both sides, `place` columns from their start: nothing else changes."""
+    batch, channels, height, width = chosen.problem.y_shape
+    storage = torch.full((batch, channels, height, width + 3), float("nan"))
+    out = storage[..., place : place + width]
+    run(chosen, t, out=out)
+    assert_right(out, case, t, math)
+    assert storage[..., :place].isnan().all() and storage[..., place + width :].isnan().all()
+
+
+def assert_bias_alone(chosen: Plan, t, rows: list[int]) -> None:
+    """Output rows that no tap reaches hold the bias, to the bit."""
+    out = run(chosen, t)[:, :, rows]
+    assert torch.equal(out, t.bias[:, None, None].expand_as(out))
+
+
+def assert_wants_vectors(chosen: Plan, t) -> None:
+    """An output whose address is no multiple of 16 is refused."""
+    view = TensorView(t.x.data_ptr(), t.x.stride())
+    off = TensorView(t.grad_output.data_ptr() + 4, t.grad_output.stride())
+    with pytest.raises(ValueError, match="multiple of 16"):
+        chosen.arguments(Operands(x=view, w=view, y=off))
+
+
+def assert_compiled_well(chosen: Plan, arch: str = "sm_90a") -> None:
+    """Kernel and packing through NVRTC: no spills, no warnings, so no serialised products."""
+    sources = [chosen.source] if chosen.packing is None else [chosen.source, chosen.packing.source]
+    for source in sources:
+        resources = compile_cuda(source, arch).resources
+        assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
+        assert not resources.warnings, f"{chosen}: {resources}"

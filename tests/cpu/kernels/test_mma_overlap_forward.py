@@ -8,12 +8,19 @@ import pytest
 import torch
 
 import emulated_plans
-from emulated_plans import HOPPER, assert_right, problem_of, run
+from emulated_plans import (
+    HOPPER,
+    assert_bias_alone,
+    assert_compiled_well,
+    assert_order_free,
+    assert_right,
+    assert_wants_vectors,
+    problem_of,
+    run,
+)
 from layer_cases import Case, operands, random_cases
-from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels import mma_overlap_forward as family
-from tconv.kernels.family import Operands, TensorView
 from tconv.plan import Plan, plan
 from tconv.problem import Problem
 
@@ -121,19 +128,15 @@ def test_wide_offsets_and_sanitizers(case, wide):
 def test_result_does_not_depend_on_the_order_of_threads(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = plans(problem_of(case))[0]
-    first = run(chosen, t, blocks=2)
-    for schedule in ("reverse", "random:1", "random:2"):
-        assert torch.equal(first, run(chosen, t, schedule, blocks=3))
+    assert_order_free(chosen, t, blocks=2, others=3)
 
 
 def test_outputs_without_taps_hold_the_bias_alone():
     case = CASES[13]
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in distinct(plans(problem_of(case))):
-        out = run(chosen, t)
         # Rows 2, 3 and 4 of every 5 have no tap: the kernel has two.
-        empty = [row for row in range(case.output_size[0]) if row % 5 >= 2]
-        assert torch.equal(out[:, :, empty], t.bias[:, None, None].expand_as(out[:, :, empty]))
+        assert_bias_alone(chosen, t, [y for y in range(case.output_size[0]) if y % 5 >= 2])
 
 
 def test_refusals_give_their_reasons():
@@ -162,11 +165,9 @@ def test_the_plan_takes_it_where_taps_are_many_and_outputs_few():
 
 def test_output_must_start_on_a_vector():
     case = CASES[0]
-    t = operands(case, torch.float32, "contiguous", "cpu")
-    view = TensorView(t.x.data_ptr(), t.x.stride())
-    off = TensorView(t.grad_output.data_ptr() + 4, t.grad_output.stride())
-    with pytest.raises(ValueError, match="multiple of 16"):
-        plans(problem_of(case))[0].arguments(Operands(x=view, w=view, y=off))
+    assert_wants_vectors(
+        plans(problem_of(case))[0], operands(case, torch.float32, "contiguous", "cpu")
+    )
 
 
 # The layers that the kernel is for, and others that it can run.
@@ -185,9 +186,7 @@ LAYERS = {
 def compiled(problem: Problem, arch: str = "sm_90a") -> int:
     count = 0
     for chosen in distinct(plans(problem, Target.named(arch))):
-        resources = compile_cuda(chosen.source, arch).resources
-        assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
-        assert not resources.warnings, f"{chosen}: {resources}"
+        assert_compiled_well(chosen, arch)
         count += 1
     return count
 

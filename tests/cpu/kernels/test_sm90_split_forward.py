@@ -8,9 +8,16 @@ import pytest
 import torch
 
 import emulated_plans
-from emulated_plans import HOPPER, PATCH_CASES, PATCH_LAYERS, run
+from emulated_plans import (
+    HOPPER,
+    PATCH_CASES,
+    PATCH_LAYERS,
+    assert_compiled_well,
+    assert_order_free,
+    assert_written_alone,
+    run,
+)
 from layer_cases import Case, operands, random_cases, reference
-from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels import sm90_split_forward as family
 from tconv.plan import Plan, candidates, plan
@@ -125,13 +132,7 @@ def test_small_values_keep_their_low_parts():
 @pytest.mark.parametrize("place", (1, 2), ids=("odd address", "odd rows"))
 def test_writes_outputs_at_any_address(case, place):
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case))[0]
-    batch, channels, height, width = chosen.problem.y_shape
-    storage = torch.full((batch, channels, height, width + 3), float("nan"))
-    out = storage[..., place : place + width]
-    run(chosen, t, out=out)
-    assert_right(out, case, t)
-    assert storage[..., :place].isnan().all() and storage[..., place + width :].isnan().all()
+    assert_written_alone(plans(problem_of(case))[0], case, t, place, "ieee")
 
 
 # Whether patches come by tensor map or through registers, and weights from shared memory or L2.
@@ -157,9 +158,7 @@ def test_result_does_not_depend_on_the_order_of_threads(temporaries, resident, a
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case, x_aligned=aligned), resident)
     for chosen in [p for p in served if p.tile.temporaries == temporaries][:1]:
-        first = run(chosen, t)
-        for schedule in ("reverse", "random:1", "random:2"):
-            assert torch.equal(first, run(chosen, t, schedule))
+        assert_order_free(chosen, t)
 
 
 # One layer for each number of slots in a group and mode of the weights: the code differs in these.
@@ -175,11 +174,7 @@ def test_compiles_without_spills_or_serialised_products(name, aligned):
     served = plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned))
     assert served
     for chosen in served:
-        assert chosen.packing is not None
-        for source in (chosen.source, chosen.packing.source):
-            resources = compile_cuda(source, "sm_90a").resources
-            assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
-            assert not resources.warnings, f"{chosen}: {resources}"
+        assert_compiled_well(chosen)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,18 @@ import pytest
 import torch
 
 import emulated_plans
-from emulated_plans import HOPPER, PATCH_CASES, PATCH_LAYERS, assert_right, problem_of, run
+from emulated_plans import (
+    HOPPER,
+    PATCH_CASES,
+    PATCH_LAYERS,
+    assert_compiled_well,
+    assert_order_free,
+    assert_right,
+    assert_written_alone,
+    problem_of,
+    run,
+)
 from layer_cases import Case, operands, reference
-from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as family
 from tconv.plan import Candidate, Plan, candidates, plan
@@ -81,13 +90,7 @@ def test_values_that_are_not_finite():
 def test_writes_outputs_at_any_address(case, place):
     # Rows that start on 8 bytes are written by twos, others by ones.
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case))[0]
-    batch, channels, height, width = chosen.problem.y_shape
-    storage = torch.full((batch, channels, height, width + 3), float("nan"))
-    out = storage[..., place : place + width]
-    run(chosen, t, out=out)
-    assert_right(out, case, t)
-    assert storage[..., :place].isnan().all() and storage[..., place + width :].isnan().all()
+    assert_written_alone(plans(problem_of(case))[0], case, t, place)
 
 
 # Whether patches come by tensor map or through registers, and weights from shared memory or L2.
@@ -111,9 +114,7 @@ def test_result_does_not_depend_on_the_order_of_threads(resident, aligned):
     case = PATCH_CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = plans(problem_of(case, x_aligned=aligned), resident)[0]
-    first = run(chosen, t)
-    for schedule in ("reverse", "random:1", "random:2"):
-        assert torch.equal(first, run(chosen, t, schedule))
+    assert_order_free(chosen, t)
 
 
 # By loads, every tile in its two kinds of layers: one slot's weights at a time, and many.
@@ -128,11 +129,7 @@ def test_compiles_without_spills_or_serialised_products(name, aligned):
     served = plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned))
     assert served
     for chosen in served:
-        assert chosen.packing is not None
-        for source in (chosen.source, chosen.packing.source):
-            resources = compile_cuda(source, "sm_90a").resources
-            assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
-            assert not resources.warnings, f"{chosen}: {resources}"
+        assert_compiled_well(chosen)
 
 
 @pytest.mark.parametrize(
