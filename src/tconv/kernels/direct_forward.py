@@ -7,8 +7,9 @@ import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, image_tiles
 from tconv.kernels.family import Operands
+from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
 from tconv.kernels.source import KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -24,20 +25,11 @@ MOST_PRODUCTS = 3072
 MOST_SPARE_WEIGHTS = 1024
 """Floats of weights that a block may hold twice."""
 
-POSITIONS_BYTES = 64
-"""Shared memory in which a block keeps where its tiles lie."""
-
 OTHER_REGISTERS = 40
 """Registers of a thread for addresses, counters and copies."""
 
-AIMED_SHARED = 228 << 10
-"""Bytes of shared memory of the SM that depth and rows are chosen for."""
-
 LEAST_DEPTH = 2
 """Fewer input channels of a step are not worth its barrier."""
-
-RESERVED_SHARED = 1024
-"""Bytes of shared memory that the system keeps of each block's."""
 
 
 @dataclass(frozen=True)
@@ -276,19 +268,18 @@ class Layout:
 
     def blocks(self, target: Target) -> int:
         """Blocks that an SM holds."""
-        shared = target.shared_per_block + RESERVED_SHARED
-        return min(bound_blocks(self.problem, self.tile), shared // (self.shared_bytes + 1024))
+        bound = bound_blocks(self.problem, self.tile)
+        return image_tiles.blocks_held(self.shared_bytes, bound, target)
 
     @property
     def source_vectors(self) -> bool:
         """Whether the input is copied by 16 bytes."""
-        return self.problem.x_aligned and self.problem.width.size % 4 == 0
+        return image_tiles.source_vectors(self.problem)
 
     @property
     def store_vector(self) -> int:
         """Floats of the widest store that every output row is aligned for."""
-        width = self.problem.width.output_size
-        return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+        return image_tiles.store_vector(self.problem)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -346,12 +337,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         )
     if laid.products > MOST_PRODUCTS:
         return f"{laid.products} unrolled multiply-adds exceed the limit of {MOST_PRODUCTS}"
-    if laid.shared_bytes > target.shared_per_block:
-        return (
-            f"a block needs {laid.shared_bytes} bytes of shared memory, "
-            f"{target.arch} has {target.shared_per_block}"
-        )
-    return None
+    return image_tiles.shared_why_not(laid.shared_bytes, target)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -455,39 +441,16 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=argument_fields(index),
+        arguments=image_tiles.argument_fields(index),
         shared_bytes=laid.shared_bytes,
         threads=THREADS,
-    )
-
-
-def argument_fields(index: str) -> tuple[tuple[str, str], ...]:
-    """The fields of `struct Arguments`, for offsets of the C type `index`."""
-    return (
-        ("source", "const void*"),
-        ("weight", "const void*"),
-        ("bias", "const void*"),
-        ("destination", "void*"),
-        ("tiles", index),
-        ("tiles_y", "int"),
-        ("tiles_x", "int"),
-        ("source_height", "int"),
-        ("source_width", "int"),
-        ("destination_height", "int"),
-        ("destination_width", "int"),
-        *family.stride_fields("source", "n c h w", index),
-        *family.stride_fields("weight", "in out h w", index),
-        *family.stride_fields("destination", "n c h", index),
     )
 
 
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
     """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid."""
     laid = layout(problem, tile)
-    most = target.multiprocessors * laid.blocks(target)
-    if laid.group_tiles * 8 <= most:
-        most -= most % laid.group_tiles  # each block keeps its weights
-    return min(laid.tiles, most)
+    return image_tiles.grid(target, laid.blocks(target), laid.tiles, laid.group_tiles)
 
 
 def splits(problem: Problem, target: Target, tile: Tile) -> int:
@@ -504,35 +467,4 @@ def arguments(
         ValueError: the output does not start on 16 bytes.
     """
     laid = layout(problem, tile)
-    return tiled_arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
-
-
-def tiled_arguments(
-    stem: str, problem: Problem, tiles: int, tiles_yx: tuple[int, int], operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The values of `argument_fields`.
-
-    Raises:
-        ValueError: the output does not start on 16 bytes.
-    """
-    if operands.y.address % 16:
-        raise ValueError(f"{stem} writes from a multiple of 16 on, got {operands.y.address:#x}")
-    tiles_y, tiles_x = tiles_yx
-    y, x = problem.height, problem.width
-    destination = operands.y._replace(strides=operands.y.strides[:3])
-    return {
-        "source": operands.x.address,
-        "weight": operands.w.address,
-        "bias": operands.bias,
-        "destination": operands.y.address,
-        "tiles": tiles,
-        "tiles_y": tiles_y,
-        "tiles_x": tiles_x,
-        "source_height": y.size,
-        "source_width": x.size,
-        "destination_height": y.output_size,
-        "destination_width": x.output_size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.strides("weight", "in out h w", operands.w),
-        **family.strides("destination", "n c h", destination),
-    }
+    return image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
-from tconv.kernels import direct_forward, family
-from tconv.kernels.direct_forward import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
+from tconv.kernels import family, image_tiles
 from tconv.kernels.family import Operands
+from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
 from tconv.kernels.source import KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -366,20 +366,18 @@ class Layout:
 
     def blocks(self, target: Target) -> int:
         """Blocks that an SM holds."""
-        shared = target.shared_per_block + RESERVED_SHARED
-        held = shared // (self.shared_bytes + RESERVED_SHARED)
-        return max(1, min(bound_blocks(self.problem, self.tile), held))
+        bound = bound_blocks(self.problem, self.tile)
+        return max(1, image_tiles.blocks_held(self.shared_bytes, bound, target))
 
     @property
     def source_vectors(self) -> bool:
         """Whether the input is copied by 16 bytes."""
-        return self.problem.x_aligned and self.problem.width.size % 4 == 0
+        return image_tiles.source_vectors(self.problem)
 
     @property
     def store_vector(self) -> int:
         """Floats of the widest store that every output row is aligned for."""
-        width = self.problem.width.output_size
-        return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+        return image_tiles.store_vector(self.problem)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -423,12 +421,9 @@ def bound_blocks(problem: Problem, tile: Tile) -> int:
 
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
-    if target.capability < (8, 0):
-        return f"multiplies TF32 by mma.sync, which sm_80 brought, the target is {target.arch}"
-    if problem.math != "tf32":
-        return f"multiplies TF32, the layer's math is {problem.math} of {problem.dtype}"
-    if problem.y_layout != "contiguous":
-        return f"writes contiguous outputs, not {problem.y_layout}"
+    refusal = image_tiles.mma_why_not(problem, target)
+    if refusal is not None:
+        return refusal
     if problem.taps > MOST_TAPS:
         return f"unrolls over {MOST_TAPS} taps at most, the kernel has {problem.taps}"
     return family.coordinates_why_not(problem)
@@ -447,12 +442,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             f"a step holds {laid.depth} of {problem.in_channels_per_group} input channels, "
             f"so {tile.warps} warps cannot compute {laid.units} units"
         )
-    if laid.shared_bytes > target.shared_per_block:
-        return (
-            f"a block needs {laid.shared_bytes} bytes of shared memory, "
-            f"{target.arch} has {target.shared_per_block}"
-        )
-    return None
+    return image_tiles.shared_why_not(laid.shared_bytes, target)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -581,7 +571,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=direct_forward.argument_fields(index),
+        arguments=image_tiles.argument_fields(index),
         shared_bytes=laid.shared_bytes,
         threads=tile.threads,
     )
@@ -590,10 +580,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
     """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid."""
     laid = layout(problem, tile)
-    most = target.multiprocessors * laid.blocks(target)
-    if laid.group_tiles * 8 <= most:
-        most -= most % laid.group_tiles  # each block keeps its weights
-    return min(laid.tiles, most)
+    return image_tiles.grid(target, laid.blocks(target), laid.tiles, laid.group_tiles)
 
 
 def splits(problem: Problem, target: Target, tile: Tile) -> int:
@@ -610,4 +597,4 @@ def arguments(
         ValueError: the output does not start on 16 bytes.
     """
     laid = layout(problem, tile)
-    return direct_forward.tiled_arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
+    return image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)

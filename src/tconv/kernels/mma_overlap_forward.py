@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
-from tconv.kernels import direct_forward, family
-from tconv.kernels.direct_forward import AIMED_SHARED, RESERVED_SHARED
+from tconv.kernels import direct_forward, family, image_tiles
 from tconv.kernels.family import Operands
+from tconv.kernels.image_tiles import AIMED_SHARED, RESERVED_SHARED
 from tconv.kernels.source import KernelSource
 from tconv.problem import Axis, Direction, Phase, Problem
 
@@ -281,9 +281,8 @@ class Layout:
 
     def blocks(self, target: Target) -> int:
         """Blocks that an SM holds."""
-        shared = target.shared_per_block + RESERVED_SHARED
-        held = shared // (self.shared_bytes + RESERVED_SHARED)
-        return max(1, min(bound_blocks(self.problem, self.tile), held))
+        bound = bound_blocks(self.problem, self.tile)
+        return max(1, image_tiles.blocks_held(self.shared_bytes, bound, target))
 
     def tile_rows(self, target: Target) -> int:
         """Rows of pixels of a tile: those that keep all SMs busy for the shortest time."""
@@ -311,13 +310,12 @@ class Layout:
     @property
     def source_vectors(self) -> bool:
         """Whether the input is copied by 16 bytes."""
-        return is_copied_by_vectors(self.problem)
+        return image_tiles.source_vectors(self.problem)
 
     @property
     def store_vector(self) -> int:
         """Floats of the widest store that every output row is aligned for."""
-        width = self.problem.width.output_size
-        return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+        return image_tiles.store_vector(self.problem)
 
 
 def product_rows(problem: Problem) -> int:
@@ -369,14 +367,9 @@ def divide(problem: Problem, tile: Tile) -> Division | None:
 def spare_registers(problem: Problem, tile: Tile, fragments: int) -> int:
     """Registers of a thread for weights and sums."""
     other = OTHER_REGISTERS + FRAGMENT_REGISTERS * (fragments - 1)
-    if not is_copied_by_vectors(problem):
+    if not image_tiles.source_vectors(problem):
         other += SCALAR_REGISTERS
     return tile.registers - other
-
-
-def is_copied_by_vectors(problem: Problem) -> bool:
-    """Whether the input is copied by 16 bytes."""
-    return problem.x_aligned and problem.width.size % 4 == 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -429,12 +422,9 @@ def bound_blocks(problem: Problem, tile: Tile) -> int:
 
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
-    if target.capability < (8, 0):
-        return f"multiplies TF32 by mma.sync, which sm_80 brought, the target is {target.arch}"
-    if problem.math != "tf32":
-        return f"multiplies TF32, the layer's math is {problem.math} of {problem.dtype}"
-    if problem.y_layout != "contiguous":
-        return f"writes contiguous outputs, not {problem.y_layout}"
+    refusal = image_tiles.mma_why_not(problem, target)
+    if refusal is not None:
+        return refusal
     if problem.width.stride > MOST_STRIDE:
         stride = problem.width.stride
         return f"holds {MOST_STRIDE} outputs of a pixel along x, the stride is {stride}"
@@ -464,12 +454,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     products = division.k_steps * division.row_tiles * laid.fragments
     if products > MOST_PRODUCTS:
         return f"{products} unrolled products exceed the limit of {MOST_PRODUCTS}"
-    if laid.shared_bytes > target.shared_per_block:
-        return (
-            f"a block needs {laid.shared_bytes} bytes of shared memory, "
-            f"{target.arch} has {target.shared_per_block}"
-        )
-    return None
+    return image_tiles.shared_why_not(laid.shared_bytes, target)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -575,7 +560,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=(*direct_forward.argument_fields(index), ("tile_rows", "int")),
+        arguments=(*image_tiles.argument_fields(index), ("tile_rows", "int")),
         shared_bytes=laid.shared_bytes,
         threads=tile.threads,
     )
@@ -584,10 +569,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
     """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid."""
     laid = laid_out(problem, tile)
-    most = target.multiprocessors * laid.blocks(target)
-    if laid.group_tiles * 8 <= most:
-        most -= most % laid.group_tiles  # each block keeps its weights
-    return min(laid.tiles(target), most)
+    return image_tiles.grid(target, laid.blocks(target), laid.tiles(target), laid.group_tiles)
 
 
 def splits(problem: Problem, target: Target, tile: Tile) -> int:
@@ -605,5 +587,5 @@ def arguments(
     """
     laid = laid_out(problem, tile)
     tiles, tiles_yx = laid.tiles(target), laid.tiles_yx(target)
-    values = direct_forward.tiled_arguments(STEM, problem, tiles, tiles_yx, operands)
+    values = image_tiles.arguments(STEM, problem, tiles, tiles_yx, operands)
     return {**values, "tile_rows": laid.tile_rows(target)}

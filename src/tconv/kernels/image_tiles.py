@@ -1,0 +1,114 @@
+"""What the kernels whose blocks walk the tiles of images share on the host (`image_tiles.cuh`)."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels import family
+from tconv.kernels.family import Operands
+from tconv.problem import Problem
+
+POSITIONS_BYTES = 64
+"""Shared memory in which a block keeps where its tiles lie."""
+
+AIMED_SHARED = 228 << 10
+"""Bytes of shared memory of the SM that tiles are laid out for."""
+
+RESERVED_SHARED = 1024
+"""Bytes of shared memory that the system keeps of each block's."""
+
+
+def source_vectors(problem: Problem) -> bool:
+    """Whether the input is copied by 16 bytes."""
+    return problem.x_aligned and problem.width.size % 4 == 0
+
+
+def store_vector(problem: Problem) -> int:
+    """Floats of the widest store that every output row is aligned for."""
+    width = problem.width.output_size
+    return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+
+
+def mma_why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence where products on `mma.sync` with TF32 cannot serve, else None."""
+    if target.capability < (8, 0):
+        return f"multiplies TF32 by mma.sync, which sm_80 brought, the target is {target.arch}"
+    if problem.math != "tf32":
+        return f"multiplies TF32, the layer's math is {problem.math} of {problem.dtype}"
+    if problem.y_layout != "contiguous":
+        return f"writes contiguous outputs, not {problem.y_layout}"
+    return None
+
+
+def shared_why_not(shared_bytes: int, target: Target) -> str | None:
+    """One sentence where a block does not fit, else None."""
+    if shared_bytes <= target.shared_per_block:
+        return None
+    return (
+        f"a block needs {shared_bytes} bytes of shared memory, "
+        f"{target.arch} has {target.shared_per_block}"
+    )
+
+
+def blocks_held(shared_bytes: int, bound: int, target: Target) -> int:
+    """Blocks that an SM holds, at most `bound`."""
+    of_sm = target.shared_per_block + RESERVED_SHARED
+    return min(bound, of_sm // (shared_bytes + RESERVED_SHARED))
+
+
+def grid(target: Target, blocks: int, tiles: int, group_tiles: int) -> int:
+    """As many blocks as the SMs hold, `blocks` each, which walk the tiles in steps of the grid."""
+    most = target.multiprocessors * blocks
+    if group_tiles * 8 <= most:
+        most -= most % group_tiles  # each block keeps its weights
+    return min(tiles, most)
+
+
+def argument_fields(index: str) -> tuple[tuple[str, str], ...]:
+    """The fields of `struct Arguments`, for offsets of the C type `index`."""
+    return (
+        ("source", "const void*"),
+        ("weight", "const void*"),
+        ("bias", "const void*"),
+        ("destination", "void*"),
+        ("tiles", index),
+        ("tiles_y", "int"),
+        ("tiles_x", "int"),
+        ("source_height", "int"),
+        ("source_width", "int"),
+        ("destination_height", "int"),
+        ("destination_width", "int"),
+        *family.stride_fields("source", "n c h w", index),
+        *family.stride_fields("weight", "in out h w", index),
+        *family.stride_fields("destination", "n c h", index),
+    )
+
+
+def arguments(
+    stem: str, problem: Problem, tiles: int, tiles_yx: tuple[int, int], operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The values of `argument_fields`.
+
+    Raises:
+        ValueError: the output does not start on 16 bytes.
+    """
+    if operands.y.address % 16:
+        raise ValueError(f"{stem} writes from a multiple of 16 on, got {operands.y.address:#x}")
+    tiles_y, tiles_x = tiles_yx
+    y, x = problem.height, problem.width
+    destination = operands.y._replace(strides=operands.y.strides[:3])
+    return {
+        "source": operands.x.address,
+        "weight": operands.w.address,
+        "bias": operands.bias,
+        "destination": operands.y.address,
+        "tiles": tiles,
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "source_height": y.size,
+        "source_width": x.size,
+        "destination_height": y.output_size,
+        "destination_width": x.output_size,
+        **family.strides("source", "n c h w", operands.x),
+        **family.strides("weight", "in out h w", operands.w),
+        **family.strides("destination", "n c h", destination),
+    }
