@@ -153,6 +153,20 @@ def strides(prefix: str, names: str, view: TensorView) -> dict[str, int | float 
     }
 
 
+def output_rows(problem: Problem, operands: Operands) -> dict[str, int | float | bytes]:
+    """Values of the fields of an output that is written in rows: the bias, address and size, and
+    all strides but that of columns, which is 1.
+    """
+    y = operands.y
+    return {
+        "bias": operands.bias,
+        "destination": y.address,
+        "destination_height": problem.height.output_size,
+        "destination_width": problem.width.output_size,
+        **strides("destination", "n c h", y._replace(strides=y.strides[:3])),
+    }
+
+
 def coordinates_why_not(problem: Problem) -> str | None:
     """A reason if a coordinate along an axis could exceed 32 bits, else None."""
     for name, axis in (("height", problem.height), ("width", problem.width)):

@@ -95,20 +95,15 @@ def arguments(
         raise ValueError(f"{stem} writes from a multiple of 16 on, got {operands.y.address:#x}")
     tiles_y, tiles_x = tiles_yx
     y, x = problem.height, problem.width
-    destination = operands.y._replace(strides=operands.y.strides[:3])
     return {
         "source": operands.x.address,
         "weight": operands.w.address,
-        "bias": operands.bias,
-        "destination": operands.y.address,
         "tiles": tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
         "source_height": y.size,
         "source_width": x.size,
-        "destination_height": y.output_size,
-        "destination_width": x.output_size,
         **family.strides("source", "n c h w", operands.x),
         **family.strides("weight", "in out h w", operands.w),
-        **family.strides("destination", "n c h", destination),
+        **family.output_rows(problem, operands),
     }

@@ -10,10 +10,10 @@ import functools
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, hopper
 from tconv.kernels.family import Operands, Packing
 from tconv.kernels.source import TENSOR_MAP, KernelSource
-from tconv.problem import Axis, Direction, Problem
+from tconv.problem import Direction, Problem
 
 STEM = "sm90_tf32_flat_forward"
 PACK_STEM = "sm90_tf32_flat_pack"
@@ -108,12 +108,12 @@ class Layout:
     @property
     def pitch(self) -> int:
         """Positions from one row to the next."""
-        return _pitch(self.problem.width, self.most_slot[1])
+        return hopper.pitch(self.problem.width, self.most_slot[1])
 
     @property
     def image_positions(self) -> int:
         """Positions from one image to the next."""
-        return self.pitch * _pitch(self.problem.height, self.most_slot[0])
+        return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
 
     @property
     def positions(self) -> int:
@@ -260,23 +260,11 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     return Layout(problem, tile, tuple(classes), tuple(row_class))
 
 
-def _pitch(axis: Axis, most_slot: int) -> int:
-    """Positions of one row (or rows of one image): the inputs, and zeros that serve the reach
-    beyond this one's end and before the next one's start.
-    """
-    before = max(0, most_slot - axis.q_range.start)
-    behind = max(0, axis.q_range.stop - axis.size)
-    return max(axis.size + max(before, behind), len(axis.q_range))
-
-
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
-    if target.arch != "sm_90a":
-        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
-    if problem.dtype != "float32" or problem.math != "tf32":
-        return f"computes float32 with TF32 products, not {problem.dtype}/{problem.math}"
-    if problem.y_layout != "contiguous":
-        return f"writes contiguous outputs, not {problem.y_layout}"
+    refusal = hopper.tf32_why_not(problem, target)
+    if refusal is not None:
+        return refusal
     if problem.width.stride > WARP_ROWS:
         return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
     return family.coordinates_why_not(problem)
@@ -399,10 +387,7 @@ def packing(problem: Problem, tile: Tile) -> Packing:
                 *_layer_constants(problem, laid, index),
                 ("shared_bytes", laid.pack_bytes),
                 ("part_channels", laid.part_channels),
-                ("kernel_y", problem.height.kernel),
-                ("kernel_x", problem.width.kernel),
-                ("dilation_y", problem.height.dilation),
-                ("dilation_x", problem.width.dilation),
+                *hopper.tap_constants(problem),
             ),
             arguments=(
                 ("source", "const void*"),
@@ -468,7 +453,6 @@ def arguments(
     """The fields of `struct Arguments`."""
     laid = layout(problem, tile)
     planes = problem.groups * laid.chunks
-    strides = operands.y.strides
     return {
         "pixel_map": operands.encode_tensor_map(
             operands.packed + 4 * laid.weight_elements,
@@ -479,17 +463,11 @@ def arguments(
             swizzle=LINE_BYTES,
         ),
         "packed": operands.packed,
-        "bias": operands.bias,
-        "destination": operands.y.address,
         "tiles": laid.tiles,
         "batch": problem.batch,
         "pitch": laid.pitch,
         "image_positions": laid.image_positions,
-        "destination_height": problem.height.output_size,
-        "destination_width": problem.width.output_size,
-        "destination_stride_n": strides[0],
-        "destination_stride_c": strides[1],
-        "destination_stride_h": strides[2],
+        **family.output_rows(problem, operands),
     }
 
 

@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, hopper
 from tconv.kernels.family import Operands, Packing
 from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
@@ -371,11 +371,7 @@ def _slots(axis: Axis, phases: int) -> list[set[int]]:
 
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
-    if target.arch != "sm_90a":
-        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
-    if problem.dtype != "float32" or problem.math != "tf32":
-        return f"computes float32 with TF32 products, not {problem.dtype}/{problem.math}"
-    return shape_why_not(problem)
+    return hopper.tf32_why_not(problem, target) or shape_why_not(problem)
 
 
 def shape_why_not(problem: Problem) -> str | None:
@@ -602,7 +598,7 @@ def packing(problem: Problem, tile: Tile) -> Packing:
     return Packing(
         source=KernelSource(
             stem=PACK_STEM,
-            constants=(*_layer_constants(problem, laid, index), *_kernel_constants(problem)),
+            constants=(*_layer_constants(problem, laid, index), *hopper.tap_constants(problem)),
             arguments=(
                 ("weight", "const void*"),
                 ("packed", "void*"),
@@ -646,7 +642,6 @@ def arguments(
     laid = layout(problem, tile)
     tiles_y, tiles_x = laid.tiles_yx
     y, x = problem.height, problem.width
-    strides = operands.y.strides
     source_map: dict[str, bytes] = {}
     if problem.x_aligned:
         batch, channels, height, width = problem.x_shape
@@ -661,20 +656,14 @@ def arguments(
         **source_map,
         "source": operands.x.address,
         "packed": operands.packed,
-        "bias": operands.bias,
-        "destination": operands.y.address,
         "tiles": laid.tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
         "patch_row": laid.patch_row,
         "source_height": y.size,
         "source_width": x.size,
-        "destination_height": y.output_size,
-        "destination_width": x.output_size,
         **family.strides("source", "n c h w", operands.x),
-        "destination_stride_n": strides[0],
-        "destination_stride_c": strides[1],
-        "destination_stride_h": strides[2],
+        **family.output_rows(problem, operands),
     }
 
 
@@ -728,15 +717,6 @@ def _pair_fragments(laid: Layout) -> tuple[int, ...]:
         * phase_tiles
         for pairs in laid.classes
         for pair in pairs
-    )
-
-
-def _kernel_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
-    return (
-        ("kernel_y", problem.height.kernel),
-        ("kernel_x", problem.width.kernel),
-        ("dilation_y", problem.height.dilation),
-        ("dilation_x", problem.width.dilation),
     )
 
 

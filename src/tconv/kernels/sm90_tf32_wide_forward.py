@@ -10,10 +10,10 @@ import functools
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, hopper
 from tconv.kernels.family import Operands, Packing
 from tconv.kernels.source import KernelSource
-from tconv.problem import Axis, Direction, Problem
+from tconv.problem import Direction, Problem
 
 STEM = "sm90_tf32_wide_forward"
 PACK_STEM = "sm90_tf32_wide_pack"
@@ -133,12 +133,12 @@ class Layout:
     @property
     def pitch(self) -> int:
         """Positions from one row to the next, in the line of all positions."""
-        return _pitch(self.problem.width, self.most_slot[1])
+        return hopper.pitch(self.problem.width, self.most_slot[1])
 
     @property
     def image_positions(self) -> int:
         """Positions from one image to the next, in the line of all positions."""
-        return self.pitch * _pitch(self.problem.height, self.most_slot[0])
+        return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
 
     @property
     def tile_columns(self) -> int:
@@ -315,23 +315,11 @@ def _part_columns(problem: Problem, tile: Tile) -> int:
     return tile.columns // (problem.width.stride // _low_phases(problem, tile)) // UNIT * UNIT
 
 
-def _pitch(axis: Axis, most_slot: int) -> int:
-    """Positions of one row (or rows of one image): the inputs, and zeros that serve the reach
-    beyond this one's end and before the next one's start.
-    """
-    before = max(0, most_slot - axis.q_range.start)
-    behind = max(0, axis.q_range.stop - axis.size)
-    return max(axis.size + max(before, behind), len(axis.q_range))
-
-
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
-    if target.arch != "sm_90a":
-        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
-    if problem.dtype != "float32" or problem.math != "tf32":
-        return f"computes float32 with TF32 products, not {problem.dtype}/{problem.math}"
-    if problem.y_layout != "contiguous":
-        return f"writes contiguous outputs, not {problem.y_layout}"
+    refusal = hopper.tf32_why_not(problem, target)
+    if refusal is not None:
+        return refusal
     if problem.width.stride > MOST_STRIDE:
         return f"a thread writes {MOST_STRIDE} phases in x, the stride is {problem.width.stride}"
     if problem.height.stride > MOST_STRIDE_Y:
@@ -475,10 +463,7 @@ def packing(problem: Problem, tile: Tile) -> Packing:
                 ("shared_bytes", laid.pack_bytes),
                 ("item_channels", laid.pack_channels),
                 ("class_blocks", laid.class_blocks),
-                ("kernel_y", problem.height.kernel),
-                ("kernel_x", problem.width.kernel),
-                ("dilation_y", problem.height.dilation),
-                ("dilation_x", problem.width.dilation),
+                *hopper.tap_constants(problem),
             ),
             arguments=(
                 ("weight", "const void*"),
@@ -520,12 +505,9 @@ def arguments(
     """The fields of `struct Arguments`."""
     laid = layout(problem, tile)
     tiles_x, tiles_y, _ = laid.pixel_tile_counts
-    strides = operands.y.strides
     return {
         "source": operands.x.address,
         "packed": operands.packed,
-        "bias": operands.bias,
-        "destination": operands.y.address,
         "tiles": laid.tiles,
         "tiles_x": tiles_x,
         "tiles_y": tiles_y,
@@ -534,12 +516,8 @@ def arguments(
         "image_positions": laid.image_positions,
         "source_height": problem.height.size,
         "source_width": problem.width.size,
-        "destination_height": problem.height.output_size,
-        "destination_width": problem.width.output_size,
         **family.strides("source", "n c h w", operands.x),
-        "destination_stride_n": strides[0],
-        "destination_stride_c": strides[1],
-        "destination_stride_h": strides[2],
+        **family.output_rows(problem, operands),
     }
 
 
