@@ -13,6 +13,33 @@
 
 namespace {
 
+// Weights straight from L2, in the order of use.
+template <int unroll>
+struct StreamedWeights {
+    const uint32_t* next;
+
+    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&, int)
+        : next(packed_weights(at.m_group, at.group, arguments) + threadIdx.x % warpgroup * 4) {}
+
+    TCONV_DEVICE uint4 load(int, int) {
+        uint4 loaded = *reinterpret_cast<const uint4*>(next);
+        next += pair_words;
+        return loaded;
+    }
+
+    TCONV_DEVICE void advance(bool) {}
+};
+
+template <bool resident, int unroll>
+struct WeightsOf {
+    using Type = StreamedWeights<unroll>;
+};
+
+template <int unroll>
+struct WeightsOf<true, unroll> {
+    using Type = ResidentWeights<unroll>;
+};
+
 constexpr int rows = Layer::tile_rows;
 constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");

@@ -211,9 +211,9 @@ constexpr unsigned few_blocks = blocks_of_sm * 132;  // which an H100 or H200 ru
 TCONV_KERNEL(sm90_tf32_flat_pack, Layer::threads, blocks_of_sm) {
     TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    // The kernel's blocks come when all of these have said so or are over. Where they are few, at
-    // once; many move more than L2 holds, and a kernel that comes bit by bit while the last of them
-    // still run was measured slower for its whole time (maskrcnn, 0.121 to 0.138 ms).
+    // The kernel's blocks come when all of these have said so or are over: at once where these are
+    // few, and then they find what room is left. Where they are many, at the end: maskrcnn takes
+    // 0.121 ms so and 0.138 at once, why is not known, and no other layer measured differs.
     bool few = gridDim.x <= few_blocks;
     if (few) ptx::griddepcontrol_launch_dependents();
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {

@@ -53,7 +53,7 @@ struct Weights {
                          Turns&)
         : weights(at, arguments, shared, warp) {}
 
-    // That of a stage, or of the next ones. `others`: whether more stages follow.
+    // Pairs are counted from the first of the stages unrolled together.
     TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool) {
         uint4 loaded = weights.load(Of::begin + pair % Of::count, pair / Of::count);
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
@@ -73,6 +73,7 @@ struct Weights<row_class, true> {
                          Turns& turns)
         : weights(at, arguments, shared, warp, turns.weights) {}
 
+    // `others`: whether more stages follow those unrolled together, else there may be no such pair.
     TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool others) {
         bool exists = pair < Of::count * Of::unroll || others;
         if (pair % Of::ahead == 0 && pair > 0) weights.turn.advance();

@@ -528,8 +528,7 @@ def kernel_source(
     """The kernel of that name, and constants of its own."""
     problem, tile = laid.problem, laid.tile
     index = family.index_type(problem, laid.tiles)
-    hopper = Target.named("sm_90a")
-    stages, raw_stages = laid.stages(hopper)
+    stages, raw_stages = laid.stages(Target.named("sm_90a"))
     shared = RINGS * (stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8))
     shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes
     shared += RINGS * 8 if problem.x_aligned else laid.offset_bytes(index)

@@ -162,8 +162,20 @@ def test_result_does_not_depend_on_the_order_of_threads(temporaries, resident, a
 
 
 # One layer for each number of slots in a group and mode of the weights: the code differs in these.
-LAYERS = ("64 to 64, 3x3", "64 to 128, 3x5", "1024 to 512, 2x2 s2", "21 to 21, 16x16 s8")
+LAYERS = (
+    "32 to 32, 3x3",
+    "64 to 64, 3x3",
+    "64 to 128, 3x5",
+    "1024 to 512, 2x2 s2",
+    "21 to 21, 16x16 s8",
+)
 LOADED_LAYERS = ("32 to 32, 3x3", "1024 to 512, 2x2 s2")
+
+
+def test_layers_compile_every_tile():
+    for names, aligned in ((LAYERS, True), (LOADED_LAYERS, False)):
+        served = [plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned)) for name in names]
+        assert {p.tile for of_layer in served for p in of_layer} == set(family.TILES)
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,22 @@ def test_result_does_not_depend_on_the_order_of_threads(resident, aligned):
     assert_order_free(chosen, t)
 
 
-# By loads, every tile in its two kinds of layers: one slot's weights at a time, and many.
-LOADED_LAYERS = ("64 to 64, 3x3", "64 to 64, 3x7", "64 to 64, 4x4 s2", "21 to 21, 16x16 s8")
+# By loads: few and many pairs of a stage, strides of 1, 2 and 8.
+LOADED_LAYERS = (
+    "64 to 64, 3x3",
+    "64 to 64, 3x7",
+    "64 to 64, 4x4 s2",
+    "64 to 32, 2x2 s2",
+    "21 to 21, 16x16 s8",
+)
+
+
+def test_layers_compile_every_tile():
+    mapped = [plans(problem_of(case, x_aligned=True)) for case in PATCH_LAYERS.values()]
+    assert {p.tile for served in mapped for p in served} == set(family.TILES)
+    loaded = [plans(problem_of(PATCH_LAYERS[name], x_aligned=False)) for name in LOADED_LAYERS]
+    few = {tile for tile in family.TILES if tile.sums <= family.MOST_SUMS}
+    assert {p.tile for served in loaded for p in served} == few
 
 
 @pytest.mark.parametrize(

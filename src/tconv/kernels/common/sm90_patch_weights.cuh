@@ -1,5 +1,5 @@
-// How packed weights come to a consumer's registers: straight from L2, by copies of its own, or from
-// those that stay in shared memory.
+// How packed weights come to a consumer's registers: by copies of its own into shared memory, or from
+// those that stay there.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -15,23 +15,6 @@ TCONV_DEVICE const uint32_t* packed_weights(int m_group, int group, const Argume
     return static_cast<const uint32_t*>(arguments.packed) +
            (Index(group) * Layer::group_pairs + first) * chunks * pair_words;
 }
-
-// Weights straight from L2, which the first level of the cache handles twice as often as staged ones.
-template <int unroll>
-struct StreamedWeights {
-    const uint32_t* next;
-
-    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&, int)
-        : next(packed_weights(at.m_group, at.group, arguments) + threadIdx.x % warpgroup * 4) {}
-
-    TCONV_DEVICE uint4 load(int, int) {
-        uint4 loaded = *reinterpret_cast<const uint4*>(next);
-        next += pair_words;
-        return loaded;
-    }
-
-    TCONV_DEVICE void advance(bool) {}
-};
 
 // Staged weights, `pairs` to a copy.
 template <int pairs, int copies>
@@ -72,8 +55,8 @@ struct StagedWeights {
 
     // NOTE: only after products of the copy's last pair have been asked for: loads that are still on
     // their way do not hold an arrival back, and behind another warp's stores they may be long. Each
-    // lane arrives for its own loads, which costs nothing measurable, and compute-sanitizer does not
-    // count on a warp's synchronisation.
+    // lane arrives for its own loads: compute-sanitizer does not count on a warp's synchronisation,
+    // and tiles of 120 and more sums took no longer.
     TCONV_DEVICE void hand_back() {
         ptx::mbarrier_arrive(&shared.slot_empty[warp / 4 - 1][used.stage]);
         if (left > 0) {
@@ -139,16 +122,6 @@ struct ResidentWeights {
         here = following;
         if (others) following += unroll * chunk_words;
     }
-};
-
-template <bool resident, int unroll>
-struct WeightsOf {
-    using Type = StreamedWeights<unroll>;
-};
-
-template <int unroll>
-struct WeightsOf<true, unroll> {
-    using Type = ResidentWeights<unroll>;
 };
 
 // One thread asks for the weights of all chunks.
