@@ -365,11 +365,16 @@ struct Block {
             int down = segment / threads_o * Layer::stride_y + phase_y;
             bool inside = y + down < height && (whole || channel + o < Layer::out_channels);
             float* row = ptx::opaque(first + (o * channel_step + down * row_step));
+            int lane = int(threadIdx.x) % 32 * stored;
+            int behind = image_tiles::behind_line<stored>(row - lane);
+            row -= behind;
+            constexpr int most = image_tiles::most_behind<stored>;
 #pragma unroll
-            for (int k = 0; k < row_outputs; k += 32 * stored) {
-                int lane = int(threadIdx.x) % 32 * stored;
-                bool used = k + 32 * stored <= row_outputs || k + lane < row_outputs;
-                if (used && inside && k < width) store(row + k, value(k + lane));
+            for (int k = 0; k < row_outputs + most; k += 32 * stored) {
+                int e = k + lane - behind;
+                bool used = (k >= most || e >= 0) &&
+                            (k + 32 * stored <= row_outputs || e < row_outputs);
+                if (used && inside && k - behind < width) store(row + k, value(e));
             }
         }
     };

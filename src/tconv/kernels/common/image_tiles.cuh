@@ -130,6 +130,18 @@ struct Patch {
     }
 };
 
+// Rows that begin between two vectors begin anywhere in a line of 128 bytes too. A warp's lanes then
+// step back to the line's start: else each of its stores would share two sectors of 32 bytes with the
+// stores beside it, and memory takes half as much again for parts of sectors.
+template <int stored>
+constexpr int most_behind = stored < 4 ? 32 - stored : 0;
+
+// The elements between a line's start and `row`, at most `most_behind`.
+template <int stored>
+TCONV_DEVICE int behind_line(const float* row) {
+    return stored < 4 ? int(reinterpret_cast<uintptr_t>(row) / sizeof(float) % 32) : 0;
+}
+
 // Writes neighbouring outputs that no later access of the kernel reads.
 template <int count>
 TCONV_DEVICE void store(float* destination, const Vector<float, count>& value) {
