@@ -41,6 +41,7 @@ PATCH_CASES = (
 # The shapes that those kernels are for; sizes do not change the code.
 PATCH_LAYERS = {
     "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),
+    "16 to 64, 3x3": Case(8, 16, 64, 1, (200, 200), (3, 3)),
     "64 to 64, 3x7": Case(8, 64, 64, 1, (200, 200), (3, 7)),
     "64 to 128, 3x5": Case(8, 64, 128, 1, (200, 200), (3, 5)),
     "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
@@ -106,14 +107,11 @@ def run(
     tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias])]
     storages = [tensor.untyped_storage() for tensor in tensors]
     memory = [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
-    grid = min(chosen.grid, blocks or chosen.grid)
-    launches = [(chosen.source, grid, chosen.arguments(used))]
-    if chosen.packing is not None:
-        packing = chosen.packing
-        launches.insert(0, (packing.source, packing.grid, chosen.packing_arguments(used)))
-    for source, blocks_, arguments in launches:
-        kernel = EmulatedKernel(source, schedule=schedule, sanitize=sanitize)
-        kernel.launch(blocks_, arguments, allocations=memory)
+    for launch in chosen.launches:
+        packs = chosen.packing is not None and launch.source == chosen.packing.source
+        grid = launch.grid if packs else min(launch.grid, blocks or launch.grid)
+        kernel = EmulatedKernel(launch.source, schedule=schedule, sanitize=sanitize)
+        kernel.launch(grid, launch.arguments(used), allocations=memory)
     return out
 
 
@@ -162,9 +160,8 @@ def assert_wants_vectors(chosen: Plan, t) -> None:
 
 
 def assert_compiled_well(chosen: Plan, arch: str = "sm_90a") -> None:
-    """Kernel and packing through NVRTC: no spills, no warnings, so no serialised products."""
-    sources = [chosen.source] if chosen.packing is None else [chosen.source, chosen.packing.source]
-    for source in sources:
-        resources = compile_cuda(source, arch).resources
+    """All launches through NVRTC: no spills, no warnings, so no serialised products."""
+    for launch in chosen.launches:
+        resources = compile_cuda(launch.source, arch).resources
         assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
         assert not resources.warnings, f"{chosen}: {resources}"

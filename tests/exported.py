@@ -14,16 +14,64 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from layer_cases import Case, Operands
-from tconv import settings
+from tconv import plan, settings
 from tconv.emulator import EmulatedKernel, tensor_map
+from tconv.export import Layer, export_file
+from tconv.kernels import sm90_tf32_flat_forward, sm90_tf32_forward
 from tconv.kernels.source import KERNEL_DIRECTORY, TENSOR_MAP, KernelSource
 from tconv.reference import expected, poisoned_memory
 
 PROBLEMS = Path(__file__).resolve().parent / "problems"
 KERNELBENCH = (57, 65, 69, 71, 75, 78, 81)
+
+
+# Kernels, what their half tiles are to be, a layer, and whether another image's size is served too.
+HALF = {
+    "streamed": (
+        sm90_tf32_forward,
+        {"resident": False},
+        Layer(36, 20, (3, 3), batch=2, size=(9, 12)),
+        True,
+    ),
+    "resident": (
+        sm90_tf32_forward,
+        {"resident": True},
+        Layer(36, 24, (4, 4), (2, 2), (1, 1), groups=2, bias=False, batch=2, size=(5, 9)),
+        True,
+    ),
+    "flat": (
+        sm90_tf32_flat_forward,
+        {"storers": False},
+        Layer(72, 40, (3, 3), (2, 2), (1, 1), (1, 1), batch=2, size=(6, 9)),
+        False,
+    ),
+    "flat, apart": (
+        sm90_tf32_flat_forward,
+        {"apart": True, "storers": True},
+        Layer(68, 20, (3, 3), (2, 2), (1, 1), (1, 1), batch=2, size=(5, 8)),
+        False,
+    ),
+}
+
+
+def export_half(
+    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[types.ModuleType, Layer, bool]:
+    """Writes the exported file of one of `HALF`: its kernel, layer, whether all sizes run it."""
+    family, wanted, layer, other_sizes = HALF[name]
+    wanted = {"half": True, **wanted}
+    tiles = [t for t in family.TILES if dataclasses.asdict(t).items() >= wanted.items()]
+    assert tiles, f"{family.STEM} has no tiles of {wanted}"
+    monkeypatch.setenv("TCONV_KERNEL", family.STEM)
+    monkeypatch.setattr(family, "TILES", tiles)
+    plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
+    export_file(None, layer, path)
+    plan._plan.cache_clear()
+    return family, layer, other_sizes
 
 
 def problem(number: int) -> Path:
@@ -80,7 +128,10 @@ def structure(module: types.ModuleType, name: str) -> Any:
     return module.general_structure("reduction" if weight else "correlation")
 
 
-POINTERS = ("source", "weight", "bias", "destination", "packed", "partial", "x", "y")
+POINTERS = (
+    "source", "weight", "bias", "destination", "packed", "partial", "x", "y", "status", "full",
+    "notes", "verdict", "packed_again",
+)  # fmt: skip
 
 
 def kernel_source(module: types.ModuleType, name: str) -> ExportedSource:

@@ -56,6 +56,14 @@ class Explanation:
         """The least time that the GPU allows."""
         return floor(self.problem, self.gpu)
 
+    @property
+    def named_compiled(self) -> tuple[tuple[str, Compiled], ...]:
+        """`compiled`, each with its name (see `named_sources`)."""
+        if self.plan is None or not self.compiled:
+            return ()
+        names = (name for name, _ in named_sources(self.plan))
+        return tuple(zip(names, self.compiled, strict=True))
+
     def record(self) -> dict[str, Any]:
         """Everything, as JSON takes it; times in seconds, sizes in bytes or elements."""
         problem = self.problem
@@ -94,7 +102,9 @@ class Explanation:
             ],
             "plan": None if self.plan is None else plan_record(self.plan),
             "no_plan": self.no_plan,
-            "compiled": [_compiled_record(compiled) for compiled in self.compiled],
+            "compiled": [
+                _compiled_record(compiled, name) for name, compiled in self.named_compiled
+            ],
             "not_compiled": self.not_compiled,
         }
 
@@ -155,11 +165,23 @@ def explain(
 
 
 def sources(chosen: Plan) -> tuple[KernelSource, ...]:
-    """The kernels that a plan launches: its own, and the one that packs the weights if it has one.
+    """The kernels that a plan launches: its own, the one that packs the weights if it has one, and
+    those that compute again what its own could not.
 
-    The plan's own comes first, though it is launched last.
+    The plan's own comes first, though the packing is launched before it.
     """
-    return (chosen.source,) if chosen.packing is None else (chosen.source, chosen.packing.source)
+    packing = () if chosen.packing is None else (chosen.packing.source,)
+    return (chosen.source, *packing, *(repair.source for repair in chosen.repairs))
+
+
+def named_sources(chosen: Plan) -> tuple[tuple[str, KernelSource], ...]:
+    """`sources`, each with its name: one that repairs may be of the stem of what it repairs."""
+    found = sources(chosen)
+    first = len(found) - len(chosen.repairs)
+    return tuple(
+        (source.stem + " (repair)" * (number >= first), source)
+        for number, source in enumerate(found)
+    )
 
 
 def tile_values(tile: Any) -> dict[str, Any]:
@@ -195,6 +217,15 @@ def plan_record(chosen: Plan) -> dict[str, Any]:
             "threads": chosen.packing.source.threads,
             "elements": chosen.packing.elements,
         },
+        "repairs": [
+            {
+                "kernel": repair.source.stem,
+                "blocks": repair.grid,
+                "threads": repair.source.threads,
+                "shared_bytes": repair.source.shared_bytes,
+            }
+            for repair in chosen.repairs
+        ],
     }
 
 
@@ -239,9 +270,9 @@ def _axis_record(axis: Axis) -> dict[str, Any]:
     }
 
 
-def _compiled_record(compiled: Compiled) -> dict[str, Any]:
+def _compiled_record(compiled: Compiled, name: str) -> dict[str, Any]:
     return {
-        "kernel": compiled.stem,
+        "kernel": name,
         **dataclasses.asdict(compiled.resources),
         "arch": compiled.arch,
         "options": list(compiled.options),

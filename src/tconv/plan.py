@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
-from tconv.kernels.family import Family, Operands, Packing, PackingFamily
+from tconv.kernels.family import (
+    Family,
+    Operands,
+    Packing,
+    PackingFamily,
+    Repair,
+    RepairingFamily,
+)
 from tconv.kernels.source import KernelSource
 from tconv.problem import Problem
 
@@ -43,6 +51,20 @@ class Candidate:
         return f"{name}: {self.refusal or f'{self.cost * 1e6:.1f} us modelled'}"
 
 
+class Launch(NamedTuple):
+    """One launch of a plan.
+
+    Attributes:
+        source: its kernel.
+        grid: its blocks.
+        arguments: from the operands to the bytes of its one parameter.
+    """
+
+    source: KernelSource
+    grid: int
+    arguments: Callable[[Operands], bytes]
+
+
 @dataclass(frozen=True)
 class Plan:
     """The kernel chosen for a problem, ready to be compiled and launched.
@@ -55,6 +77,7 @@ class Plan:
         grid: blocks of the launch.
         splits: leading size of the workspace of partial results; 0 where there is none.
         packing: the launch that lays the weights out first, or None.
+        repairs: launches behind the kernel's own, which compute again what it could not.
     """
 
     problem: Problem
@@ -66,6 +89,7 @@ class Plan:
     grid: int
     splits: int
     packing: Packing | None
+    repairs: tuple[Repair, ...]
 
     def packing_arguments(self, operands: Operands) -> bytes:
         """The bytes of the packing kernel's one parameter."""
@@ -79,6 +103,25 @@ class Plan:
         """The bytes of the kernel's one parameter."""
         kernel = family(self.stem)
         return self.source.pack(**kernel.arguments(self.problem, self.target, self.tile, operands))
+
+    def repair_arguments(self, index: int, operands: Operands) -> bytes:
+        """The bytes of a repairing kernel's one parameter."""
+        kernel = cast(RepairingFamily, family(self.stem))
+        return self.repairs[index].source.pack(
+            **kernel.repair_arguments(self.problem, self.target, self.tile, operands, index)
+        )
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """All its launches, in order."""
+        launches = [Launch(self.source, self.grid, self.arguments)]
+        if self.packing is not None:
+            packing = self.packing
+            launches.insert(0, Launch(packing.source, packing.grid, self.packing_arguments))
+        for index, repair in enumerate(self.repairs):
+            arguments = functools.partial(self.repair_arguments, index)
+            launches.append(Launch(repair.source, repair.grid, arguments))
+        return tuple(launches)
 
     def __str__(self) -> str:
         """One line: kernel, tile, grid, and the problem."""
@@ -156,6 +199,7 @@ def make_plan(problem: Problem, target: Target, candidate: Candidate) -> Plan:
         grid=kernel.grid(problem, target, candidate.tile),
         splits=kernel.splits(problem, target, candidate.tile),
         packing=_packing(kernel, problem, candidate.tile),
+        repairs=_repairs(kernel, problem, target, candidate.tile),
     )
     logger.debug("%s", chosen)
     return chosen
@@ -165,3 +209,9 @@ def _packing(kernel: Family, problem: Problem, tile: Any) -> Packing | None:
     if not hasattr(kernel, "packing"):
         return None
     return cast(PackingFamily, kernel).packing(problem, tile)
+
+
+def _repairs(kernel: Family, problem: Problem, target: Target, tile: Any) -> tuple[Repair, ...]:
+    if not hasattr(kernel, "repairs"):
+        return ()
+    return cast(RepairingFamily, kernel).repairs(problem, target, tile)

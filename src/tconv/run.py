@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -168,11 +169,10 @@ class _Launchable(Protocol):
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A plan and its kernel, on one device or in the emulator."""
+    """A plan and its kernels, on one device or in the emulator."""
 
     plan: Plan
-    kernel: _Launchable | EmulatedKernel
-    pack: _Launchable | EmulatedKernel | None
+    kernels: tuple[_Launchable | EmulatedKernel, ...]  # of its launches
 
 
 @functools.lru_cache(maxsize=4096)
@@ -316,20 +316,13 @@ class _Call:
 
     @functools.cached_property
     def launches(self) -> tuple[_Bound, ...]:
-        """The packing, where there is one, and the kernel."""
-        prepared, plan = self._prepared, self.plan
+        """The plan's, in order."""
         strides = dict(zip("xwy", self.strides, strict=True))
-        bound = []
-        if plan.packing is not None:
-            assert prepared.pack is not None
-            packing = plan.packing
-            bound.append(
-                _Bound.of(
-                    prepared.pack, packing.grid, packing.source, plan.packing_arguments, strides
-                )
-            )
-        bound.append(_Bound.of(prepared.kernel, plan.grid, plan.source, plan.arguments, strides))
-        return tuple(bound)
+        prepared = self._prepared
+        return tuple(
+            _Bound.of(kernel, launch.grid, launch.source, launch.arguments, strides)
+            for kernel, launch in zip(prepared.kernels, prepared.plan.launches, strict=True)
+        )
 
     @functools.cached_property
     def filled(self) -> Callable[[tuple[int, ...]], list[tuple[_Launchable, int, bytes]]]:
@@ -504,18 +497,21 @@ def _prepare(
     """
     target = Target.named(arch) if device is None else Target.for_device(device)
     chosen = plan(problem, target) if choice is None else make_plan(problem, target, choice)
-    sources = [chosen.source] if chosen.packing is None else [chosen.source, chosen.packing.source]
+    sources = [launch.source for launch in chosen.launches]
+
+    def load(source: KernelSource) -> _Launchable | EmulatedKernel:
+        if device is None:
+            return EmulatedKernel(source, sanitize=sanitize)
+        return runtime.load(source, device)
+
     try:
-        kernels: list[_Launchable | EmulatedKernel] = [
-            EmulatedKernel(source, sanitize=sanitize)
-            if device is None
-            else runtime.load(source, device)
-            for source in sources
-        ]
+        # Beside each other: NVRTC takes a second or two for each, and holds no lock meanwhile.
+        with ThreadPoolExecutor(len(sources)) as threads:
+            kernels = tuple(threads.map(load, sources))
     except CompileError as error:
         error.plan = chosen
         raise
-    return _Prepared(chosen, kernels[0], kernels[1] if len(kernels) > 1 else None)
+    return _Prepared(chosen, kernels)
 
 
 def _layout(strides: Sizes) -> Layout:

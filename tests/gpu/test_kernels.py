@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -18,8 +20,8 @@ from layer_cases import (
     three_maps,
 )
 from tconv import tuning
-from tconv.kernels import sm90_tf32_forward, sm90_tf32_wide_forward
-from tconv.plan import candidates
+from tconv.kernels import sm90_tf32_flat_forward, sm90_tf32_forward, sm90_tf32_wide_forward
+from tconv.plan import Candidate, candidates
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -157,6 +159,60 @@ def test_every_tile_of_pixels_by_channels_and_phases(tile):
                     tensors = operands(case, torch.float32, "contiguous", "cuda")
                     assert_maps_right(case, tensors, tf32=True)
     assert served > 0
+
+
+# What to multiply an input and a weight by, and what to put into one of the inputs.
+UNHELD = {
+    "large inputs": (1e6, 1, None),
+    "small inputs": (1e-7, 1, None),
+    "large weights": (1, 1e5, None),
+    "small weights": (1, 1e-9, None),
+    "one large input": (1, 1, 1e5),
+    "not a number": (1, 1, float("nan")),
+    "infinite": (1, 1, -float("inf")),
+}
+
+
+@on_hopper
+@pytest.mark.parametrize("name", UNHELD)
+@pytest.mark.parametrize("family", (sm90_tf32_forward, sm90_tf32_flat_forward))
+def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
+    torch.backends.cudnn.allow_tf32 = True
+    of_input, of_weight, put = UNHELD[name]
+    for case in (
+        Case(2, 64, 64, 1, (67, 132), (3, 3)),
+        Case(3, 72, 40, 2, (33, 28), (4, 4), (2, 2), (1, 1)),
+        Case(2, 130, 96, 1, (21, 36), (3, 3), (2, 2), (1, 1), (1, 1), bias=False),
+    ):
+        t = operands(case, torch.float32, "contiguous", "cuda")
+        x, w = t.x * of_input, t.w * of_weight
+        if put is not None:
+            x[:, 3 :: case.in_channels, ::2, ::2] = put
+        served = [
+            c
+            for c in candidates(problem_of(case), HOPPER)
+            if c.stem == family.STEM and c.refusal is None and c.tile.half
+        ]
+        assert served
+
+        def output(candidate, case=case, t=t, x=x, w=w):
+            with tuning.using(candidate):
+                return tconv.conv_transpose2d(
+                    x,
+                    w,
+                    t.bias,
+                    stride=case.stride,
+                    padding=case.padding,
+                    output_padding=case.output_padding,
+                    groups=case.groups,
+                )
+
+        for candidate in served[:4]:
+            changes = {"half": False} | ({"resident": False} if family is sm90_tf32_forward else {})
+            tile = dataclasses.replace(candidate.tile, **changes)
+            want = output(Candidate(family.STEM, tile, None, 0)).view(torch.int32)
+            for _ in range(3):
+                assert torch.equal(output(candidate).view(torch.int32), want), candidate
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))

@@ -149,11 +149,11 @@ def _require_plan(explanation: Explanation) -> None:
 
 
 def _print_source(explanation: Explanation) -> None:
-    from tconv.explain import sources, whole_text
+    from tconv.explain import named_sources, whole_text
 
     assert explanation.plan is not None
-    for source in sources(explanation.plan):
-        print(f"// {source.stem} for {explanation.problem}")
+    for name, source in named_sources(explanation.plan):
+        print(f"// {name} for {explanation.problem}")
         print(f"// for {explanation.target.arch}; {source.threads} threads, ", end="")
         print(f"{source.shared_bytes} bytes of dynamic shared memory")
         print(whole_text(source))
@@ -165,9 +165,9 @@ def _print_sass(explanation: Explanation) -> None:
 
     if explanation.not_compiled is not None:
         raise TconvError(explanation.not_compiled)
-    for compiled in explanation.compiled:
+    for name, compiled in explanation.named_compiled:
         code = sass(compiled.cubin)
-        print(f"// {compiled.stem} for {explanation.problem}, {compiled.arch}")
+        print(f"// {name} for {explanation.problem}, {compiled.arch}")
         print(code)
 
 
@@ -289,11 +289,18 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
             f"{packing.source.stem} lays the weights out: {_plural(packing.grid, 'block')} of "
             f"{packing.source.threads} threads, {bytes_text(4 * packing.elements)}",
         )
+    for repair in plan.repairs:
+        yield (
+            "behind it",
+            f"{repair.source.stem} computes in TF32 what float16 cannot hold: "
+            f"{_plural(repair.grid, 'block')} of "
+            f"{repair.source.threads} threads",
+        )
     yield (
         "modelled",
         f"{_time(plan.cost)}, {plan.cost / explanation.floor.seconds:.1f} times the floor",
     )
-    for compiled in explanation.compiled:
+    for name, compiled in explanation.named_compiled:
         resources = compiled.resources
         spilled = (
             f"spills {resources.spill_stores} bytes stored, {resources.spill_loads} loaded"
@@ -301,7 +308,7 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
             else "no spills"
         )
         yield (
-            f"{compiled.stem}, {compiled.arch}" if len(explanation.compiled) > 1 else compiled.arch,
+            f"{name}, {compiled.arch}" if len(explanation.compiled) > 1 else compiled.arch,
             f"{resources.registers} registers a thread, {spilled}, "
             f"{resources.static_shared} bytes of static shared memory, "
             f"{bytes_text(len(compiled.cubin))} of code and data, "

@@ -35,7 +35,8 @@ class NamedKernel:
     """A planned kernel under the name it has in the file.
 
     Attributes:
-        name: its stem, with a number where the file has several of that stem.
+        name: its stem, which a launch that repairs adds to, with a number where the file has
+            several of that name.
         source: the specialised kernel.
         architecture: (major, minor) of the only architecture that has its instructions, or None.
         least: (major, minor) of the first architecture that has them, or None.
@@ -181,6 +182,7 @@ def _collect(name: str, words: dict[str, str], files: dict[str, str]) -> None:
 
 _COMMENT = re.compile(r"//[^\n]*")
 _WORD = re.compile(r"\w+")
+_PASTED = re.compile(r"\b(\w+)##")
 # What a paragraph of ptx/ declares: functions, macros, and functions that a macro makes.
 _DECLARED = re.compile(
     r"\bTCONV_DEVICE (?:[\w:<>&*]+ )+(\w+)\(|^#define (\w+)|^TCONV_\w+\((\w+),"
@@ -200,8 +202,13 @@ def _needed(words: str, used_by: str) -> str:
     kept = [bool(c.strip()) and not names for c, names in zip(code, declared, strict=True)]
     used = set(_WORD.findall(_COMMENT.sub("", used_by)))
     while True:
-        used |= {w for c, keep in zip(code, kept, strict=True) if keep for w in _WORD.findall(c)}
-        more = [keep or bool(names & used) for keep, names in zip(kept, declared, strict=True)]
+        chosen = "\n".join(c for c, keep in zip(code, kept, strict=True) if keep)
+        used |= set(_WORD.findall(chosen))
+        begun = tuple(set(_PASTED.findall(chosen)))  # names that a macro puts together
+        more = [
+            keep or any(name in used or name.startswith(begun) for name in names)
+            for keep, names in zip(kept, declared, strict=True)
+        ]
         if more == kept:
             return "\n\n".join(p for p, keep in zip(paragraphs, kept, strict=True) if keep)
         kept = more

@@ -40,6 +40,11 @@ def _constant(source: KernelSource, name: str) -> Any:
     return dict(source.constants)[name]
 
 
+def _is_wide(plan: Plan) -> bool:
+    """Whether every launch has 64-bit offsets."""
+    return all(_constant(launch.source, "Index") == "long long" for launch in plan.launches)
+
+
 def _implicit_gemm(plan: Plan) -> dict[str, Any]:
     block_pixels = plan.tile.block_pixels
     forward = plan.problem.direction == "forward"
@@ -72,46 +77,56 @@ def _weight_gradient(plan: Plan) -> dict[str, Any]:
 def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     assert plan.packing is not None
-    wide = (_constant(source, "Index") for source in (plan.source, plan.packing.source))
     return {
-        "wide": list(wide) == ["long long"] * 2,
+        "wide": _is_wide(plan),
+        "half": plan.tile.half,
         "row_groups": plan.problem.groups * len(laid.m_class),
         "row_step": laid.row_step,
+        # The launch that repairs has these and the patches in common with the one before it.
         "tile": (plan.tile.rows, plan.tile.columns),
         "patch_row": laid.patch_row,
         "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
         "packed_blocks": plan.packing.grid,
-        "packed_items": laid.packed_items,
-        "packed_elements": plan.packing.elements,
+        "packed_items": laid.all_items,
+        "half_items": laid.half_items,
+        "weight_words": laid.weight_words,
     }
 
 
 def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     assert plan.packing is not None
-    wide = (_constant(source, "Index") for source in (plan.source, plan.packing.source))
-    places = ("weight_elements", "positions", "pitch", "image_positions")
     return {
-        "wide": list(wide) == ["long long"] * 2,
+        "wide": _is_wide(plan),
         "x_shape": plan.problem.x_shape,
         "y_shape": plan.problem.y_shape,
-        "map_sizes": (32, laid.positions, plan.problem.groups * laid.chunks),
-        "map_box": (32, laid.patch_positions // laid.boxes, 1),
+        "images": (laid.pitch, laid.image_positions),
         "tiles": laid.tiles,
         "packed_blocks": plan.packing.grid,
-        "packed_items": laid.pack_items,
         "packed_elements": plan.packing.elements,
-        **{name: getattr(laid, name) for name in places},
+        "operands": _flat_operands(plan, laid),
+        "again": _flat_operands(plan, laid.repairing) if plan.tile.half else None,
+    }
+
+
+def _flat_operands(plan: Plan, laid: Any) -> dict[str, Any]:
+    """Where one of the packed forms of weights and pixels lies."""
+    return {
+        "weight_elements": laid.weight_elements,
+        "elements": laid.operand_elements,
+        "positions": laid.positions,
+        "items": laid.pack_items,
+        "map_sizes": (32, laid.positions, plan.problem.groups * laid.chunks),
+        "map_box": (32, laid.patch_positions // laid.boxes, 1),
     }
 
 
 def _sm90_tf32_wide_forward(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     assert plan.packing is not None
-    wide = (_constant(source, "Index") for source in (plan.source, plan.packing.source))
     tile = plan.tile
     return {
-        "wide": list(wide) == ["long long"] * 2,
+        "wide": _is_wide(plan),
         # In a line, the pitches follow from the image's size, and the reach from the pitches.
         "sizes": None if tile.rows else (plan.problem.x_shape[2:], plan.problem.y_shape[2:]),
         "pitches": (laid.pitch, laid.image_positions),

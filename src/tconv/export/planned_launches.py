@@ -2,9 +2,9 @@
 
 Like `transposed_convolution.py`, text for exported files: the functions of the families that a file
 holds are copied into it. Each takes the constants that `families.py` lists for its family and the
-tensors of the call. It gives a list of (blocks, arguments), one for each launch, and the workspace
-that the call returns (True where there is none); or None where the kernel cannot take the call's
-sizes or strides.
+tensors of the call. It gives a list of (blocks, arguments), one for each launch in order, and the
+workspace that the call returns (True where there is none); or None where the kernel cannot take the
+call's sizes or strides.
 """
 
 # For Python 3.7: no zip(strict=).
@@ -144,7 +144,10 @@ def prepare_general_weight_gradient(constants, x, weight, bias, y, parameters): 
 
 
 def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
-    """Blocks and arguments of the kernels sm90_tf32_pack and sm90_tf32_forward."""
+    """Blocks and arguments of the kernels sm90_tf32_pack and sm90_tf32_forward, the latter once
+    more where it multiplies in float16: for the tiles that float16 cannot hold.
+    """
+    half = constants["half"]
     # A row of pixels stands for row_step rows of the input, and for all their phases.
     steps = (parameters.stride[0] * constants["row_step"], parameters.stride[1])
     tiles_y, tiles_x = (
@@ -159,20 +162,26 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
     tiles = constants["row_groups"] * x.shape[0] * tiles_y * tiles_x
     if y.stride(3) != 1 or not (constants["map_box"] is None or is_aligned(x)):
         return None
+    # In float16 the tiles' notes, two bytes each, lie behind the weights and the notes of those.
+    status = 512 * constants["packed_items"]
+    noted = constants["weight_words"] + ceiling_divide(tiles, 2) if half else 0
     if not constants["wide"] and exceeds_int(
-        tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
+        2 * tiles if half else tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
     ):
         return None
-    packed = torch.empty(constants["packed_elements"], dtype=torch.float32, device=x.device)
+    packed = torch.empty(status + noted, dtype=torch.float32, device=x.device)
     packing = {
         "weight": weight.data_ptr(),
         "packed": packed.data_ptr(),
+        "status": packed.data_ptr() + 4 * status,
         "items": constants["packed_items"],
+        "half_items": constants["half_items"],
         **stride_arguments("weight", ["in", "out", "h", "w"], weight),
     }
     arguments = {
         "source": x.data_ptr(),
         "packed": packed.data_ptr(),
+        "status": packed.data_ptr() + 4 * status,
         "bias": 0 if bias is None else bias.data_ptr(),
         "destination": y.data_ptr(),
         "tiles": tiles,
@@ -195,11 +204,17 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
         )
     # One block for each multiprocessor; its two warpgroups walk the tiles.
     blocks = min(device_properties(x.device.index)[0], ceiling_divide(tiles, 2))
-    return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
+    launches = [(constants["packed_blocks"], packing), (blocks, arguments)]
+    if half:
+        again = packed.data_ptr() + 2048 * constants["half_items"]
+        launches.append((blocks, {**arguments, "packed": again}))
+    return launches, packed
 
 
 def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
-    """Blocks and arguments of the kernels sm90_tf32_flat_pack and sm90_tf32_flat_forward."""
+    """Blocks and arguments of the kernels sm90_tf32_flat_pack and sm90_tf32_flat_forward, the
+    latter once more where it multiplies in float16: for values that float16 cannot hold.
+    """
     # How the pixels are laid out depends on the image's size.
     if tuple(x.shape) != constants["x_shape"] or tuple(y.shape) != constants["y_shape"]:
         return None
@@ -210,34 +225,16 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
     ):
         return None
     packed = torch.empty(constants["packed_elements"], dtype=torch.float32, device=x.device)
-    images = {
-        "batch": x.shape[0],
-        "pitch": constants["pitch"],
-        "image_positions": constants["image_positions"],
-    }
+    operands, again = constants["operands"], constants["again"]
+    pitch, image_positions = constants["images"]
+    images = {"batch": x.shape[0], "pitch": pitch, "image_positions": image_positions}
     packing = {
-        "source": x.data_ptr(),
-        "weight": weight.data_ptr(),
         "packed": packed.data_ptr(),
-        "items": sum(constants["packed_items"]),
-        "weight_items": constants["packed_items"][0],
-        "weight_elements": constants["weight_elements"],
-        "positions": constants["positions"],
         **images,
-        "source_height": x.shape[2],
-        "source_width": x.shape[3],
-        **stride_arguments("source", "nchw", x),
-        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+        **flat_packing_arguments(operands, x, weight),
     }
     arguments = {
-        "pixel_map": tensor_map(
-            packed.data_ptr() + 4 * constants["weight_elements"],
-            constants["map_sizes"],
-            (128, 128 * constants["positions"]),
-            constants["map_box"],
-            3,  # a swizzle of 128 bytes
-        ),
-        "packed": packed.data_ptr(),
+        **flat_operand_arguments(operands, packed.data_ptr()),
         "bias": 0 if bias is None else bias.data_ptr(),
         "destination": y.data_ptr(),
         "tiles": constants["tiles"],
@@ -248,7 +245,53 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
     }
     # One block for each multiprocessor, which walks the tiles.
     blocks = min(device_properties(x.device.index)[0], constants["tiles"])
-    return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
+    launches = [(constants["packed_blocks"], packing), (blocks, arguments)]
+    if again is not None:
+        # Behind the operands in float16 there is room for those in TF32, then a word for each block
+        # of the packing, then one for what the kernel makes of these.
+        packed_again = packed.data_ptr() + 4 * operands["elements"]
+        packing["notes"] = packed_again + 4 * again["elements"]
+        verdict = packing["notes"] + 4 * constants["packed_blocks"]
+        repair = {**arguments, **flat_operand_arguments(again, packed_again), "verdict": verdict}
+        launches.append((blocks, repair))
+        arguments.update(flat_packing_arguments(again, x, weight))
+        arguments.update(
+            notes=packing["notes"],
+            note_count=constants["packed_blocks"],
+            verdict=verdict,
+            packed_again=packed_again,
+        )
+    return launches, packed
+
+
+def flat_packing_arguments(operands, x, weight):  # type: ignore[no-untyped-def]
+    """Arguments of a kernel that lays out operands for sm90_tf32_flat_forward."""
+    return {
+        "source": x.data_ptr(),
+        "weight": weight.data_ptr(),
+        "items": sum(operands["items"]),
+        "weight_items": operands["items"][0],
+        "weight_elements": operands["weight_elements"],
+        "positions": operands["positions"],
+        "source_height": x.shape[2],
+        "source_width": x.shape[3],
+        **stride_arguments("source", "nchw", x),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+    }
+
+
+def flat_operand_arguments(operands, address):  # type: ignore[no-untyped-def]
+    """Arguments of a launch of sm90_tf32_flat_forward on operands laid out at an address."""
+    return {
+        "pixel_map": tensor_map(
+            address + 4 * operands["weight_elements"],
+            operands["map_sizes"],
+            (128, 128 * operands["positions"]),
+            operands["map_box"],
+            3,  # a swizzle of 128 bytes
+        ),
+        "packed": address,
+    }
 
 
 def prepare_sm90_tf32_wide_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]

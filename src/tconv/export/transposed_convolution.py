@@ -160,9 +160,10 @@ class Parameters:
 class PlannedKernel:
     """A kernel specialised for one layer, and when it may run.
 
-    `kernels` are its launches in order (weights may be laid out by a kernel before), each with the
-    source of its arguments. `prepare` gives (blocks, arguments) for each of them and the
-    workspace, or None where the kernel cannot take the sizes or strides of the call.
+    `kernels` are its launches in order, each with the source of its arguments: weights may be laid
+    out by a kernel before, and what float16 cannot hold computed again by kernels behind. `prepare`
+    gives (blocks, arguments) for each of them and the workspace, or None where the kernel cannot
+    take the sizes or strides of the call.
     """
 
     def __init__(  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tconv.errors import NoKernelError
 from tconv.export import cuda_text, problem_file, static_checks
@@ -33,10 +34,11 @@ _DASHES = "# " + "-" * 94 + "\n"
 
 @dataclass(frozen=True)
 class Planned:
-    """One planned call: the plan, and its kernels in the order of their launches."""
+    """One planned call: plan, kernels in the order of their launches, the plan's own one's name."""
 
     plan: Plan
     kernels: tuple[NamedKernel, ...]
+    name: str
 
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
@@ -157,11 +159,14 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
             least = EXPORTS[chosen.stem].least
             kernels = []
             packing = [] if chosen.packing is None else [chosen.packing.source]
-            for source in (*packing, chosen.source):
-                count = used[source.stem] = used.get(source.stem, 0) + 1
-                name = source.stem if count == 1 else f"{source.stem}_{count}"
+            # A repair may be of the same stem as what it repairs.
+            wanted = [(source.stem, source) for source in (*packing, chosen.source)]
+            wanted += [(f"{r.source.stem}_repair", r.source) for r in chosen.repairs]
+            for base, source in wanted:
+                count = used[base] = used.get(base, 0) + 1
+                name = base if count == 1 else f"{base}_{count}"
                 kernels.append(NamedKernel(name, source, architecture, least))
-            planned.append(Planned(chosen, tuple(kernels)))
+            planned.append(Planned(chosen, tuple(kernels), kernels[len(packing)].name))
     return planned, notes
 
 
@@ -255,10 +260,7 @@ def _header(name: str, planned: list[Planned], target: Target) -> str:
             f"Specialised kernels, planned for {target.arch}, used where layer, float32 and "
             "PyTorch's default flags agree; every other call runs the general ones:"
         )
-    lines += [
-        f"  {chosen.kernels[-1].name} {chosen.plan.tile} for {chosen.plan.problem}"
-        for chosen in planned
-    ]
+    lines += [f"  {chosen.name} {chosen.plan.tile} for {chosen.plan.problem}" for chosen in planned]
     return _comment(lines) + "\n"
 
 
@@ -368,10 +370,7 @@ def _planned_row(planned: Planned) -> str:
         f"            {_string(kernel.name)}: {_structs_name(kernel)},\n"
         for kernel in planned.kernels
     )
-    constants = "".join(
-        f"            {_string(name)}: {value!r},\n"
-        for name, value in export.constants(planned.plan).items()
-    )
+    constants = _entries(export.constants(planned.plan), 12)
     return (
         "    PlannedKernel(\n"
         f"        direction={_string(problem.direction)},\n"
@@ -384,6 +383,17 @@ def _planned_row(planned: Planned) -> str:
         f"        prepare={export.prepare},\n"
         "    ),\n"
     )
+
+
+def _entries(values: dict[str, Any], indent: int) -> str:
+    """A dict's entries, one a line."""
+    lines = []
+    for name, value in values.items():
+        text = repr(value)
+        if isinstance(value, dict):
+            text = f"{{\n{_entries(value, indent + 4)}{' ' * indent}}}"
+        lines.append(f"{' ' * indent}{_string(name)}: {text},\n")
+    return "".join(lines)
 
 
 def _functions(path: Path) -> dict[str, str]:

@@ -56,6 +56,19 @@ class Packing:
     elements: int
 
 
+@dataclass(frozen=True)
+class Repair:
+    """A launch after the kernel's own, which computes again what that could not.
+
+    Attributes:
+        source: its kernel.
+        grid: blocks of its launch.
+    """
+
+    source: KernelSource
+    grid: int
+
+
 class Family(Protocol):
     """One kernel: `<STEM>.py` beside `<STEM>.cu`."""
 
@@ -98,6 +111,18 @@ class PackingFamily(Family, Protocol):
         self, problem: Problem, tile: Any, operands: Operands
     ) -> dict[str, int | float | bytes]:
         """The fields of that launch's `struct Arguments`."""
+
+
+class RepairingFamily(PackingFamily, Protocol):
+    """A family whose kernel does not serve all values; other launches do what it left."""
+
+    def repairs(self, problem: Problem, target: Target, tile: Any) -> tuple[Repair, ...]:
+        """Those launches, in order; none for tiles that need none."""
+
+    def repair_arguments(
+        self, problem: Problem, target: Target, tile: Any, operands: Operands, index: int
+    ) -> dict[str, int | float | bytes]:
+        """The fields of `struct Arguments` of one of them."""
 
 
 ELEMENT_TYPES = {

@@ -134,7 +134,7 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                             first += (y - patch_y) * patch_row;
                             patch_y = y;
                             int start = pixel[pair] % Layer::patch_columns * pixel_bytes +
-                                        (product == 1 ? part_bytes : 0);
+                                        (product == 1 ? patch_bytes : 0);
                             ptx::wgmma_m64k8_tf32<columns>(
                                 partial[t], product == 0 ? low[now][i] : high[now][i],
                                 (pixels >> 32 << 32) | (first + (start >> 4)),

@@ -7,9 +7,14 @@
 // rows of the matrix product are (phase, output channel, phases in x), 64 to a row group, depth is
 // (32 channels, slot, channel).
 //
+// Layer::half: operands are float16 instead, with TF32's significand, and 64 channels are what is
+// 32 above. The packing has noted what float16 cannot hold. If there is any, blocks lay weights and
+// pixels out in TF32 when their tiles are over, and another launch, Layer::repair, computes all
+// outputs again; otherwise that ends at once.
+//
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
 //   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time
-//   warp 3:           where each position's outputs lie
+//   warp 3:           where each position's outputs lie; what the packing has noted
 //   warpgroups 1, 2:  consumers, each with a row group of its own on the same pixels
 //   warpgroup 3:      storers, where there are some
 //
@@ -18,6 +23,8 @@
 // by storers beside the next tile's products, or, some columns after the other, by the consumers,
 // which leaves the shared memory to the operands. The second consumer starts `lead` stages of pixels
 // after the first: in step they would wait at the same time.
+#include <common/float16_operands.cuh>
+#include <common/sm90_tf32_flat_packing.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
@@ -34,9 +41,9 @@ using Index = Layer::Index;
 
 constexpr int warpgroup = 128;
 constexpr int consumers = 2;
-constexpr int depth = 32;  // channels of a stage
-constexpr int line_bytes = depth * 4;
-constexpr int wgmma_depth = 8;
+constexpr int line_bytes = 128;
+constexpr int depth = line_bytes / (Layer::half ? 2 : 4);  // channels of a stage
+constexpr int wgmma_bytes = 32;                            // its depth
 constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int columns = Layer::columns;
 
@@ -80,6 +87,7 @@ struct Shared {
     uint64_t leading;
     uint64_t outputs_full;
     uint64_t outputs_empty;
+    int fits;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
@@ -199,6 +207,45 @@ TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
     }
 }
 
+// Whether float16 holds all weights and pixels: from what the packing's blocks have noted.
+template <typename Fields>
+TCONV_DEVICE void read_notes(const Fields& arguments, Shared& shared) {
+    ptx::griddepcontrol_wait();
+    const auto* notes = static_cast<const uint32_t*>(arguments.notes);
+    uint32_t largest = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x % 32; i < arguments.note_count; i += 32) {
+        largest = max(largest, notes[i]);
+    }
+    largest = float16_operands::largest_of_warp(largest);
+    if (threadIdx.x % 32 == 0) {
+        shared.fits = float16_operands::fit(largest, Layer::weight_scale);
+        if (blockIdx.x == 0) *static_cast<int*>(arguments.verdict) = shared.fits;
+    }
+}
+
+// After a block's last tile, for all its threads: TF32 operands for the launch that repairs.
+template <typename Fields>
+TCONV_DEVICE void pack_again(const Fields& arguments, Shared& shared) {
+    using Staged = flat::packing::Shared;
+    static_assert(sizeof(Staged) <= Layer::shared_bytes, "the host allots enough");
+    __syncthreads();
+    if (shared.fits) return;
+    __syncthreads();
+    if (threadIdx.x < flat::packing::threads) {
+        // Where stages, barriers and all else lay.
+        flat::packing::pack_items(arguments, static_cast<uint32_t*>(arguments.packed_again),
+                                  reinterpret_cast<Staged&>(shared));
+    }
+}
+
+// Whether the launch that repairs has anything to do.
+template <typename Fields>
+TCONV_DEVICE bool is_needed(const Fields& arguments) {
+    ptx::griddepcontrol_wait();
+    return *static_cast<const int*>(arguments.verdict) == 0;
+}
+
 using Sums = float[columns / 2];
 
 // Columns from `first` on of a warp's outputs, into shared memory.
@@ -217,7 +264,9 @@ TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer
         for (int j = 0; j < part / 8 && first + j * 8 < columns; ++j) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                to[(8 * j + k) * phases] = sums[first / 2 + 4 * j + 2 * half + k] + bias[half];
+                float sum = sums[first / 2 + 4 * j + 2 * half + k];
+                if constexpr (Layer::half) sum *= 1.0f / Layer::weight_scale;
+                to[(8 * j + k) * phases] = sum + bias[half];
             }
         }
     }
@@ -364,6 +413,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         for (int chunk = 0; chunk < chunks; ++chunk) {
             if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
             ptx::mbarrier_wait_parity(&shared.pixels_full[pixels.stage], pixels.parity);
+            // Where no products follow, which hold the lanes together, none may still wait when the
+            // stage is handed back: the barrier could be a turn further by then.
+            __syncwarp();
             uint64_t patch = ptx::advance(pixel_matrix, pixels.stage * pixel_bytes);
 #pragma unroll 1
             for (int slot = begin; slot < end; ++slot) {
@@ -375,9 +427,14 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 uint64_t b = ptx::advance(patch, start * line_bytes);
                 ptx::wgmma_fence();
 #pragma unroll
-                for (int k = 0; k < depth / wgmma_depth; ++k) {
-                    ptx::wgmma_m64k8_tf32<columns>(sums, ptx::advance(a, k * wgmma_depth * 4),
-                                                   ptx::advance(b, k * wgmma_depth * 4), true);
+                for (int k = 0; k < line_bytes; k += wgmma_bytes) {
+                    if constexpr (Layer::half) {
+                        ptx::wgmma_m64k16_f16<columns>(sums, ptx::advance(a, k), ptx::advance(b, k),
+                                                       true);
+                    } else {
+                        ptx::wgmma_m64k8_tf32<columns>(sums, ptx::advance(a, k), ptx::advance(b, k),
+                                                       true);
+                    }
                 }
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group<1>();
@@ -421,6 +478,11 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
     TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     constexpr int warps = warpgroup / 32;
+    // The launch that repairs has nothing to do as a rule: let it look as soon as a block is over.
+    if constexpr (Layer::half) ptx::griddepcontrol_launch_dependents();
+    if constexpr (Layer::repair) {
+        if (!is_needed(arguments)) return;
+    }
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Layer::pixel_stages; ++stage) {
             ptx::mbarrier_init(&shared.pixels_full[stage], 1);
@@ -447,6 +509,7 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
         int warp = threadIdx.x / 32;
         if (warp == 3) {
             produce_places(arguments, shared);
+            if constexpr (Layer::half) read_notes(arguments, shared);
         } else if (threadIdx.x % 32 == 0) {
             if (warp == 0) {
                 produce_pixels(arguments, shared);
@@ -459,4 +522,5 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
     } else if constexpr (storers) {
         store(arguments, shared);
     }
+    if constexpr (Layer::half) pack_again(arguments, shared);
 }

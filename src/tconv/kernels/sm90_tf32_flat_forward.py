@@ -1,17 +1,20 @@
 """`sm90_tf32_flat_forward`: the output of layers with many channels on Hopper's tensor cores.
 
-float32 tensors with TF32 products. `sm90_tf32_flat_pack` lays out weights and pixels first. See
+float32 tensors with TF32 products. `sm90_tf32_flat_pack` lays out weights and pixels first. Tiles
+marked `half` multiply in float16, whose significand is TF32's; where float16 cannot hold all the
+values, a second launch of the kernel computes the layer again in TF32. See
 `sm90_tf32_flat_forward.cu`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.family import Operands, Packing
+from tconv.kernels.family import Operands, Packing, Repair
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.problem import Direction, Problem
 
@@ -25,17 +28,25 @@ CONSUMERS = 2
 WARPS = 4
 WARP_ROWS = 16
 GROUP_ROWS = 64
-CHANNELS = 32
-"""Input channels of a stage."""
+LINE_WORDS = 32
+"""Of a position's channels in a stage: 32 channels in TF32, 64 in float16."""
 
-LINE_BYTES = CHANNELS * 4
+LINE_BYTES = LINE_WORDS * 4
 WEIGHT_BYTES = GROUP_ROWS * LINE_BYTES
 MOST_PIXEL_STAGES = 6
 MOST_WEIGHT_STAGES = 8
 MOST_BOX = 256
 PACK_POSITIONS = 128
 PACK_WEIGHTS = 320
-"""Weights of one input channel that the packing takes at a time, if a channel's taps are fewer."""
+"""Weights of one input channel that the packing takes at a time, if a channel's taps are fewer. In
+float16, where it takes twice the channels, half as many, and half the positions.
+"""
+
+WEIGHT_SCALE = 256
+"""Float16 weights are multiplied by it: their largest may then lie between 2^-20 and 255."""
+
+MOST_HALF_BLOCKS = 4096
+"""Of a packing in float16: each block of the kernel reads a word of each."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +58,32 @@ class Tile:
         apart: for a stride of 2 in x, the two phases are row groups of their own, each with its
             own slots; otherwise phases lie side by side in a warp's rows and share their slots.
         storers: a warpgroup of its own writes the outputs; otherwise the consumers do.
+        half: whether it multiplies in float16, TF32's significand at twice the rate, and a launch
+            after it computes the layer again if float16 cannot hold all its values.
     """
 
     columns: int
     apart: bool = False
     storers: bool = False
+    half: bool = False
 
     def __str__(self) -> str:
         """Rows of a block x positions, and how."""
         apart = "/apart" if self.apart else ""
         storers = "/storers" if self.storers else ""
-        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}{apart}{storers}"
+        half = "/half" if self.half else ""
+        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}{apart}{storers}{half}"
 
 
 TILES = (
-    *(Tile(columns) for columns in (256, 208, 176, 144, 128, 96)),
-    *(Tile(columns, apart=True) for columns in (256, 208)),
-    *(Tile(columns, storers=True) for columns in (160, 128, 96)),
-    Tile(160, apart=True, storers=True),
+    *(Tile(columns, half=True) for columns in (256, 208, 144, 96)),
+    *(Tile(columns, storers=True, half=True) for columns in (160, 128, 96)),
+    Tile(208, apart=True, half=True),
+    Tile(160, apart=True, storers=True, half=True),
+    # For few channels, which fill half of a stage in float16, and values that it cannot hold.
+    *(Tile(columns) for columns in (208, 96)),
+    *(Tile(columns, storers=True) for columns in (160, 96)),
+    Tile(208, apart=True),
 )
 
 Slot = tuple[int, int]
@@ -95,9 +114,14 @@ class Layout:
         return WARP_ROWS // self.row_phases
 
     @property
+    def word_channels(self) -> int:
+        """Input channels in 4 bytes."""
+        return 2 if self.tile.half else 1
+
+    @property
     def chunks(self) -> int:
         """Stages of pixels of a tile."""
-        return -(-self.problem.in_channels_per_group // CHANNELS)
+        return -(-self.problem.in_channels_per_group // (LINE_WORDS * self.word_channels))
 
     @property
     def most_slot(self) -> Slot:
@@ -202,18 +226,24 @@ class Layout:
 
     @property
     def weight_elements(self) -> int:
-        """Packed weights."""
-        return self.problem.groups * self.row_begin[-1] * self.chunks * GROUP_ROWS * CHANNELS
+        """Packed weights, in 4 bytes."""
+        return self.problem.groups * self.row_begin[-1] * self.chunks * GROUP_ROWS * LINE_WORDS
 
     @property
     def pixel_elements(self) -> int:
-        """Packed pixels."""
-        return self.problem.groups * self.chunks * self.positions * CHANNELS
+        """Packed pixels, in 4 bytes."""
+        return self.problem.groups * self.chunks * self.positions * LINE_WORDS
+
+    @property
+    def operand_elements(self) -> int:
+        """Both."""
+        return self.weight_elements + self.pixel_elements
 
     @property
     def part_channels(self) -> int:
         """Output channels that the packing takes at a time."""
-        channels = max(1, min(PACK_WEIGHTS // self.problem.taps, GROUP_ROWS // self.row_phases))
+        weights = PACK_WEIGHTS // self.word_channels
+        channels = max(1, min(weights // self.problem.taps, GROUP_ROWS // self.row_phases))
         # Whole warps' rows, where they fit.
         return channels - channels % min(channels, self.warp_channels)
 
@@ -223,13 +253,36 @@ class Layout:
         channels = -(-self.problem.out_channels_per_group // self.warp_channels)
         parts = -(-channels * self.warp_channels // self.part_channels)
         planes = self.problem.groups * self.chunks
-        return planes * parts, planes * -(-self.positions // PACK_POSITIONS)
+        positions = PACK_POSITIONS // self.word_channels
+        return planes * parts, planes * -(-self.positions // positions)
+
+    @property
+    def pack_blocks(self) -> int:
+        """Blocks of the packing."""
+        return min(sum(self.pack_items), MOST_HALF_BLOCKS if self.tile.half else family.MAX_GRID)
 
     @property
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
         weights = self.part_channels * self.problem.taps | 1
-        return CHANNELS * max(weights, PACK_POSITIONS + 1) * 4
+        positions = PACK_POSITIONS // self.word_channels
+        staged = LINE_WORDS * max(weights, positions + 1) * 4
+        return staged + PACK_THREADS // 32 * 4
+
+    @property
+    def repairing(self) -> Layout:
+        """The same tiles in TF32."""
+        return layout(self.problem, dataclasses.replace(self.tile, half=False))
+
+    @property
+    def status(self) -> int:
+        """Behind all operands: what each block of a packing in float16 notes, and the verdict."""
+        return self.operand_elements + self.repairing.operand_elements
+
+    @property
+    def packed_elements(self) -> int:
+        """The workspace, in 4 bytes."""
+        return self.status + self.pack_blocks + 1 if self.tile.half else self.operand_elements
 
 
 @functools.lru_cache(maxsize=1024)
@@ -277,6 +330,13 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.apart and len({tuple(t.shift for t in p.taps) for p in problem.width.phases}) == 1:
         return "all phases in x have the same slots: nothing is gained by taking them apart"
     laid = layout(problem, tile)
+    if tile.half and laid.chunks == laid.repairing.chunks:
+        found = problem.in_channels_per_group
+        return f"multiplies {2 * LINE_WORDS} input channels at a time, there are {found}"
+    if tile.half:
+        refusal = tile_why_not(problem, target, laid.repairing.tile)
+        if refusal is not None:
+            return f"the launch that repairs it: {refusal}"
     if laid.pack_bytes > target.shared_per_block:
         return f"the packing has no room for {problem.taps} taps"
     if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**31 - 2**10:
@@ -309,12 +369,16 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Phases that are no power of two are divided by for each output.
     stride = problem.width.stride
     outputs = tile.columns * (1 if stride & (stride - 1) == 0 else 1.6)
+    # Rows of less than a line of 128 bytes fill few lanes of a store; more so in long tiles
+    # (maskrcnn, the one layer of the sweeps that its stores bind).
+    if problem.width.output_size < 32:
+        outputs *= 1.6 * (tile.columns / 128) ** 0.5
     if tile.storers:
         of_tile = max(main, 23.3 * outputs) + 16.2 * outputs + 288
     else:
         of_tile = main + 26 * outputs + 288
     waves = -(-laid.tiles // target.multiprocessors)
-    packing = 7.4e-6 + 8 * laid.weight_elements / 4.18e12 + 8 * laid.pixel_elements / 4.44e12
+    packing = packing_cost(laid)
     modelled = max(waves * of_tile / 1.7e9, problem.bytes / 5.6e12) + packing + 3e-6
     if tile.storers and waves == 1:
         modelled *= 1.1  # measured: there is no next tile whose products they could write beside
@@ -326,20 +390,58 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     return modelled * (0.92 if on_vectors else 1.06)
 
 
+def packing_cost(laid: Layout) -> float:
+    """Modelled seconds of all but the kernel."""
+    # What is read and written for 4 bytes of operands.
+    moved = 4 * laid.word_channels + 4
+    packing = moved * (laid.weight_elements / 4.18e12 + laid.pixel_elements / 4.44e12)
+    # A guess: the launch that repairs, with nothing to do.
+    idle = 1.5e-6 if laid.tile.half else 0
+    return 7.4e-6 + packing + idle
+
+
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
-    laid = layout(problem, tile)
-    index = _index(problem, laid)
+    return _forward_source(layout(problem, tile), repair=False)
+
+
+def repairs(problem: Problem, target: Target, tile: Tile) -> tuple[Repair, ...]:
+    """The launch that computes the layer again if float16 cannot hold all its values."""
+    if not tile.half:
+        return ()
+    laid = layout(problem, tile).repairing
+    return (Repair(_forward_source(laid, repair=True), grid(problem, target, laid.tile)),)
+
+
+def _forward_source(laid: Layout, repair: bool) -> KernelSource:
+    problem, tile = laid.problem, laid.tile
+    index = _index(laid)
     pixel_stages, weight_stages = laid.stages(Target.named("sm_90a"))
     shared = pixel_stages * (laid.patch_positions * LINE_BYTES + 16) + laid.output_bytes
     shared += CONSUMERS * weight_stages * (WEIGHT_BYTES + 16)
-    shared = -(-(shared + 128) // 1024) * 1024
+    shared += 128
+    again: tuple[tuple[str, str], ...] = ()
+    if repair:
+        again = (("verdict", "const void*"),)
+    elif tile.half:
+        shared = max(shared, laid.repairing.pack_bytes)
+        again = (
+            ("notes", "const void*"),
+            ("note_count", "int"),
+            ("verdict", "void*"),
+            ("packed_again", "void*"),
+            *_packing_fields(index),
+        )
+    shared = -(-shared // 1024) * 1024
     constants = (
-        *_layer_constants(problem, laid, index),
+        *_layer_constants(laid, index),
+        # Its packing, in TF32.
+        *_packing_constants(laid.repairing),
         ("shared_bytes", shared),
         ("columns", tile.columns),
         ("quads", laid.quads),
         ("storers", tile.storers),
+        ("repair", repair),
         ("patch_positions", laid.patch_positions),
         ("boxes", laid.boxes),
         ("pixel_stages", pixel_stages),
@@ -363,12 +465,11 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
             ("bias", "const void*"),
             ("destination", "void*"),
             ("tiles", "int"),
-            ("batch", "int"),
-            ("pitch", "int"),
-            ("image_positions", "int"),
+            *_IMAGES,
             ("destination_height", "int"),
             ("destination_width", "int"),
             *family.stride_fields("destination", "n c h", index),
+            *again,
         ),
         shared_bytes=shared,
         threads=WARPGROUP * (1 + CONSUMERS + tile.storers),
@@ -378,38 +479,26 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 def packing(problem: Problem, tile: Tile) -> Packing:
     """The launch that lays weights and pixels out."""
     laid = layout(problem, tile)
-    index = _index(problem, laid)
-    weight_items, pixel_items = laid.pack_items
+    index = _index(laid)
     return Packing(
         source=KernelSource(
             stem=PACK_STEM,
             constants=(
-                *_layer_constants(problem, laid, index),
+                *_layer_constants(laid, index),
+                *_packing_constants(laid),
                 ("shared_bytes", laid.pack_bytes),
-                ("part_channels", laid.part_channels),
-                *hopper.tap_constants(problem),
             ),
             arguments=(
-                ("source", "const void*"),
-                ("weight", "const void*"),
                 ("packed", "void*"),
-                ("items", index),
-                ("weight_items", index),
-                ("weight_elements", index),
-                ("positions", "int"),
-                ("batch", "int"),
-                ("pitch", "int"),
-                ("image_positions", "int"),
-                ("source_height", "int"),
-                ("source_width", "int"),
-                *family.stride_fields("source", "n c h w", index),
-                *family.stride_fields("weight", "in out h w", index),
+                *_IMAGES,
+                *_packing_fields(index),
+                *((("notes", "void*"),) if tile.half else ()),
             ),
             shared_bytes=laid.pack_bytes,
             threads=PACK_THREADS,
         ),
-        grid=min(weight_items + pixel_items, family.MAX_GRID),
-        elements=laid.weight_elements + laid.pixel_elements,
+        grid=laid.pack_blocks,
+        elements=laid.packed_elements,
     )
 
 
@@ -418,22 +507,12 @@ def packing_arguments(
 ) -> dict[str, int | float | bytes]:
     """The fields of `struct Arguments` of `packing`."""
     laid = layout(problem, tile)
-    weight_items, pixel_items = laid.pack_items
+    notes = {"notes": operands.packed + 4 * laid.status} if tile.half else {}
     return {
-        "source": operands.x.address,
-        "weight": operands.w.address,
         "packed": operands.packed,
-        "items": weight_items + pixel_items,
-        "weight_items": weight_items,
-        "weight_elements": laid.weight_elements,
-        "positions": laid.positions,
-        "batch": problem.batch,
-        "pitch": laid.pitch,
-        "image_positions": laid.image_positions,
-        "source_height": problem.height.size,
-        "source_width": problem.width.size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.strides("weight", "in out h w", operands.w),
+        **_images(laid),
+        **_packing_arguments(laid, operands),
+        **notes,
     }
 
 
@@ -452,31 +531,113 @@ def arguments(
 ) -> dict[str, int | float | bytes]:
     """The fields of `struct Arguments`."""
     laid = layout(problem, tile)
-    planes = problem.groups * laid.chunks
+    found = _forward_arguments(laid, operands, operands.packed)
+    if tile.half:
+        notes = operands.packed + 4 * laid.status
+        found |= {
+            "notes": notes,
+            "note_count": laid.pack_blocks,
+            "verdict": notes + 4 * laid.pack_blocks,
+            "packed_again": operands.packed + 4 * laid.operand_elements,
+            **_packing_arguments(laid.repairing, operands),
+        }
+    return found
+
+
+def repair_arguments(
+    problem: Problem, target: Target, tile: Tile, operands: Operands, index: int
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments` of the one launch of `repairs`."""
+    laid = layout(problem, tile)
+    packed = operands.packed + 4 * laid.operand_elements
     return {
-        "pixel_map": operands.encode_tensor_map(
-            operands.packed + 4 * laid.weight_elements,
-            "float32",
-            dims=(CHANNELS, laid.positions, planes),
-            strides_bytes=(LINE_BYTES, laid.positions * LINE_BYTES),
-            box=(CHANNELS, laid.patch_positions // laid.boxes, 1),
-            swizzle=LINE_BYTES,
-        ),
-        "packed": operands.packed,
-        "tiles": laid.tiles,
-        "batch": problem.batch,
-        "pitch": laid.pitch,
-        "image_positions": laid.image_positions,
-        **family.output_rows(problem, operands),
+        **_forward_arguments(laid.repairing, operands, packed),
+        "verdict": operands.packed + 4 * (laid.status + laid.pack_blocks),
     }
 
 
-def _index(problem: Problem, laid: Layout) -> str:
-    return family.index_type(problem, laid.weight_elements + laid.pixel_elements)
+def _forward_arguments(
+    laid: Layout, operands: Operands, packed: int
+) -> dict[str, int | float | bytes]:
+    """Of a launch of the kernel on operands that lie at `packed`."""
+    planes = laid.problem.groups * laid.chunks
+    return {
+        "pixel_map": operands.encode_tensor_map(
+            packed + 4 * laid.weight_elements,
+            "float32",  # or pairs of float16
+            dims=(LINE_WORDS, laid.positions, planes),
+            strides_bytes=(LINE_BYTES, laid.positions * LINE_BYTES),
+            box=(LINE_WORDS, laid.patch_positions // laid.boxes, 1),
+            swizzle=LINE_BYTES,
+        ),
+        "packed": packed,
+        "tiles": laid.tiles,
+        **_images(laid),
+        **family.output_rows(laid.problem, operands),
+    }
 
 
-def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple, ...]:
+_IMAGES = (("batch", "int"), ("pitch", "int"), ("image_positions", "int"))
+
+
+def _images(laid: Layout) -> dict[str, int | float | bytes]:
+    """The fields of `_IMAGES`: how images follow each other in the line."""
+    return {
+        "batch": laid.problem.batch,
+        "pitch": laid.pitch,
+        "image_positions": laid.image_positions,
+    }
+
+
+def _packing_fields(index: str) -> tuple[tuple[str, str], ...]:
+    """Fields of `struct Arguments` of a kernel that packs."""
+    return (
+        ("source", "const void*"),
+        ("weight", "const void*"),
+        ("items", index),
+        ("weight_items", index),
+        ("weight_elements", index),
+        ("positions", "int"),
+        ("source_height", "int"),
+        ("source_width", "int"),
+        *family.stride_fields("source", "n c h w", index),
+        *family.stride_fields("weight", "in out h w", index),
+    )
+
+
+def _packing_arguments(laid: Layout, operands: Operands) -> dict[str, int | float | bytes]:
+    """Values of the fields of `_packing_fields`."""
+    weight_items, pixel_items = laid.pack_items
+    return {
+        "source": operands.x.address,
+        "weight": operands.w.address,
+        "items": weight_items + pixel_items,
+        "weight_items": weight_items,
+        "weight_elements": laid.weight_elements,
+        "positions": laid.positions,
+        "source_height": laid.problem.height.size,
+        "source_width": laid.problem.width.size,
+        **family.strides("source", "n c h w", operands.x),
+        **family.strides("weight", "in out h w", operands.w),
+    }
+
+
+def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
+    """What a kernel that packs knows of this packing."""
+    return (
+        ("packs_half", laid.tile.half),
+        ("part_channels", laid.part_channels),
+        *hopper.tap_constants(laid.problem),
+    )
+
+
+def _index(laid: Layout) -> str:
+    return family.index_type(laid.problem, laid.operand_elements, laid.repairing.operand_elements)
+
+
+def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
     """What the kernel and its packing share."""
+    problem = laid.problem
     begins = [0]
     for row_class in laid.classes:
         begins.append(begins[-1] + len(row_class))
@@ -490,6 +651,8 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("stride_y", problem.height.stride),
         ("stride_x", problem.width.stride),
         ("apart", laid.tile.apart),
+        ("half", laid.tile.half),
+        ("weight_scale", WEIGHT_SCALE),
         ("row_groups", len(laid.row_class)),
         ("row_class", laid.row_class),
         ("row_begin", laid.row_begin),

@@ -19,6 +19,7 @@
 //
 // A tile is m_tiles x 64 rows by tile_rows x tile_columns pixels of one image and group.
 #include <common/sm90_patches.cuh>
+#include <ptx/registers.cuh>
 
 namespace {
 
@@ -93,6 +94,15 @@ struct Weights<row_class, true> {
     TCONV_DEVICE void advance(bool) {}
 };
 
+TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weights)[4],
+                               uint64_t pixels) {
+    if constexpr (Layer::half) {
+        ptx::wgmma_m64k16_f16<columns>(sums, weights, pixels, true);
+    } else {
+        ptx::wgmma_m64k8_tf32<columns>(sums, weights, pixels, true);
+    }
+}
+
 // The products of one tile.
 template <int row_class>
 TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
@@ -107,8 +117,10 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
 #pragma unroll
     for (int i = 0; i < ahead - 1; ++i) weights.load(a[i], i, true);
     uint64_t* used = nullptr;  // the stage before, to be handed back
+    // NOTE: where no loop is left, ptxas waits for each row's products by itself (C7517).
+    const int end = chunks == unroll ? int(ptx::opaque(uint32_t(chunks))) : chunks;
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; chunk += unroll) {
+    for (int chunk = 0; chunk < end; chunk += unroll) {
         bool others = chunk + unroll < chunks;
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
@@ -135,9 +147,8 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                 for (int r = 0; r < Layer::tile_rows; ++r) {
                     int start = pixel[begin + p] % Layer::patch_columns +
                                 r * Layer::row_step * Layer::patch_columns;
-                    ptx::wgmma_m64k8_tf32<columns>(
-                        sums[m_tile[begin + p]][r], a[now],
-                        (pixels >> 32 << 32) | (first + (start * pixel_bytes >> 4)), true);
+                    multiply_row(sums[m_tile[begin + p]][r], a[now],
+                                 (pixels >> 32 << 32) | (first + (start * pixel_bytes >> 4)));
                 }
                 ptx::wgmma_commit_group();
                 if constexpr (ahead == 1) {

@@ -1,16 +1,19 @@
 """`sm90_tf32_forward`: the output on Hopper's tensor cores, float32 tensors with TF32 products.
 
-Weights are laid out by `sm90_tf32_pack` first. See `sm90_tf32_forward.cu`.
+Weights are laid out by `sm90_tf32_pack` first. Tiles marked `half` multiply in float16, whose
+significand is TF32's; a second launch of the kernel then computes those tiles in TF32 whose values
+float16 cannot hold. See `sm90_tf32_forward.cu`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.family import Operands, Packing
+from tconv.kernels.family import Operands, Packing, Repair
 from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -24,13 +27,22 @@ WARPGROUP_ROWS = 64
 WARP_ROWS = 16
 WARPS = 4
 CHANNELS = 8
-"""Depth of one TF32 wgmma."""
+"""Depth of one TF32 wgmma, half of a float16 one's."""
+
+WEIGHT_SCALE = 256
+"""Float16 weights are multiplied by it: their largest may then lie between 2^-20 and 255."""
+
+MOST_HALF_BLOCKS = 1024
+"""Of a packing in float16: the launch that repairs reads a word of each warp's."""
 
 L2_BYTES_PER_CYCLE = 27
 """What an SM gets from L2."""
 
 FRAGMENT_BYTES = 512
 """Weights that a warp needs for one product."""
+
+PIECE_BYTES = WARPS * FRAGMENT_BYTES
+"""Weights that a warpgroup needs for one product: what a packing's block writes at a time."""
 
 STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
 """(stages of a ring, raw patches under way): the first that fits is taken."""
@@ -59,12 +71,15 @@ class Tile:
         m_tiles: times 64 rows of (phase, output channel).
         resident: whether a block keeps all weights in shared memory; else it copies them there from
             L2 as they are used.
+        half: whether it multiplies in float16, TF32's significand at twice the rate, and a launch
+            after it computes the tiles again that float16 cannot hold.
     """
 
     columns: int
     rows: int
     m_tiles: int
     resident: bool = False
+    half: bool = False
 
     @property
     def sums(self) -> int:
@@ -74,32 +89,23 @@ class Tile:
     def __str__(self) -> str:
         """Matrix rows x image rows x columns."""
         size = f"{self.m_tiles * WARPGROUP_ROWS}x{self.rows}x{self.columns}"
-        return f"{size} resident" if self.resident else size
+        return size + self.half * " half" + self.resident * " resident"
 
 
 TILES = (
-    Tile(columns=40, rows=6, m_tiles=1, resident=True),
-    Tile(columns=40, rows=5, m_tiles=1, resident=True),
+    Tile(columns=64, rows=4, m_tiles=1, resident=True, half=True),
+    Tile(columns=88, rows=3, m_tiles=1, resident=True, half=True),
+    Tile(columns=88, rows=2, m_tiles=1, resident=True, half=True),
+    Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True),
+    Tile(columns=64, rows=2, m_tiles=2, resident=True, half=True),
+    Tile(columns=88, rows=3, m_tiles=1, half=True),
+    Tile(columns=64, rows=4, m_tiles=1, half=True),
+    Tile(columns=40, rows=6, m_tiles=1, half=True),
+    Tile(columns=88, rows=2, m_tiles=1, half=True),
+    Tile(columns=64, rows=2, m_tiles=2, half=True),
     Tile(columns=40, rows=4, m_tiles=1, resident=True),
-    Tile(columns=88, rows=3, m_tiles=1, resident=True),
-    Tile(columns=88, rows=2, m_tiles=1, resident=True),
-    Tile(columns=64, rows=2, m_tiles=1, resident=True),
-    Tile(columns=32, rows=2, m_tiles=2, resident=True),
-    Tile(columns=40, rows=7, m_tiles=1),
-    Tile(columns=40, rows=6, m_tiles=1),
     Tile(columns=88, rows=3, m_tiles=1),
-    Tile(columns=64, rows=4, m_tiles=1),
-    Tile(columns=64, rows=2, m_tiles=2),
-    Tile(columns=56, rows=2, m_tiles=2),
-    Tile(columns=40, rows=5, m_tiles=1),
     Tile(columns=88, rows=2, m_tiles=1),
-    Tile(columns=64, rows=2, m_tiles=1),
-    Tile(columns=32, rows=3, m_tiles=1),
-    Tile(columns=16, rows=4, m_tiles=1),
-    Tile(columns=32, rows=2, m_tiles=2),
-    Tile(columns=16, rows=4, m_tiles=2),
-    Tile(columns=32, rows=1, m_tiles=4),
-    Tile(columns=16, rows=2, m_tiles=4),
 )
 
 
@@ -133,9 +139,14 @@ class Layout:
     slots_x: tuple[int, ...]
 
     @property
+    def depth(self) -> int:
+        """Channels of a stage."""
+        return 2 * CHANNELS if self.tile.half else CHANNELS
+
+    @property
     def chunks(self) -> int:
         """Stages of a tile."""
-        return -(-self.problem.in_channels_per_group // CHANNELS)
+        return -(-self.problem.in_channels_per_group // self.depth)
 
     @property
     def mean_pairs(self) -> float:
@@ -316,6 +327,37 @@ class Layout:
         pairs = self.problem.groups * self.m_begin[-1] * self.chunks
         return pairs + MOST_AHEAD if self.split else pairs
 
+    @property
+    def repairing(self) -> Layout:
+        """The same tiles in TF32."""
+        tile = dataclasses.replace(self.tile, half=False, resident=False)
+        return layout(self.problem, tile)
+
+    @property
+    def half_items(self) -> int:
+        """2 KB pieces of float16 weights, before those of the launch that repairs."""
+        return self.packed_items if self.tile.half else 0
+
+    @property
+    def all_items(self) -> int:
+        """2 KB pieces that a packing writes."""
+        return self.packed_items + (self.repairing.packed_items if self.tile.half else 0)
+
+    @property
+    def pack_blocks(self) -> int:
+        """Blocks of the packing."""
+        return min(self.all_items, MOST_HALF_BLOCKS if self.tile.half else family.MAX_GRID)
+
+    @property
+    def weight_words(self) -> int:
+        """Words in which the warps of a packing in float16 note the largest weight."""
+        return self.pack_blocks * WARPS if self.tile.half else 0
+
+    @property
+    def status_words(self) -> int:
+        """And those that note tiles which float16 cannot hold, two bytes for each."""
+        return self.weight_words + -(-self.tiles // 2) if self.tile.half else 0
+
 
 @functools.lru_cache(maxsize=1024)
 def layout(problem: Problem, tile: Tile) -> Layout:
@@ -391,6 +433,13 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.sums > MOST_SUMS and not problem.x_aligned:
         # They spilled, or ptxas serialised the products.
         return f"{tile.sums} sums of a thread leave producers that load through registers too few"
+    if tile.half:
+        if problem.in_channels_per_group < 2 * CHANNELS:
+            found = problem.in_channels_per_group
+            return f"multiplies {2 * CHANNELS} input channels at a time, there are {found}"
+        refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS)
+        if refusal is not None:
+            return f"the launch that repairs it: {refusal}"
     return laid_why_not(layout(problem, tile), target, MOST_PRODUCTS)
 
 
@@ -459,7 +508,7 @@ class _Fit:
 # benchmarks/fit_costs.py: off by 9% and 5% in the root mean square; KernelBench's layers weigh
 # most. Then by hand: `mapped` and `edge` of streamed weights, for hd_k4s2's tile, and 4% more for
 # resident ones: their small tiles move more pixels, and the chip slows down where the work takes
-# all its power (kb57).
+# all its power (kb57). In float16 294 rows, off by 7%.
 _STREAMED = _Fit(
     stage=322,
     pair=44.5,
@@ -494,10 +543,51 @@ _RESIDENT = _Fit(
 )
 
 
+_HALF_STREAMED = _Fit(
+    stage=267,
+    pair=30.1,
+    product=0.704,
+    mapped=1.69,
+    loaded=3.87,
+    beside=0.658,
+    output=10.4,
+    phased=9.29,
+    row=0.239,
+    single=0.0867,
+    launch=10.9,
+    bytes=12.3,
+    edge=169,
+    both=0.256,
+)
+_HALF_RESIDENT = _Fit(
+    stage=181,
+    pair=9.28,
+    product=0.0717,
+    mapped=1.74,
+    loaded=6.01,
+    beside=0.142,
+    output=10.5,
+    phased=12.3,
+    row=38.6,
+    single=0.803,
+    launch=7.06,
+    bytes=4.28,
+    edge=30.8,
+    both=0.248,
+)
+_FITS = {
+    (False, False): _STREAMED,
+    (False, True): _RESIDENT,
+    (True, False): _HALF_STREAMED,
+    (True, True): _HALF_RESIDENT,
+}
+"""By whether a tile multiplies in float16, and keeps its weights."""
+
+
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel: a fit to measured times."""
     laid = layout(problem, tile)
-    fit = _RESIDENT if tile.resident else _STREAMED
+    fit = _FITS[tile.half, tile.resident]
     pixels = tile.rows * tile.columns
     products = laid.mean_pairs * pixels / 2
     patch = (fit.mapped if problem.x_aligned else fit.loaded) * laid.patch_rows * laid.patch_columns
@@ -517,13 +607,41 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
+    return _forward_source(layout(problem, tile), repairs=None)
+
+
+def repairs(problem: Problem, target: Target, tile: Tile) -> tuple[Repair, ...]:
+    """The launch that computes again what float16 cannot hold."""
+    if not tile.half:
+        return ()
     laid = layout(problem, tile)
+    return (Repair(_forward_source(laid.repairing, repairs=laid), grid(problem, target, tile)),)
+
+
+def repair_arguments(
+    problem: Problem, target: Target, tile: Tile, operands: Operands, index: int
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments` of the one launch of `repairs`."""
+    laid = layout(problem, tile)
+    return {
+        **arguments(problem, target, laid.repairing.tile, operands),
+        "packed": operands.packed + laid.half_items * PIECE_BYTES,
+        "status": operands.packed + laid.all_items * PIECE_BYTES,
+    }
+
+
+def _forward_source(laid: Layout, repairs: Layout | None) -> KernelSource:
+    """The kernel; `repairs`: what it computes again."""
     unroll, ahead = zip(*laid.schedule, strict=True)
-    return kernel_source(STEM, laid, (("class_unroll", unroll), ("class_ahead", ahead)))
+    schedule = (("class_unroll", unroll), ("class_ahead", ahead))
+    return kernel_source(STEM, laid, schedule, repairs)
 
 
 def kernel_source(
-    stem: str, laid: Layout, schedule: tuple[tuple[str, Constant], ...]
+    stem: str,
+    laid: Layout,
+    schedule: tuple[tuple[str, Constant], ...],
+    repairs: Layout | None = None,
 ) -> KernelSource:
     """The kernel of that name, and constants of its own."""
     problem, tile = laid.problem, laid.tile
@@ -540,6 +658,8 @@ def kernel_source(
         ("raw_stages", raw_stages),
         ("weight_slots", laid.weight_slots),
         ("slot_pairs", laid.slot_pairs),
+        ("repair", repairs is not None),
+        ("weight_words", (repairs or laid).weight_words),
         ("tensor_map", problem.x_aligned),
         ("tile_columns", tile.columns),
         ("tile_rows", tile.rows),
@@ -572,6 +692,7 @@ def kernel_source(
             *((("source_map", TENSOR_MAP),) if problem.x_aligned else ()),
             ("source", "const void*"),
             ("packed", "const void*"),
+            ("status", "void*"),
             ("bias", "const void*"),
             ("destination", "void*"),
             ("tiles", index),
@@ -593,7 +714,8 @@ def kernel_source(
 def packing(problem: Problem, tile: Tile) -> Packing:
     """The launch that lays the weights out."""
     laid = layout(problem, tile)
-    index = family.index_type(problem, laid.packed_items * 512)
+    elements = laid.all_items * PIECE_BYTES // 4 + laid.status_words
+    index = family.index_type(problem, elements)
     return Packing(
         source=KernelSource(
             stem=PACK_STEM,
@@ -601,14 +723,16 @@ def packing(problem: Problem, tile: Tile) -> Packing:
             arguments=(
                 ("weight", "const void*"),
                 ("packed", "void*"),
+                ("status", "void*"),
                 ("items", index),
+                ("half_items", index),
                 *family.stride_fields("weight", "in out h w", index),
             ),
             shared_bytes=0,
             threads=128,
         ),
-        grid=min(laid.packed_items, family.MAX_GRID),
-        elements=laid.packed_items * 512,
+        grid=laid.pack_blocks,
+        elements=elements,
     )
 
 
@@ -616,10 +740,13 @@ def packing_arguments(
     problem: Problem, tile: Tile, operands: Operands
 ) -> dict[str, int | float | bytes]:
     """The fields of `struct Arguments` of `packing`."""
+    laid = layout(problem, tile)
     return {
         "weight": operands.w.address,
         "packed": operands.packed,
-        "items": layout(problem, tile).packed_items,
+        "status": operands.packed + laid.all_items * PIECE_BYTES,
+        "items": laid.all_items,
+        "half_items": laid.half_items,
         **family.strides("weight", "in out h w", operands.w),
     }
 
@@ -655,6 +782,7 @@ def arguments(
         **source_map,
         "source": operands.x.address,
         "packed": operands.packed,
+        "status": operands.packed + laid.all_items * PIECE_BYTES,
         "tiles": laid.tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
@@ -695,6 +823,8 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("pair_slot_y", tuple(pair.slot_y for pair in pairs)),
         ("pair_slot_x", tuple(pair.slot_x for pair in pairs)),
         ("split", laid.split),
+        ("half", laid.tile.half),
+        ("weight_scale", WEIGHT_SCALE),
         ("shares", laid.shares),
         ("resident", laid.tile.resident),
         ("reaches", laid.reaches),

@@ -1,8 +1,12 @@
-// Lays weights out for sm90_tf32_forward, rounded to TF32, or for sm90_split_forward, as they are:
+// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward, as they are:
 // where they stream, in the order in which its warpgroups use them, [group][row group][chunk of 8
 // channels][pair][thread][4]; where they are resident, each once, [group][chunk][reach in y][slot in
 // x][channels of a warp][thread][4]. A thread's four values are its registers of a wgmma's A operand
 // (rows g and g + 8, channels t and t + 4 of the chunk).
+//
+// In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, multiplied by a power of
+// two; behind these come the same weights in TF32, streamed, for the tiles that are computed again.
+#include <common/float16_operands.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/memory.cuh>
@@ -11,7 +15,9 @@ namespace {
 
 using Index = Layer::Index;
 
-constexpr int chunks = (Layer::in_channels + 7) / 8;
+// A chunk is as deep as one wgmma: 8 channels of TF32, or 16 of float16.
+template <bool half>
+constexpr int chunks = (Layer::in_channels + 8 * (1 + half) - 1) / (8 * (1 + half));
 constexpr int phase_tiles = (Layer::out_channels + Layer::warp_channels - 1) / Layer::warp_channels;
 
 // Where the 512 bytes that a warp loads for one product come from.
@@ -23,7 +29,7 @@ struct Fragment {
 };
 
 // The weight of a row of a warp's 16 and a channel; zero where the row's phase has no tap there.
-TCONV_DEVICE uint32_t weight(const Arguments& arguments, const Fragment& of, int row, int channel) {
+TCONV_DEVICE float weight(const Arguments& arguments, const Fragment& of, int row, int channel) {
     int out_channel = of.channels * Layer::warp_channels + row / Layer::stride_x;
     if (out_channel >= Layer::out_channels || row >= Layer::warp_channels * Layer::stride_x ||
         channel >= Layer::in_channels) {
@@ -38,13 +44,12 @@ TCONV_DEVICE uint32_t weight(const Arguments& arguments, const Fragment& of, int
     Index offset = (Index(of.group) * Layer::in_channels + channel) * arguments.weight_stride_in +
                    out_channel * arguments.weight_stride_out +
                    tap_y * arguments.weight_stride_h + tap_x * arguments.weight_stride_w;
-    float value = static_cast<const float*>(arguments.weight)[offset];
-    if constexpr (Layer::split) return __float_as_uint(value);
-    return ptx::cvt_rna_tf32_f32(value);
+    return static_cast<const float*>(arguments.weight)[offset];
 }
 
-// item = (group, m_group, chunk, pair); row groups have pairs of their own number.
-// item = a pair; those beyond the last are of a group that does not exist.
+// item = a pair, (group, m_group, chunk, pair); row groups have pairs of their own number. Those
+// beyond the last are of a group that does not exist.
+template <int chunks>
 TCONV_DEVICE Fragment streamed(Index item) {
     int group = int(item / (Index(Layer::group_pairs) * chunks));
     int rest = int(item - Index(group) * Layer::group_pairs * chunks);
@@ -63,6 +68,7 @@ TCONV_DEVICE Fragment streamed(Index item) {
 }
 
 // item = four fragments; those beyond the last are of a group that does not exist.
+template <int chunks>
 TCONV_DEVICE Fragment resident(Index item) {
     int rest = int(item) * 4 + threadIdx.x / 32;
     auto digit = [&](int count) {
@@ -79,24 +85,75 @@ TCONV_DEVICE Fragment resident(Index item) {
     return of;
 }
 
+// An item's weights, rounded to TF32 or as they are, into `to`.
+TCONV_DEVICE void pack(const Arguments& arguments, const Fragment& of, uint4* to) {
+    int row = threadIdx.x % 32 / 4;
+    int channel = of.chunk * 8 + threadIdx.x % 4;
+    uint4 values;
+    uint32_t* parts[4] = {&values.x, &values.y, &values.z, &values.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float value = of.group < Layer::groups
+                          ? weight(arguments, of, row + i % 2 * 8, channel + i / 2 * 4)
+                          : 0;
+        *parts[i] = Layer::split ? __float_as_uint(value) : ptx::cvt_rna_tf32_f32(value);
+    }
+    to[threadIdx.x] = values;
+}
+
+// The same in float16, scaled; returns the bits of the largest magnitude of the thread's.
+TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, uint4* to) {
+    int row = threadIdx.x % 32 / 4;
+    int channel = of.chunk * 16 + threadIdx.x % 4 * 2;
+    uint4 values;
+    uint32_t* parts[4] = {&values.x, &values.y, &values.z, &values.w};
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float pair[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            pair[k] = of.group < Layer::groups
+                          ? weight(arguments, of, row + i % 2 * 8, channel + i / 2 * 8 + k)
+                          : 0;
+            largest = max(largest, __float_as_uint(pair[k]) & 0x7fffffffu);
+        }
+        constexpr float scale = Layer::weight_scale;
+        *parts[i] = ptx::cvt_rna_f16x2_f32(pair[0] * scale, pair[1] * scale);
+    }
+    to[threadIdx.x] = values;
+    return largest;
+}
+
+template <bool half>
+TCONV_DEVICE Fragment fragment(Index item) {
+    return Layer::resident && (half || !Layer::half) ? resident<chunks<half>>(item)
+                                                     : streamed<chunks<half>>(item);
+}
+
 }  // namespace
 
 TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
     // At once: the kernel's blocks come only when this grid's last block has started, and then find
     // what room it leaves.
     ptx::griddepcontrol_launch_dependents();
+    auto* packed = static_cast<uint4*>(arguments.packed);
+    uint32_t largest = 0;
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
-        Fragment of = Layer::resident ? resident(item) : streamed(item);
-        int row = threadIdx.x % 32 / 4;
-        int channel = of.chunk * 8 + threadIdx.x % 4;
-        uint4 values;
-        uint32_t* parts[4] = {&values.x, &values.y, &values.z, &values.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            *parts[i] = of.group < Layer::groups
-                            ? weight(arguments, of, row + i % 2 * 8, channel + i / 2 * 4)
-                            : 0;
+        uint4* to = packed + item * 128;
+        Index other = item - arguments.half_items;
+        if constexpr (Layer::half) {
+            if (other < 0) {
+                largest = max(largest, pack_half(arguments, fragment<true>(item), to));
+                continue;
+            }
         }
-        reinterpret_cast<uint4*>(arguments.packed)[item * 128 + threadIdx.x] = values;
+        pack(arguments, fragment<false>(Layer::half ? other : item), to);
+    }
+    if constexpr (Layer::half) {
+        largest = float16_operands::largest_of_warp(largest);
+        if (threadIdx.x % 32 == 0) {
+            static_cast<uint32_t*>(arguments.status)[blockIdx.x * 4 + threadIdx.x / 32] = largest;
+        }
     }
 }

@@ -376,9 +376,11 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     waves = -(-laid.tiles // target.multiprocessors)
     busy, moved = waves * of_tile / 1.7e9, problem.bytes / 6.2e12
     packing = 8.4e-6 + 3.45 * 8 * laid.weight_elements / 4e12
-    # 8% more: where the two kernels of many channels tie in the model, the flat one was faster;
-    # again where phases are several parts of few columns.
-    dearer = 1.08 if laid.parts == 1 or tile.apart else 1.17
+    # Phases that are several parts of few columns took 8% more; many tiles of few stages less: what
+    # one takes beside its products overlaps with another's.
+    dearer = 1 if laid.parts == 1 or tile.apart else 1.08
+    if laid.chunks <= 4 and waves >= 4 and _vector(problem) > 1:
+        dearer *= 0.86
     return dearer * (max(busy, moved) + 0.4 * min(busy, moved) + packing)
 
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tconv import cli, disassemble, drawing, explain
+from tconv import cli, disassemble, drawing, explain, plan
 from tconv.bench.floors import GPUS, floor
 from tconv.errors import MissingDependencyError, TconvError
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
+from tconv.kernels import sm90_tf32_forward, sm90_tf32_wide_forward
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import candidates
 from tconv.problem import Axis
@@ -97,6 +98,39 @@ def test_source_is_whole_and_compiles(capsys, arch):
 
         resources = compile_cuda(Inlined(), arch, include_dirs=()).resources
         assert resources == compile_cuda(source, arch).resources
+
+
+@pytest.mark.parametrize("family", (sm90_tf32_forward, sm90_tf32_wide_forward))
+def test_repairs(capsys, monkeypatch, family):
+    """Launches behind the kernel's own are in every form of the output."""
+    tiles = [tile for tile in family.TILES if getattr(tile, "half", False)]
+    if not tiles:
+        pytest.skip(f"{family.STEM} has no tiles that are repaired")
+    packed_again = family is sm90_tf32_wide_forward
+    if packed_again:
+        monkeypatch.setattr(family, "MOST_FULL_BYTES", 0)
+    monkeypatch.setenv("TCONV_KERNEL", family.STEM)
+    monkeypatch.setattr(family, "TILES", tiles)
+    plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
+    monkeypatch.setattr(disassemble, "find", lambda: "/bin/true")
+    monkeypatch.setattr(disassemble, "sass", lambda cubin: f"{len(cubin)} bytes")
+    (record,) = json.loads(output_of(capsys, *LAYER, "--json"))
+    page, source, sass = (
+        output_of(capsys, *LAYER, *how) for how in ((), ("--source",), ("--sass",))
+    )
+    plan._plan.cache_clear()
+    stems = [family.PACK_STEM] * packed_again + [family.STEM]
+    names = [family.STEM, family.PACK_STEM, *(f"{stem} (repair)" for stem in stems)]
+    assert [repair["kernel"] for repair in record["plan"]["repairs"]] == stems
+    assert all(repair["blocks"] > 0 < repair["threads"] for repair in record["plan"]["repairs"])
+    assert [compiled["kernel"] for compiled in record["compiled"]] == names
+    assert page.count("behind it") == len(stems)
+    page = " ".join(page.split())
+    assert "computes in TF32 what float16 cannot hold" in page
+    for name in names:
+        assert f"{name}, " in page
+        assert f"// {name} for forward" in source
+        assert f"// {name} for forward" in sass
 
 
 def test_sass(capsys, monkeypatch, tmp_path):

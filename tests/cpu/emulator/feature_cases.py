@@ -240,6 +240,22 @@ TCONV_KERNEL(test, 256, 1) {
     )
 
 
+def maximum() -> Case:
+    code = """
+#include <ptx/max.cuh>
+TCONV_KERNEL(test, 64, 1) {
+    int i = threadIdx.x;
+    arguments.out[i] = ptx::max_nan_f32(arguments.in[i % 8], arguments.in[i / 8]);
+}
+"""
+    given = np.array([0, 1, -2, 3.5, np.inf, -np.inf, np.nan, 1e-40], np.float32)
+    fields = {"in": "const float*", "out": "float*"}
+    values = {"in": aligned_copy(given), "out": aligned(64)}
+    expected = np.maximum(given[None], given[:, None]).reshape(64)  # a NaN's too
+    source = inline_source(code, fields, threads=64)
+    return Case("maximum", source, values, {"out": expected}, arch="sm_80")
+
+
 def cp_async() -> Case:
     # Three stages in flight; every fourth element of the tail is filled with zeros.
     code = """
@@ -411,6 +427,7 @@ def simple_cases() -> dict[str, Case]:
         vector_memory(),
         cached_memory(),
         conversions(),
+        maximum(),
         cp_async(),
         cp_async_mbarrier(),
         bulk(),

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from exported import load
+from exported import export_half, load
 from nvrtc_releases import RELEASES, nvrtc
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
@@ -39,7 +39,8 @@ def test_compiles(release, architecture, exported_files):
         module.CUDA_SOURCE if every_type else float32_alone(module), architecture
     )
     entries = re.findall(r"Compiling entry function '(\w+)'", log)
-    assert len(entries) == (20 if every_type else 5) + len(module.PLANNED_KERNELS)
+    planned = sum(len(kernel.structures) for kernel in module.PLANNED_KERNELS)
+    assert len(entries) == (20 if every_type else 5) + planned
     for report in re.split(r"Compiling entry function ", log)[1:]:
         if re.match(r"'any_\w+_float32'", report):
             assert not re.search(r"[1-9]\d* bytes spill", report), report
@@ -61,3 +62,16 @@ def test_instructions_of_one_architecture_are_guarded(release, exported_files):
         report = log[log.index(f"'{name}'") :]
         registers = int(re.findall(r"Used (\d+) registers", report)[0])
         assert (registers > 32) == (architecture == "sm_90a")
+
+
+@pytest.mark.parametrize("name", ("streamed", "flat"))
+@pytest.mark.parametrize("release", RELEASES)
+def test_kernels_that_repair_compile_beside_what_they_repair(release, name, tmp_path, monkeypatch):
+    compiler = nvrtc(release)
+    if "sm_90a" not in compiler.architectures:
+        pytest.skip(f"NVRTC {compiler.version} does not know sm_90a")
+    export_half(name, tmp_path / "model_new.py", monkeypatch)
+    module = load(tmp_path / "model_new.py")
+    log = compiler.compile(float32_alone(module), "sm_90a")
+    entries = re.findall(r"Compiling entry function '(sm90\w+)'", log)
+    assert sorted(entries) == sorted(module.PLANNED_KERNELS[0].structures)

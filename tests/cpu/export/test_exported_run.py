@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from exported import PROBLEMS, assert_right, load, on_emulator
+from exported import HALF, PROBLEMS, assert_right, export_half, load, on_emulator
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
 from tconv.export import Layer, export_file
 from tconv.kernels import FAMILIES, sm90_tf32_wide_forward
+from tconv.reference import expected, poisoned_memory
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -124,8 +126,9 @@ def test_inputs_that_a_tensor_map_cannot_describe_run_the_general_kernel(tmp_pat
     for cut in (x[..., :8], x[..., 1:], x.transpose(2, 3), x[:, :, :, :8].contiguous()):
         with on_emulator(module) as extension, torch.no_grad():
             layer(cut)
-        launched.append(extension.launched[-1])
-    assert launched == ["any_forward_float32"] * 3 + ["sm90_tf32_forward"]
+        launched.append(extension.launched)
+    assert launched[:3] == [["any_forward_float32"]] * 3
+    assert launched[3] == list(module.PLANNED_KERNELS[0].structures)
 
 
 @pytest.mark.parametrize("kernel", ("direct_forward", "mma_forward"))
@@ -183,6 +186,49 @@ def test_what_a_tile_of_pixels_was_not_planned_for_runs_the_general_kernel(
         with on_emulator(module) as extension:
             assert_right(module, case, tensors, tf32=True)
         assert (extension.launched[0] == "sm90_tf32_wide_pack") == planned
+
+
+def unusual(tensors):
+    """The tensors, and some that float16 cannot hold."""
+    yield tensors
+    x = tensors.x.clone()
+    x[-1, 3, -2, 5] = 1e5
+    yield dataclasses.replace(tensors, x=x)
+    for scale in (1e5, 1e-9):
+        yield dataclasses.replace(tensors, w=tensors.w * scale)
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
+    family, layer, other_sizes = export_half(name, tmp_path / "model_new.py", monkeypatch)
+    module = load(tmp_path / "model_new.py")
+    planned = list(module.PLANNED_KERNELS[0].structures)
+    stem, packing = family.STEM, family.PACK_STEM
+    assert planned == [packing, stem, f"{stem}_repair"]
+    groups, geometry = layer.groups, (layer.kernel_size, layer.stride, layer.padding)
+    for batch, size in ((2, layer.size), (3, (4, 20))):
+        case = Case(
+            batch, layer.in_channels // groups, layer.out_channels // groups, groups, size,
+            *geometry, layer.output_padding, bias=layer.bias,
+        )  # fmt: skip
+        served = other_sizes or size == layer.size
+        for tensors in unusual(operands(case, torch.float32, "contiguous", "cpu")):
+            with on_emulator(module) as extension:
+                assert_output_right(module, case, tensors)
+            assert extension.launched == (planned if served else ["any_forward_float32"])
+    monkeypatch.setenv("TCONV_SANITIZE", "1")
+    with on_emulator(module, multiprocessors=1, schedule="random:3"):
+        assert_output_right(module, case, tensors)
+
+
+def assert_output_right(module, case, t):
+    stride, padding, output_padding, dilation, groups = case.geometry
+    with torch.no_grad(), poisoned_memory():
+        y = module.transposed_convolution(
+            t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
+        )
+    wrong = expected(case.layer, t, tf32=True)[0].why_wrong(y)
+    assert wrong is None, f"{case}: {wrong}"
 
 
 def test_planned_kernels_leave_other_devices_and_sizes_to_the_general_one(module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from emulated_plans import (
 from layer_cases import Case, operands
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_flat_forward as family
-from tconv.plan import candidates, plan
+from tconv.plan import Candidate, candidates, make_plan, plan
 from tconv.problem import Axis
 
 CASES = (
@@ -35,11 +36,32 @@ CASES = (
     Case(1, 32, 140, 1, (1, 1), (3, 3), (3, 3), (1, 0)),
     Case(2, 16, 20, 1, (5, 6), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
     Case(2, 20, 130, 1, (3, 4), (2, 3), (3, 2), (0, 1), (2, 1)),
+    # In float16, of which 64 channels make a stage: phases apart, groups, and empty phases.
+    Case(2, 40, 70, 1, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(2, 72, 33, 2, (6, 5), (4, 4), (2, 2), (1, 1)),
+    Case(2, 66, 20, 1, (5, 6), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+    Case(1, 130, 24, 1, (9, 11), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
 )
 
 
-def served(problem):
-    return plans(problem, family.STEM)
+def served(problem, half=None):
+    """Of every tile, or of those that multiply in float16, or not."""
+    return [p for p in plans(problem, family.STEM) if half is None or p.tile.half == half]
+
+
+def alone(chosen):
+    """Without the launch that repairs."""
+    return dataclasses.replace(chosen, repairs=())
+
+
+def in_tf32(chosen):
+    """The plan of the same tile in TF32."""
+    tile = dataclasses.replace(chosen.tile, half=False)
+    return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
+
+
+def same_bits(a, b):
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -48,7 +70,10 @@ def test_every_tile_that_serves(case):
     chosen = served(problem_of(case))
     assert chosen
     for plan_ in chosen:
-        assert_right(run(plan_, t), case, t)
+        out = run(plan_, t)
+        assert_right(out, case, t)
+        if plan_.tile.half:
+            assert same_bits(out, run(alone(plan_), t)), "the repair computed it"
 
 
 def test_cases_serve_every_tile():
@@ -60,23 +85,104 @@ def test_reads_any_strides(layout):
     case = CASES[3]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    chosen = served(problem_of(case, x_layout=x_layout, x_aligned=False))[0]
-    assert_right(run(chosen, t), case, t)
+    for half in (False, True):
+        chosen = served(problem_of(case, x_layout=x_layout, x_aligned=False), half)[0]
+        assert_right(run(chosen, t), case, t)
+        if half:
+            assert_repaired(chosen, outlying(t, "x", 1e5))
 
 
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
 def test_wide_offsets_and_sanitizers(wide):
     case = CASES[0]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    for chosen in served(problem_of(case, wide_offsets=wide))[:2]:
+    for half in (False, True):
+        chosen = served(problem_of(case, wide_offsets=wide), half)[0]
         assert_right(run(chosen, t, sanitize=True), case, t)
+    assert_repaired(chosen, outlying(t, "x", 1e5), sanitize=True)
 
 
 def test_result_does_not_depend_on_the_order_of_threads():
     case = CASES[0]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = served(problem_of(case))[0]
-    assert_order_free(chosen, t)
+    for half in (False, True):
+        chosen = served(problem_of(case), half)[0]
+        assert_order_free(chosen, t)
+    assert_order_free(chosen, outlying(t, "x", 1e5))
+
+
+@pytest.mark.parametrize("schedule", ("forward", "random:1", "random:3"))
+def test_blocks_that_take_several_tiles_some_without_products(schedule):
+    case = CASES[13]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in served(problem_of(case)):
+        assert_right(run(chosen, t, schedule, blocks=2), case, t)
+
+
+def outlying(t, name, value):
+    """The operands with one value of `name` replaced, the last."""
+    changed = getattr(t, name).clone()
+    changed[-1, -1, -1, -1] = value
+    return dataclasses.replace(t, **{name: changed})
+
+
+def assert_repaired(chosen, t, **options):
+    """What float16 cannot hold comes as from the same tile in TF32, to the bit."""
+    want = run(in_tf32(chosen), t)
+    assert same_bits(run(chosen, t, **options), want)
+    assert not same_bits(run(alone(chosen), t), want)
+
+
+@pytest.mark.parametrize("value", (65520.0, 1e5, -1e30, math.inf, -math.inf, math.nan))
+@pytest.mark.parametrize("case", (CASES[0], CASES[12], CASES[13]), ids=str)
+def test_repairs_inputs_that_float16_cannot_hold(case, value):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in served(problem_of(case), half=True):
+        assert_repaired(chosen, outlying(t, "x", value))
+
+
+@pytest.mark.parametrize("value", (256.0, math.inf, math.nan))
+def test_repairs_weights_that_float16_cannot_hold(value):
+    case = CASES[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in served(problem_of(case), half=True):
+        assert_repaired(chosen, outlying(t, "w", value))
+
+
+@pytest.mark.parametrize("name", ("x", "w"))
+def test_repairs_small_values_and_knows_zeros(name):
+    case = CASES[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = served(problem_of(case), half=True)[0]
+    assert_repaired(chosen, dataclasses.replace(t, **{name: getattr(t, name) * 1e-9}))
+    zeros = dataclasses.replace(t, **{name: torch.zeros_like(getattr(t, name))})
+    out = run(chosen, zeros)
+    assert torch.equal(out, t.bias[:, None, None].expand_as(out))
+    assert same_bits(out, run(alone(chosen), zeros))
+
+
+def test_small_values_beside_larger_ones_fit():
+    case = CASES[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.x[0, 8:15] = 1e-12
+    t.x[0, 15] = 2.0**-13
+    t.x[1, :8] = 0
+    t.x[2, 0, 0, 0] = 65504.0
+    t.w[:-1] = 1e-30
+    t.w[-1, -1, -1, -1] = 65504 / 256
+    for chosen in served(problem_of(case), half=True):
+        out = run(chosen, t)
+        assert_right(out, case, t)
+        assert same_bits(out, run(alone(chosen), t))
+
+
+def test_channels_that_are_small_together_do_not_fit():
+    case = CASES[2]  # no bias, beside which they were nothing
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = served(problem_of(case), half=True)[0]
+    t.x[:, 8:16] = 1.37 * 2.0**-17
+    t.x[:, :8] = t.x[:, 16:] = 0
+    assert_repaired(chosen, t)
 
 
 # The shapes that the kernel is for; sizes do not change the code but for the reach of a slot.
@@ -119,6 +225,7 @@ def test_refusals(changes, target, reason):
     (
         (Case(1, 64, 64, 1, (9, 4000), (3, 3)), "do not fit sm_90a"),
         (Case(1, 16, 64, 1, (9, 9), (2000, 1)), "no room for 2000 taps"),
+        (Case(1, 32, 64, 1, (9, 9), (3, 3)), "64 input channels at a time, there are 32"),
         (Case(1, 16, 64, 1, (9, 9), (4, 4), (2, 2)), "nothing is gained by taking them apart"),
         (
             Case(1, 16, 64, 1, (9, 9), (4, 4), (3, 3)),

@@ -22,7 +22,7 @@ from emulated_plans import (
 from layer_cases import Case, operands, reference
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as family
-from tconv.plan import Candidate, Plan, candidates, plan
+from tconv.plan import Candidate, Plan, candidates, make_plan, plan
 from tconv.problem import Axis, Problem
 
 
@@ -83,6 +83,85 @@ def test_values_that_are_not_finite():
         want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
         assert torch.equal(out.isnan(), want.isnan())
         assert torch.equal(out.isinf(), want.isinf())
+
+
+# What to do to an input and a weight so that float16 does not hold them as TF32 would.
+UNHELD = {
+    "large": lambda x, w: x[0, 3, 2].fill_(1e5),
+    "not a number": lambda x, w: x[0, 3, 2].fill_(float("nan")),
+    "infinite": lambda x, w: x[0, 3, 2].fill_(-float("inf")),
+    "small": lambda x, w: x.mul_(1e-7),
+    "small weights": lambda x, w: w.mul_(1e-9),
+    "large weights": lambda x, w: w.mul_(1e5),
+    "an infinite weight": lambda x, w: w[0, 0, 0].fill_(float("inf")),
+}
+
+
+def changed(case: Case, change):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    x, w = t.x.clone(), t.w.clone()
+    change(x, w)
+    return dataclasses.replace(t, x=x, w=w)
+
+
+def half_plan(case: Case) -> Plan:
+    return next(p for p in plans(problem_of(case)) if p.tile.half)
+
+
+def in_tf32(chosen: Plan) -> Plan:
+    tile = dataclasses.replace(chosen.tile, half=False, resident=False)
+    return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
+
+
+def alone(chosen: Plan) -> Plan:
+    """Without the launch that repairs."""
+    return dataclasses.replace(chosen, repairs=())
+
+
+def same_bits(a, b) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+# Strides 1 and 2, channels that are no multiple of 16, two groups; several tiles for a block.
+HALF_CASES = (PATCH_CASES[1], PATCH_CASES[2], Case(1, 24, 16, 1, (9, 20), (3, 3)))
+
+
+@pytest.mark.parametrize("case", HALF_CASES, ids=str)
+@pytest.mark.parametrize("name", UNHELD)
+def test_repairs_what_float16_cannot_hold(name, case):
+    # Each tile of these cases reads what was changed, and so comes from the kernel in TF32.
+    t = changed(case, UNHELD[name])
+    if name in ("large", "not a number", "infinite"):
+        t.x[:, 3 :: case.in_channels] = t.x[0, 3, 2, 0]
+    chosen = half_plan(case)
+    want = run(in_tf32(chosen), t)
+    assert same_bits(run(chosen, t, blocks=2), want)
+    assert not same_bits(run(alone(chosen), t, blocks=2), want)
+
+
+@pytest.mark.parametrize("channels", (0, 3), ids=("random", "zeros"))
+def test_float16_alone_computes_what_it_holds(channels):
+    case = HALF_CASES[0]
+    t = changed(case, lambda x, w: x[:, :channels].zero_())
+    t.x[:, 4, 1, 1] = 1e-12
+    t.x[:, 5, 1, 2] = 65504.0
+    for chosen in plans(problem_of(case)):
+        if chosen.tile.half:
+            out = run(chosen, t)
+            assert_right(out, case, t)
+            assert same_bits(out, run(alone(chosen), t))
+
+
+def test_a_repair_computes_noted_tiles_alone():
+    case = Case(1, 16, 64, 1, (24, 70), (3, 3))
+    t = changed(case, UNHELD["large"])
+    chosen = half_plan(case)
+    before = run(alone(chosen), t)
+    for schedule in ("forward", "random:1"):
+        whole = run(chosen, t, schedule, blocks=2)
+        assert same_bits(whole[:, :, 12:].contiguous(), before[:, :, 12:].contiguous())
+        assert_right(whole, case, t)
+        assert not same_bits(whole, before)
 
 
 @pytest.mark.parametrize("case", (PATCH_CASES[1], PATCH_CASES[6], PATCH_CASES[12]), ids=str)
@@ -162,6 +241,14 @@ def test_refusals(changes, target, reason):
     problem = problem_of(Case(1, 16, 64, 1, (9, 70), (3, 3)), **changes)
     refusal = family.why_not(problem, Target.named(target))
     assert refusal is not None and reason in refusal
+
+
+def test_half_tiles_refuse_few_channels():
+    problem = problem_of(Case(1, 12, 64, 1, (9, 72), (3, 3)))
+    refusals = {
+        c.refusal for c in candidates(problem, HOPPER) if c.stem == family.STEM and c.tile.half
+    }
+    assert refusals == {"multiplies 16 input channels at a time, there are 12"}
 
 
 def test_refuses_row_groups_without_slots():

@@ -9,13 +9,16 @@ namespace {
 
 using Gathered = float[pass_channels][out_pitch];
 
-TCONV_DEVICE void write_vector(float* to, const Vector<float, 1>& value) { *to = value.values[0]; }
+// A kernel uses one of these.
+[[maybe_unused]] TCONV_DEVICE void write_vector(float* to, const Vector<float, 1>& value) {
+    *to = value.values[0];
+}
 
-TCONV_DEVICE void write_vector(float* to, const Vector<float, 2>& value) {
+[[maybe_unused]] TCONV_DEVICE void write_vector(float* to, const Vector<float, 2>& value) {
     ptx::st_global_v2(to, make_float2(value.values[0], value.values[1]));
 }
 
-TCONV_DEVICE void write_vector(float* to, const Vector<float, 4>& value) {
+[[maybe_unused]] TCONV_DEVICE void write_vector(float* to, const Vector<float, 4>& value) {
     ptx::st_global_v4(
         to, make_float4(value.values[0], value.values[1], value.values[2], value.values[3]));
 }
@@ -132,6 +135,10 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                     for (int j = 0; j < columns / 8; ++j) {
                         float even = sums[m][r][4 * j + 2 * half];
                         float odd = sums[m][r][4 * j + 2 * half + 1];
+                        if constexpr (Layer::half) {
+                            constexpr float unit = 1.0f / Layer::weight_scale;
+                            even *= unit, odd *= unit;
+                        }
                         if constexpr (Layer::bias) even += bias[half], odd += bias[half];
                         if constexpr (Layer::stride_x == 1) {
                             *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);

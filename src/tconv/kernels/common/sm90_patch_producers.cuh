@@ -1,6 +1,8 @@
 // How patches come: 8 channels at a time, rounded or split, into a consumer's ring of stages.
 #pragma once
 
+#include <common/float16_operands.cuh>
+#include <common/sm90_patch_repairs.cuh>
 #include <common/sm90_patch_tiles.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
@@ -25,25 +27,52 @@ struct Split {
     }
 };
 
-// Rounds or splits one pixel's channels into the stage, with 32-byte swizzle: bit 4 of the address
-// is exclusive-ored with bit 7.
-TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel,
-                              const float (&values)[channels_per_stage]) {
+// Rounds or splits 8 channels of a pixel into its part of the stage, with 32-byte swizzle: bit 4 of
+// the address is exclusive-ored with bit 7.
+TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
+                              const float (&values)[part_channels]) {
     int swapped = pixel >> 2 & 1;
+    const float* v = values;
+    auto* to = reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes);
+    if constexpr (Layer::half) {
+        ptx::st_shared_v4(
+            to + (part ^ swapped) * 4,
+            make_uint4(ptx::cvt_rna_f16x2_f32(v[0], v[1]), ptx::cvt_rna_f16x2_f32(v[2], v[3]),
+                       ptx::cvt_rna_f16x2_f32(v[4], v[5]), ptx::cvt_rna_f16x2_f32(v[6], v[7])));
+    } else {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const float* v = values + 4 * h;
-        auto* to = reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes + ((h ^ swapped) * 16));
-        if constexpr (Layer::split) {
-            Split a(v[0]), b(v[1]), c(v[2]), d(v[3]);
-            ptx::st_shared_v4(to, make_uint4(a.high, b.high, c.high, d.high));
-            ptx::st_shared_v4(to + part_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
-        } else {
-            ptx::st_shared_v4(to, make_uint4(tf32_bits(v[0]), tf32_bits(v[1]),
-                                             tf32_bits(v[2]), tf32_bits(v[3])));
+        for (int h = 0; h < 2; ++h, v += 4) {
+            uint32_t* into = to + (h ^ swapped) * 4;
+            if constexpr (Layer::split) {
+                Split a(v[0]), b(v[1]), c(v[2]), d(v[3]);
+                ptx::st_shared_v4(into, make_uint4(a.high, b.high, c.high, d.high));
+                ptx::st_shared_v4(into + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
+            } else {
+                ptx::st_shared_v4(into, make_uint4(tf32_bits(v[0]), tf32_bits(v[1]),
+                                                   tf32_bits(v[2]), tf32_bits(v[3])));
+            }
         }
     }
 }
+
+// The largest magnitude that a thread has brought of a tile, where that matters.
+struct Largest {
+    float value = 0.0f;
+
+    TCONV_DEVICE void add(const float (&values)[part_channels]) {
+        if constexpr (Layer::half) value = float16_operands::largest(value, values);
+    }
+
+    // After the tile: whether float16 holds what this warp has brought.
+    TCONV_DEVICE void note(const Arguments& arguments, Index tile, int warp) const {
+        if constexpr (Layer::half) {
+            uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(value));
+            if (threadIdx.x % 32 == 0) {
+                tile_status(arguments)[2 * tile + warp % 2] = !float16_operands::fit(bits);
+            }
+        }
+    }
+};
 
 // Where a tile's patch lies in the source.
 struct Patch {
@@ -71,9 +100,12 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
     int thread = threadIdx.x % producers;
     Turn<stages> turn;
     Index step = Index(gridDim.x) * rings;
-    for (Index tile = Index(blockIdx.x) * rings + ring; tile < arguments.tiles; tile += step) {
+    Index first = Index(blockIdx.x) * rings + ring;
+    for (Index tile = to_do(first, arguments, shared); tile < arguments.tiles;
+         tile = to_do(tile + step, arguments, shared)) {
         Position at(tile, arguments);
         Patch patch(at, arguments);
+        Largest largest;
         // Where each of this thread's pixels lies in a channel; in shared memory, which no other
         // thread reads, to keep the registers for loads.
         Index* offsets = shared.offsets[ring] + thread;
@@ -87,29 +119,30 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                 inside ? Index(y * arguments.source_stride_h + x * arguments.source_stride_w)
                        : outside;
         }
-        float values[2][batch_pixels][channels_per_stage];
-        auto load = [&](float(&into)[batch_pixels][channels_per_stage], int chunk, int batch) {
+        float values[2][batch_pixels][part_channels];
+        auto load = [&](float(&into)[batch_pixels][part_channels], int chunk, int batch) {
             const float* base =
-                patch.channels + Index(chunk) * channels_per_stage * arguments.source_stride_c;
+                patch.channels + Index(chunk) * part_channels * arguments.source_stride_c;
 #pragma unroll
             for (int b = 0; b < batch_pixels; ++b) {
                 int i = batch * batch_pixels + b;
                 Index offset = i < thread_pixels ? offsets[i * producers] : outside;
 #pragma unroll
-                for (int c = 0; c < channels_per_stage; ++c) {
+                for (int c = 0; c < part_channels; ++c) {
                     bool inside = offset != outside &&
                                   (Layer::in_channels % channels_per_stage == 0 ||
-                                   chunk * channels_per_stage + c < Layer::in_channels);
+                                   chunk * part_channels + c < Layer::in_channels);
                     into[b][c] = inside ? base[offset + c * arguments.source_stride_c] : 0.0f;
                 }
             }
         };
         load(values[0], 0, 0);
-        for (int chunk = 0; chunk < chunks; chunk += 2) {
+        for (int chunk = 0; chunk < chunks * parts; chunk += 2) {
             // Two chunks a turn, so that which buffer a batch is in is known when it is compiled.
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (chunk + half >= chunks) break;
+                if (chunk + half >= chunks * parts) break;
+                int part = half % parts;
                 unsigned char* stage = shared.pixels[ring][turn.stage];
 #pragma unroll
                 for (int batch = 0; batch < batches; ++batch) {
@@ -117,23 +150,27 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                     int now = (half * batches + batch) % both;
                     if (batch + 1 < batches) {
                         load(values[now ^ 1], chunk + half, batch + 1);
-                    } else if (chunk + half + 1 < chunks) {
+                    } else if (chunk + half + 1 < chunks * parts) {
                         load(values[now ^ 1], chunk + half + 1, 0);
                     }
-                    if (batch == 0) {
+                    if (batch == 0 && part == 0) {
                         ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
                     }
 #pragma unroll
                     for (int b = 0; b < batch_pixels; ++b) {
                         int pixel = thread + (batch * batch_pixels + b) * producers;
-                        if (pixel < patch_pixels) store_pixel(stage, pixel, values[now][b]);
+                        if (pixel >= patch_pixels) continue;
+                        store_pixel(stage, pixel, part, values[now][b]);
+                        largest.add(values[now][b]);
                     }
                 }
+                if (part + 1 < parts) continue;
                 ptx::fence_proxy_async_shared();
                 arrive(&shared.full[ring][turn.stage]);
                 turn.advance();
             }
         }
+        largest.note(arguments, tile, warp);
     }
 }
 
@@ -147,25 +184,29 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     int ring = warp * 32 / producers;
     int thread = threadIdx.x % producers;
     Index step = Index(gridDim.x) * rings;
-    Index first = Index(blockIdx.x) * rings + ring;
+    Index first = to_do(Index(blockIdx.x) * rings + ring, arguments, shared);
 
     // What thread 0 has still to ask for.
     Index asked_tile = first;
     int asked_chunk = 0;
+    int asked_x = 0, asked_y = 0, asked_channel = 0, asked_image = 0;
     auto ask = [&](int slot) {
         if (thread != 0 || asked_tile >= arguments.tiles) return;
-        Position at(asked_tile, arguments);
+        if (asked_chunk == 0) {
+            Position at(asked_tile, arguments);
+            asked_x = at.first_q_x() - Layer::shift_right - Layer::skew;
+            asked_y = Layer::row_step * at.first_q_y() - Layer::shift_bottom;
+            asked_channel = at.group * Layer::in_channels;
+            asked_image = int(at.image);
+        }
         uint64_t* barrier = &shared.raw_full[ring][slot];
         ptx::mbarrier_arrive_expect_tx(barrier, raw_bytes);
         ptx::cp_async_bulk_tensor_4d_global_to_shared(
-            shared.raw[ring][slot], &arguments.source_map,
-            at.first_q_x() - Layer::shift_right - Layer::skew,
-            Layer::row_step * at.first_q_y() - Layer::shift_bottom,
-            at.group * Layer::in_channels + asked_chunk * channels_per_stage, int(at.image),
-            barrier);
-        if (++asked_chunk == chunks) {
+            shared.raw[ring][slot], &arguments.source_map, asked_x, asked_y,
+            asked_channel + asked_chunk * part_channels, asked_image, barrier);
+        if (++asked_chunk == chunks * parts) {
             asked_chunk = 0;
-            asked_tile += step;
+            asked_tile = to_do(asked_tile + step, arguments, shared);
         }
     };
     for (int slot = 0; slot < Layer::raw_stages; ++slot) ask(slot);
@@ -173,24 +214,29 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     Turn<stages> turn;
     int slot = 0;
     uint32_t raw_parity = 0;
-    for (Index tile = first; tile < arguments.tiles; tile += step) {
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (Index tile = first; tile < arguments.tiles;
+         tile = to_do(tile + step, arguments, shared)) {
+        Largest largest;
+        for (int chunk = 0; chunk < chunks * parts; ++chunk) {
+            int part = chunk % parts;
             const float* raw = reinterpret_cast<const float*>(shared.raw[ring][slot]);
             unsigned char* stage = shared.pixels[ring][turn.stage];
             ptx::mbarrier_wait_parity(&shared.raw_full[ring][slot], raw_parity);
-            ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+            if (part == 0) {
+                ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+            }
             // A store is a barrier to the compiler: loads that are to overlap precede it.
-            float values[2][batch_pixels][channels_per_stage];
-            auto load = [&](float(&into)[batch_pixels][channels_per_stage], int batch) {
+            float values[2][batch_pixels][part_channels];
+            auto load = [&](float(&into)[batch_pixels][part_channels], int batch) {
 #pragma unroll
                 for (int b = 0; b < batch_pixels; ++b) {
                     int pixel = thread + (batch * batch_pixels + b) * producers;
                     const float* from = raw + min(pixel, patch_pixels - 1);
 #pragma unroll
-                    for (int c = 0; c < channels_per_stage; ++c) {
+                    for (int c = 0; c < part_channels; ++c) {
                         // Beyond the group's channels lie the next group's.
                         bool exists = Layer::in_channels % channels_per_stage == 0 ||
-                                      chunk * channels_per_stage + c < Layer::in_channels;
+                                      chunk * part_channels + c < Layer::in_channels;
                         into[b][c] = exists ? from[c * patch_pixels] : 0.0f;
                     }
                 }
@@ -202,12 +248,16 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
 #pragma unroll
                 for (int b = 0; b < batch_pixels; ++b) {
                     int pixel = thread + (batch * batch_pixels + b) * producers;
-                    if (pixel < patch_pixels) store_pixel(stage, pixel, values[batch % 2][b]);
+                    if (pixel >= patch_pixels) continue;
+                    store_pixel(stage, pixel, part, values[batch % 2][b]);
+                    largest.add(values[batch % 2][b]);
                 }
             }
-            ptx::fence_proxy_async_shared();
-            arrive(&shared.full[ring][turn.stage]);
-            turn.advance();
+            if (part == parts - 1) {
+                ptx::fence_proxy_async_shared();
+                arrive(&shared.full[ring][turn.stage]);
+                turn.advance();
+            }
             ptx::bar_sync(1 + ring, producers);  // the raw patch has been read
             ask(slot);
             if (++slot == Layer::raw_stages) {
@@ -215,6 +265,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 raw_parity ^= 1;
             }
         }
+        largest.note(arguments, tile, warp);
     }
 }
 

@@ -2,14 +2,19 @@
 #pragma once
 
 #include <common/element.cuh>
+#include <common/float16_operands.cuh>
 #include <ptx/mbarrier.cuh>
 
 namespace {
 
 using Index = Layer::Index;
 
-constexpr int channels_per_stage = 8;  // the depth of a TF32 wgmma
-constexpr int pixel_bytes = channels_per_stage * 4;
+// A stage is as deep as one wgmma: 8 channels of TF32, or 16 of float16. Patches come 8 channels at a
+// time, in one or two parts of it.
+constexpr int part_channels = 8;
+constexpr int parts = Layer::half ? 2 : 1;
+constexpr int channels_per_stage = part_channels * parts;
+constexpr int pixel_bytes = 32;  // of a stage
 constexpr int warpgroup = 128;
 constexpr int rings = 2;
 constexpr int producers = warpgroup / rings;  // threads that fill one ring
@@ -17,13 +22,13 @@ constexpr int stages = Layer::stages;
 
 constexpr int columns = Layer::tile_columns;
 constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
-constexpr int part_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
-constexpr int stage_bytes = (Layer::split ? 2 : 1) * part_bytes;  // split: high parts, low parts
+constexpr int patch_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
+constexpr int stage_bytes = (Layer::split ? 2 : 1) * patch_bytes;  // split: high parts, low parts
 constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
 
 // With a tensor map, first as it lies in the image, [8 channels][patch rows][patch columns]: the
 // patch then begins at a 16-byte boundary, and its pixels have the same order in both.
-constexpr int raw_bytes = channels_per_stage * patch_pixels * 4;
+constexpr int raw_bytes = part_channels * patch_pixels * 4;
 static_assert(!Layer::tensor_map || Layer::patch_columns % 4 == 0, "a box of whole 16 bytes");
 static_assert(columns % 4 == 0, "tiles keep the skew");
 
@@ -65,6 +70,17 @@ constexpr int slot_words = staged ? Layer::slot_pairs * pair_words : 4;
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
 static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
 
+// What a launch that repairs has found: the bits of the largest weight, and whether some of the block's
+// tiles are noted.
+struct Repairs {
+    uint32_t largest_weight;
+    int some;
+
+    TCONV_DEVICE bool every() const {
+        return !float16_operands::fit(largest_weight, Layer::weight_scale);
+    }
+};
+
 struct Shared {
     alignas(1024) unsigned char pixels[rings][stages][stage_bytes];
     alignas(128) unsigned char raw[rings][Layer::raw_stages]
@@ -78,6 +94,7 @@ struct Shared {
     uint64_t full[rings][stages];
     uint64_t empty[rings][stages];
     uint64_t weights_full;
+    Repairs repairs;
     uint64_t slot_full[rings][weight_slots];
     uint64_t slot_empty[rings][weight_slots];
 };

@@ -6,6 +6,7 @@
 
 #include <common/sm90_patch_outputs.cuh>
 #include <common/sm90_patch_producers.cuh>
+#include <common/sm90_patch_repairs.cuh>
 #include <common/sm90_patch_tiles.cuh>
 #include <common/sm90_patch_weights.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -71,9 +72,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
         int group = int(tile / Layer::m_groups % Layer::groups);
         prepare_class<0>(m_group, packed_weights(m_group, group, arguments), shared, warp, turns);
     };
-    Index first = Index(blockIdx.x) * rings + ring;
+    Index first = to_do(Index(blockIdx.x) * rings + ring, arguments, shared);
     begin(first);
-    for (Index tile = first; tile < arguments.tiles; tile += step) {
+    for (Index tile = first; tile < arguments.tiles;) {
         Position at(tile, arguments);
         Sums sums;
 #pragma unroll
@@ -85,7 +86,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
             }
         }
         multiply_class<0>(arguments, shared, at, warp, turns, sums);
-        begin(tile + step);
+        tile = to_do(tile + step, arguments, shared);
+        begin(tile);
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
 #pragma unroll
@@ -102,6 +104,11 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
 // The kernel, from its first line to its last.
 TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
+    // The launch that repairs has nothing to do as a rule: let it look as soon as a block is over.
+    if constexpr (Layer::half) ptx::griddepcontrol_launch_dependents();
+    if constexpr (Layer::repair) {
+        if (!find_repairs(arguments, shared)) return;
+    }
     if (threadIdx.x == 0) {
         for (int ring = 0; ring < rings; ++ring) {
             for (int slot = 0; slot < Layer::raw_stages; ++slot) {

@@ -74,4 +74,14 @@ TCONV_DEVICE uint32_t cvt_rn_bf16x2_f32(float low, float high) {
 #endif
 }
 
+// To nearest, ties away from zero, as cvt_rna_tf32_f32 rounds; cut off below float16's normal numbers.
+// NOTE: a NaN may come out as a number, and what is too large as 65504.
+TCONV_DEVICE uint32_t cvt_rna_f16x2_f32(float low, float high) {
+    low = __uint_as_float(__float_as_uint(low) + 0x1000u);
+    high = __uint_as_float(__float_as_uint(high) + 0x1000u);
+    uint32_t pair;
+    asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 }  // namespace ptx

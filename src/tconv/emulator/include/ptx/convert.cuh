@@ -1,6 +1,7 @@
 // cvt on the host.
 #pragma once
 
+#include <emulator/arithmetic.h>
 #include <emulator/formats.h>
 #include <ptx/cuda.cuh>
 
@@ -19,6 +20,17 @@ inline uint32_t cvt_rn_f16x2_f32(float low, float high) {
 
 inline uint32_t cvt_rn_bf16x2_f32(float low, float high) {
     return emulator::bf16_of(low) | static_cast<uint32_t>(emulator::bf16_of(high)) << 16;
+}
+
+inline uint32_t cvt_rna_f16x2_f32(float low, float high) {
+    auto cut = [](float value) -> uint32_t {
+        float rounded = __uint_as_float(__float_as_uint(value) + 0x1000u);
+        unsigned short bits = emulator::f16_of(rounded);
+        float nearest = emulator::float_of_f16(bits);
+        bool away = rounded < 0 ? nearest < rounded : nearest > rounded;
+        return away ? bits - 1u : bits;
+    };
+    return cut(low) | cut(high) << 16;
 }
 
 }  // namespace ptx

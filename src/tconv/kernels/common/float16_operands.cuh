@@ -1,0 +1,42 @@
+// What float16 holds as TF32 would: both have 11 significant bits, float16 fewer exponents.
+//
+// Values that belong together, the pixels that a warp brings of a tile or all weights, fit if they are
+// finite and none loses more below float16's least exponent (2^-24, cut off) than rounding may take from
+// the largest of them (2^-12 of it). Zeros alone fit too.
+//
+// NOTE: not fewer values than that: where most are zero, behind a ReLU, a few channels of a pixel are
+// often one small value and zeros, and almost no tile would fit.
+#pragma once
+
+#include <ptx/cuda.cuh>
+#include <ptx/max.cuh>
+
+namespace float16_operands {
+
+constexpr float most = 65504.0f;
+constexpr float least = 0x1p-12f;
+
+// From the bits of the largest magnitude; those of infinity and NaN are larger still.
+TCONV_DEVICE bool fit(uint32_t largest, float scale = 1.0f) {
+    uint32_t from = __float_as_uint(least / scale), to = __float_as_uint(most / scale);
+    return largest - from <= to - from || largest == 0;
+}
+
+// The largest magnitude of these and of others before them; NaN if one is.
+template <int count>
+TCONV_DEVICE float largest(float before, const float (&values)[count]) {
+#pragma unroll
+    for (float value : values) before = ptx::max_nan_f32(before, fabsf(value));
+    return before;
+}
+
+// For all lanes of a warp: of bits of magnitudes.
+TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+        bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, lanes));
+    }
+    return bits;
+}
+
+}  // namespace float16_operands

@@ -1,0 +1,278 @@
+// Weights and pixels laid out for sm90_tf32_flat_forward, in lines of 128 bytes: 32 channels,
+// rounded to TF32, or 64, to float16. The first items are weights, the others pixels.
+//
+// Weights: [group][row group][line of channels][slot][64 rows][line] in the 128-byte swizzle in
+// which a plain bulk copy brings them to shared memory. Rows that are none keep what was there:
+// their products are never stored.
+//
+// Pixels: [group][line of channels][position][line]; position (n, y, x) is
+// n * image_positions + y * pitch + x, and holds zeros where y or x lie beyond the image.
+#pragma once
+
+#include <common/float16_operands.cuh>
+#include <common/sm90_tf32_flat_rows.cuh>
+#include <ptx/barrier.cuh>
+#include <ptx/convert.cuh>
+#include <ptx/memory.cuh>
+
+namespace flat::packing {
+
+using Index = Layer::Index;
+
+// Some of these are unused in a kernel that never packs.
+constexpr bool half = Layer::packs_half;
+constexpr int threads = 256;  // that pack
+[[maybe_unused]] constexpr int warps = threads / 32;
+
+constexpr int line_words = 32;
+constexpr int word_channels = half ? 2 : 1;
+constexpr int depth = line_words * word_channels;  // channels of a line
+[[maybe_unused]] constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
+
+constexpr int taps = Layer::kernel_y * Layer::kernel_x;
+[[maybe_unused]] constexpr int phases = flat::row_phases;
+constexpr int channels = flat::channel_tiles * flat::warp_channels;  // with those that are none
+[[maybe_unused]] constexpr int parts = (channels + Layer::part_channels - 1) / Layer::part_channels;
+constexpr int part_weights = Layer::part_channels * taps;
+// Odd, so that the 32 words of one weight lie in different banks.
+constexpr int weight_pitch = part_weights | 1;
+
+constexpr int positions = 128 / word_channels;  // of an item: as many loads for a thread
+constexpr int position_pitch = positions + 1;
+
+union Shared {
+    uint32_t weights[line_words][weight_pitch];
+    uint32_t pixels[line_words][position_pitch];
+};
+
+// What is noted where pixels do not fit: larger than any weight.
+[[maybe_unused]] constexpr uint32_t misfit = 0xffffffffu;
+
+// Of the threads that pack; in another kernel than the packing there are more.
+TCONV_DEVICE void sync() {
+    if constexpr (Layer::threads == threads) {
+        __syncthreads();
+    } else {
+        ptx::bar_sync(5, threads);
+    }
+}
+
+// Reads `count` places of each of the warp's words, all under way at once, rounds and keeps them:
+// `into` has one row of `pitch` for each word. Returns what is to be noted of them.
+template <int count, bool weights, typename Load>
+TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Load load) {
+    constexpr int batch = 4 / word_channels;  // places under way
+    constexpr int words = line_words / warps;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // In float16, neighbours.
+    auto word = [&](int i) { return half ? warp * words + i : warp + i * warps; };
+    uint32_t noted = 0;
+    float largest = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < count; first += batch) {
+        float values[batch][words * word_channels];
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            int place = (first + i) * 32 + lane;
+#pragma unroll
+            for (int c = 0; c < words * word_channels; ++c) {
+                int channel = word(c / word_channels) * word_channels + c % word_channels;
+                values[i][c] = load(channel, place);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            int place = (first + i) * 32 + lane;
+            const float* v = values[i];
+            uint32_t bits[words];
+            if constexpr (half) {
+                constexpr float scale = weights ? Layer::weight_scale : 1;
+#pragma unroll
+                for (int c = 0; c < words; ++c) {
+                    bits[c] = ptx::cvt_rna_f16x2_f32(v[2 * c] * scale, v[2 * c + 1] * scale);
+                }
+                if constexpr (weights) {
+#pragma unroll
+                    for (int c = 0; c < 2 * words; ++c) {
+                        noted = max(noted, __float_as_uint(v[c]) & 0x7fffffffu);
+                    }
+                } else {
+                    largest = float16_operands::largest(largest, values[i]);
+                }
+            } else {
+#pragma unroll
+                for (int c = 0; c < words; ++c) bits[c] = ptx::cvt_rna_tf32_f32(v[c]);
+            }
+#pragma unroll
+            for (int c = 0; c < words; ++c) {
+                if (place < width) into[word(c) * pitch + place] = bits[c];
+            }
+        }
+    }
+    if constexpr (half && !weights) {
+        uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(largest));
+        if (!float16_operands::fit(bits)) noted = misfit;
+    }
+    return noted;
+}
+
+// Four words of one line of 32, from their rows in shared memory.
+TCONV_DEVICE uint4 gather(const uint32_t* from, int pitch) {
+    return make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
+}
+
+// Some output channels, all phases and slots, a line of input channels.
+template <typename Fields>
+TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared,
+                                   int item) {
+    int group = item / (chunks * parts);
+    int rest = item - group * (chunks * parts);
+    int chunk = rest / parts;
+    int first_channel = (rest - chunk * parts) * Layer::part_channels;
+
+    const float* weight = static_cast<const float*>(arguments.weight) +
+                          (Index(group) * Layer::in_channels + chunk * depth) *
+                              arguments.weight_stride_in +
+                          first_channel * arguments.weight_stride_out;
+    int in_left = Layer::in_channels - chunk * depth;
+    int left = (Layer::out_channels - first_channel) * taps;
+    if (left > part_weights) left = part_weights;
+    constexpr int rounds = (part_weights + 31) / 32;
+    bool dense = arguments.weight_stride_w == 1 &&
+                 arguments.weight_stride_h == Layer::kernel_x &&
+                 arguments.weight_stride_out == taps;
+    uint32_t* into = shared.weights[0];
+    uint32_t noted;
+    if (dense) {
+        noted = stage<rounds, true>(into, weight_pitch, part_weights, [&](int in, int place) {
+            bool exists = in < in_left && place < left;
+            return exists ? weight[in * arguments.weight_stride_in + place] : 0.0f;
+        });
+    } else {
+        noted = stage<rounds, true>(into, weight_pitch, part_weights, [&](int in, int place) {
+            bool exists = in < in_left && place < left;
+            int out = place / taps;
+            int tap = place - out * taps;
+            return exists ? weight[in * arguments.weight_stride_in +
+                                   out * arguments.weight_stride_out +
+                                   tap / Layer::kernel_x * arguments.weight_stride_h +
+                                   tap % Layer::kernel_x * arguments.weight_stride_w]
+                          : 0.0f;
+        });
+    }
+    sync();
+    // A warp writes four lines at a time.
+    int lane = threadIdx.x % 32;
+    int piece = lane % 8;
+#pragma unroll 1
+    for (int phase = 0; phase < Layer::stride_y * flat::shares_x; ++phase) {
+        int phase_y = phase / flat::shares_x;
+        int share_x = phase - phase_y * flat::shares_x;
+        // The part may lie in several row groups.
+        int last_group =
+            flat::row_group(phase_y, share_x, first_channel + Layer::part_channels - 1);
+#pragma unroll 1
+        for (int row_group = flat::row_group(phase_y, share_x, first_channel);
+             row_group <= last_group && row_group < Layer::row_groups;
+             row_group += flat::apart ? 2 : 1) {
+            int row_class = Layer::row_class[row_group];
+            int begin = Layer::class_begin[row_class];
+            int count = Layer::class_begin[row_class + 1] - begin;
+            uint32_t* to = packed +
+                           ((Index(group) * Layer::group_slots + Layer::row_begin[row_group]) *
+                                chunks +
+                            Index(chunk) * count) *
+                               (64 * line_words);
+            constexpr int rows = Layer::part_channels * phases;
+#pragma unroll 1
+            for (int i = threadIdx.x / 8; i < rows * count; i += threads / 8) {
+                int slot = i / rows;
+                int row = i - slot * rows;
+                int channel = first_channel + row / phases;
+                if (channel >= channels ||
+                    flat::row_group(phase_y, share_x, channel) != row_group) {
+                    continue;
+                }
+                int reach_y = Layer::slot_y[begin + slot] * Layer::stride_y + phase_y;
+                int reach_x = Layer::slot_x[begin + slot] * Layer::stride_x + share_x * phases +
+                              row % phases;
+                int tap_y = reach_y / Layer::dilation_y, tap_x = reach_x / Layer::dilation_x;
+                bool exists = reach_y % Layer::dilation_y == 0 && tap_y < Layer::kernel_y &&
+                              reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x;
+                uint4 values = make_uint4(0, 0, 0, 0);
+                if (exists) {
+                    values = gather(shared.weights[piece * 4] + row / phases * taps +
+                                        tap_y * Layer::kernel_x + tap_x,
+                                    weight_pitch);
+                }
+                int line = flat::first_row(phase_y, channel) + row % phases;
+                reinterpret_cast<uint4*>(to)[(slot * 64 + line) * 8 + (piece ^ line % 8)] = values;
+            }
+        }
+    }
+    return noted;
+}
+
+// Lines of some positions.
+template <typename Fields>
+TCONV_DEVICE uint32_t pack_pixels(const Fields& arguments, uint32_t* packed, Shared& shared,
+                                  Index item) {
+    Index next = item / (Layer::groups * chunks);
+    int plane = int(item - next * (Layer::groups * chunks));
+    int group = plane / chunks;
+    int chunk = plane - group * chunks;
+    unsigned first = unsigned(next) * positions;
+    const float* channel = static_cast<const float*>(arguments.source) +
+                           (Index(group) * Layer::in_channels + chunk * depth) *
+                               arguments.source_stride_c;
+    int in_left = Layer::in_channels - chunk * depth;
+    Index offsets[positions / 32];
+#pragma unroll
+    for (int i = 0; i < positions / 32; ++i) {
+        unsigned position = first + i * 32 + threadIdx.x % 32;
+        unsigned image = position / unsigned(arguments.image_positions);
+        unsigned rest = position - image * arguments.image_positions;
+        unsigned y = rest / unsigned(arguments.pitch);
+        unsigned x = rest - y * arguments.pitch;
+        bool inside = image < unsigned(arguments.batch) && y < unsigned(arguments.source_height) &&
+                      x < unsigned(arguments.source_width);
+        offsets[i] = inside ? Index(image) * arguments.source_stride_n +
+                                  Index(y) * arguments.source_stride_h +
+                                  Index(x) * arguments.source_stride_w
+                            : Index(-1);
+    }
+    uint32_t noted = stage<positions / 32, false>(
+        shared.pixels[0], position_pitch, positions, [&](int in, int place) {
+            Index offset = offsets[place / 32];
+            bool exists = offset >= 0 && in < in_left;
+            return exists ? channel[in * arguments.source_stride_c + offset] : 0.0f;
+        });
+    sync();
+    packed += arguments.weight_elements + (Index(plane) * arguments.positions + first) * line_words;
+    uint4* to = reinterpret_cast<uint4*>(packed);
+    int piece = threadIdx.x % 8;
+#pragma unroll
+    for (int i = 0; i < positions / (threads / 8); ++i) {
+        int p = i * (threads / 8) + threadIdx.x / 8;
+        if (first + p < unsigned(arguments.positions)) {
+            to[p * 8 + piece] = gather(shared.pixels[piece * 4] + p, position_pitch);
+        }
+    }
+    return noted;
+}
+
+// A block's items, into `packed`; the first are weights. Returns what is to be noted of a thread's.
+template <typename Fields>
+TCONV_DEVICE uint32_t pack_items(const Fields& arguments, uint32_t* packed, Shared& shared) {
+    uint32_t noted = 0;
+    for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
+        noted = max(noted, item < arguments.weight_items
+                               ? pack_weights(arguments, packed, shared, int(item))
+                               : pack_pixels(arguments, packed, shared,
+                                             item - arguments.weight_items));
+        sync();
+    }
+    return noted;
+}
+
+}  // namespace flat::packing
