@@ -30,6 +30,8 @@ SWEEPS = {
     "sweep_layers.csv": "layers.json",
     "sweep_random60.csv": "random60.json",
     "sweep_staged.csv": "layers.json",
+    "sweep_half.csv": "layers.json",
+    "sweep_half_random60.csv": "random60.json",
 }
 TARGET = Target.named("sm_90a")
 CLOCK = 1.7e9
@@ -130,12 +132,13 @@ def least_squares(model, start, measured: list[Row]) -> np.ndarray:
     return np.abs(best.x)
 
 
-def fit_patches(measured: list[Row], resident: bool) -> None:
-    """`_Fit` of sm90_tf32_forward, of resident or of streamed weights."""
+def fit_patches(measured: list[Row], half: bool, resident: bool) -> None:
+    """`_Fit` of sm90_tf32_forward, in float16 or TF32, of resident or of streamed weights."""
     chosen = [
         row
         for row in measured
-        if row.candidate.stem == patches.STEM and row.candidate.tile.resident == resident
+        if row.candidate.stem == patches.STEM
+        and (row.candidate.tile.half, row.candidate.tile.resident) == (half, resident)
     ]
     laid = [patches.layout(row.problem, row.candidate.tile) for row in chosen]
     tiles = [row.candidate.tile for row in chosen]
@@ -174,17 +177,21 @@ def fit_patches(measured: list[Row], resident: bool) -> None:
         both = fit.both * np.minimum(busy, memory)
         return np.maximum(busy, memory) + both + fit.launch * 1e-6
 
-    present = patches._RESIDENT if resident else patches._STREAMED
-    print(f"sm90_tf32_forward, {'resident' if resident else 'streamed'}, {len(chosen)} rows")
+    present = patches._FITS[half, resident]
+    print(f"sm90_tf32_forward, {half=}, {resident=}, {len(chosen)} rows")
     start = [value or 0.1 for value in astuple(present)]
     found = least_squares(model, start, chosen)
     for field, value in zip(fields(patches._Fit), found, strict=True):
         print(f"  {field.name} = {value:.3g}")
 
 
-def fit_flat(measured: list[Row]) -> None:
+def fit_flat(measured: list[Row], half: bool) -> None:
     """The coefficients of sm90_tf32_flat_forward's `cost`, in its order."""
-    chosen = [row for row in measured if row.candidate.stem == flat.STEM]
+    chosen = [
+        row
+        for row in measured
+        if row.candidate.stem == flat.STEM and row.candidate.tile.half == half
+    ]
     laid = [flat.layout(row.problem, row.candidate.tile) for row in chosen]
 
     def column(values) -> np.ndarray:
@@ -194,16 +201,15 @@ def fit_flat(measured: list[Row]) -> None:
     chunks = column(one.chunks for one in laid)
     steps = column(one.chunks * one.row_begin[-1] / one.row_sets for one in laid)
     columns = column(one.tile.columns for one in laid)
+    strides = [row.problem.width.stride for row in chosen]
+    outputs = columns * column(1 if one & (one - 1) == 0 else 1.6 for one in strides)
     patch = column(one.chunks * one.patch_positions * flat.LINE_BYTES for one in laid)
     pixel_stages = column(one.stages(TARGET)[0] for one in laid)
     weight_stages = column(one.stages(TARGET)[1] for one in laid)
     ahead = np.minimum(pixel_stages, weight_stages * np.maximum(steps / chunks / 2, 0.5))
     storers = column(one.tile.storers for one in laid) > 0
     moved = column(row.problem.bytes for row in chosen)
-    packing = column(
-        7.4e-6 + 8 * one.weight_elements / 4.18e12 + 8 * one.pixel_elements / 4.44e12
-        for one in laid
-    )
+    packing = column(flat.packing_cost(one) for one in laid)
 
     def model(q):
         product, rate, step, stage, store, left, written, tile, memory, launch = q
@@ -212,13 +218,13 @@ def fit_flat(measured: list[Row]) -> None:
         main = np.maximum(main, stage * chunks / ahead)
         of_tile = np.where(
             storers,
-            np.maximum(main, store * columns) + left * columns,
-            main + written * columns,
+            np.maximum(main, store * outputs) + left * outputs,
+            main + written * outputs,
         )
         cycles = waves * (of_tile + tile)
         return np.maximum(cycles / CLOCK, moved / (memory * 1e12)) + packing + launch * 1e-6
 
-    print(f"sm90_tf32_flat_forward, {len(chosen)} rows")
+    print(f"sm90_tf32_flat_forward, {half=}, {len(chosen)} rows")
     names = "product rate step stage store left written tile memory launch".split()
     found = least_squares(model, [1.15, 36, 75, 3200, 23, 16, 26, 290, 5.6, 6], chosen)
     for name, value in zip(names, found, strict=True):
@@ -230,9 +236,10 @@ def main() -> None:
     measured = rows()
     report(measured)
     if "--fit" in sys.argv[1:]:
-        fit_patches(measured, resident=False)
-        fit_patches(measured, resident=True)
-        fit_flat(measured)
+        for half, resident in patches._FITS:
+            fit_patches(measured, half, resident)
+        for half in (False, True):
+            fit_flat(measured, half)
 
 
 if __name__ == "__main__":
