@@ -12,6 +12,10 @@
 // copies them there in the order of use, a few pairs at a time. Pixels are B, from shared memory,
 // [pixel][8 channels] with 32-byte swizzle: a slot is another start address in the same staged patch.
 //
+// Layer::half: operands are float16 instead, with TF32's significand, and 16 channels are what is 8
+// here, brought 8 at a time. Tiles that float16 cannot hold are noted, and another launch,
+// Layer::repair, computes those again (common/sm90_patch_repairs.cuh).
+//
 //   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
 //                device memory (zero beyond the image), round, store as [pixel][8 channels]
 //   warpgroups 1, 2: consumers, each with tiles and a ring of stages of its own, so that one's

@@ -508,7 +508,8 @@ class _Fit:
 # benchmarks/fit_costs.py: off by 9% and 5% in the root mean square; KernelBench's layers weigh
 # most. Then by hand: `mapped` and `edge` of streamed weights, for hd_k4s2's tile, and 4% more for
 # resident ones: their small tiles move more pixels, and the chip slows down where the work takes
-# all its power (kb57). In float16 294 rows, off by 7%.
+# all its power (kb57). In float16 294 rows, off by 7%; kb71's weighed 160, hd_k4s2's 30 and
+# sam_up2's 10.
 _STREAMED = _Fit(
     stage=322,
     pair=44.5,

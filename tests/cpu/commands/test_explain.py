@@ -16,7 +16,7 @@ from tconv.bench.floors import GPUS, floor
 from tconv.errors import MissingDependencyError, TconvError
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
-from tconv.kernels import sm90_tf32_forward, sm90_tf32_wide_forward
+from tconv.kernels import sm90_tf32_flat_forward, sm90_tf32_forward
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import candidates
 from tconv.problem import Axis
@@ -100,15 +100,10 @@ def test_source_is_whole_and_compiles(capsys, arch):
         assert resources == compile_cuda(source, arch).resources
 
 
-@pytest.mark.parametrize("family", (sm90_tf32_forward, sm90_tf32_wide_forward))
+@pytest.mark.parametrize("family", (sm90_tf32_forward, sm90_tf32_flat_forward))
 def test_repairs(capsys, monkeypatch, family):
     """Launches behind the kernel's own are in every form of the output."""
-    tiles = [tile for tile in family.TILES if getattr(tile, "half", False)]
-    if not tiles:
-        pytest.skip(f"{family.STEM} has no tiles that are repaired")
-    packed_again = family is sm90_tf32_wide_forward
-    if packed_again:
-        monkeypatch.setattr(family, "MOST_FULL_BYTES", 0)
+    tiles = [tile for tile in family.TILES if tile.half]
     monkeypatch.setenv("TCONV_KERNEL", family.STEM)
     monkeypatch.setattr(family, "TILES", tiles)
     plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
@@ -119,8 +114,8 @@ def test_repairs(capsys, monkeypatch, family):
         output_of(capsys, *LAYER, *how) for how in ((), ("--source",), ("--sass",))
     )
     plan._plan.cache_clear()
-    stems = [family.PACK_STEM] * packed_again + [family.STEM]
-    names = [family.STEM, family.PACK_STEM, *(f"{stem} (repair)" for stem in stems)]
+    stems = [family.STEM]
+    names = [family.STEM, family.PACK_STEM, f"{family.STEM} (repair)"]
     assert [repair["kernel"] for repair in record["plan"]["repairs"]] == stems
     assert all(repair["blocks"] > 0 < repair["threads"] for repair in record["plan"]["repairs"])
     assert [compiled["kernel"] for compiled in record["compiled"]] == names

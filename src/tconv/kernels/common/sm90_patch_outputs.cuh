@@ -9,7 +9,7 @@ namespace {
 
 using Gathered = float[pass_channels][out_pitch];
 
-// A kernel uses one of these.
+// Not every kernel uses each of these.
 [[maybe_unused]] TCONV_DEVICE void write_vector(float* to, const Vector<float, 1>& value) {
     *to = value.values[0];
 }
