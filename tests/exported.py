@@ -49,6 +49,12 @@ HALF = {
         Layer(72, 40, (3, 3), (2, 2), (1, 1), (1, 1), batch=2, size=(6, 9)),
         False,
     ),
+    "flat, paired": (
+        sm90_tf32_flat_forward,
+        {"paired": True},
+        Layer(72, 40, (4, 4), (2, 2), (1, 1), groups=2, bias=False, batch=2, size=(6, 9)),
+        False,
+    ),
     "flat, apart": (
         sm90_tf32_flat_forward,
         {"apart": True, "storers": True},

@@ -102,6 +102,7 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
         "y_shape": plan.problem.y_shape,
         "images": (laid.pitch, laid.image_positions),
         "tiles": laid.tiles,
+        "rows": laid.rows if plan.tile.paired else None,
         "packed_blocks": plan.packing.grid,
         "packed_elements": plan.packing.elements,
         "operands": _flat_operands(plan, laid),

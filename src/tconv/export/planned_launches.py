@@ -243,6 +243,8 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
         "destination_width": y.shape[3],
         **stride_arguments("destination", "nch", y),
     }
+    if constants["rows"] is not None:
+        arguments["rows"] = constants["rows"]
     # One block for each multiprocessor, which walks the tiles.
     blocks = min(device_properties(x.device.index)[0], constants["tiles"])
     launches = [(constants["packed_blocks"], packing), (blocks, arguments)]

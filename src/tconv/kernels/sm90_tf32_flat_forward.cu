@@ -13,16 +13,22 @@
 // outputs again; otherwise that ends at once.
 //
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
-//   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time
+//   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
+//                     all of a row group, which stay as long as tiles are of this group
 //   warp 3:           where each position's outputs lie; what the packing has noted
 //   warpgroups 1, 2:  consumers, each with a row group of its own on the same pixels
 //   warpgroup 3:      storers, where there are some
 //
 // Both operands lie in shared memory with 128-byte swizzle; a slot is a start address. Outputs go
 // through shared memory too, where phases are interleaved, to be written as pieces of whole rows:
-// by storers beside the next tile's products, or, some columns after the other, by the consumers,
-// which leaves the shared memory to the operands. The second consumer starts `lead` stages of pixels
-// after the first: in step they would wait at the same time.
+// by storers beside the next tile's products, some channels after the other, or by the consumers,
+// some columns after the other, which leaves the shared memory to the operands. The second consumer
+// starts `lead` stages of pixels after the first: in step they would wait at the same time.
+//
+// Layer::paired: the two consumers have two phases in y of the same channels, which are every other
+// row of the output, and a tile is whole rows of positions. The storers write both rows' pieces in
+// the order of memory: where a row ends within a sector, the next one's store follows at once.
+#include <common/constant_tables.cuh>
 #include <common/float16_operands.cuh>
 #include <common/sm90_tf32_flat_packing.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
@@ -60,13 +66,30 @@ constexpr bool storers = Layer::storers;
 constexpr int part = storers ? columns : 32;
 constexpr int phases = Layer::stride_x;
 constexpr int out_channels = 4 * flat::warp_channels;  // of a row group
-constexpr int out_columns = part * phases;
-constexpr int out_pitch = out_columns + (40 - out_columns % 32) % 32;  // rows start 8 banks apart
+constexpr int out_columns = part * phases + Layer::shift;
+// Rows start 8 banks apart, or one. Then two lanes of a warp store to the same bank, and none where
+// those whose number has this bit store the second of their two columns first.
+constexpr int bank_step = flat::apart ? 1 : 8;
+constexpr int out_pitch = out_columns + (32 + bank_step - out_columns % 32) % 32;
+constexpr int swap_bit = flat::apart                  ? -1
+                         : phases == 1                ? 4
+                         : phases == 2 || phases == 8 ? 1
+                         : phases == 4                ? 0
+                                                      : -1;
 constexpr int out_groups = flat::apart ? 1 : consumers;
-constexpr int width = Layer::quads ? 4 : 1;  // outputs written at a time
+constexpr int width = Layer::vector;  // outputs written at a time
+static_assert(!flat::paired || storers, "who writes has the outputs of both consumers");
 
-// Where a position's outputs lie: the offset of the first phase of both axes within a channel, and
-// its coordinates. Those of a position that is none lie outside.
+// Slices of the outputs go to the storers and come back on their own, so that these write one while
+// the other is filled: those of a consumer, or of both where they are written together; of these the
+// first or second half of each warp's rows, where no channel lies in both and several in each.
+constexpr int slice_sets = flat::apart || flat::paired ? 1 : consumers;
+constexpr int halves = 8 % flat::row_phases == 0 && flat::row_phases <= 4 ? 2 : 1;
+constexpr int slice_channels = flat::warp_channels / halves;  // of a warp
+
+// Where a position's outputs lie (of a row's first position, where tiles are whole rows): the offset
+// of the first phase of both axes within a channel, and its coordinates. Those of a position that is
+// none lie outside.
 struct alignas(16) Place {
     Index offset;
     int y, x;
@@ -78,6 +101,9 @@ struct Shared {
     alignas(1024) unsigned char weights[consumers][Layer::weight_stages][weight_bytes];
     Place places[2][columns];
     float outputs[out_groups][out_channels][out_pitch];
+    // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that it
+    // follows from lie in device memory, where each step of the products would wait for them.
+    int starts[Layer::slots];
     uint64_t pixels_full[Layer::pixel_stages];
     uint64_t pixels_empty[Layer::pixel_stages];
     uint64_t weights_full[consumers][Layer::weight_stages];
@@ -85,8 +111,6 @@ struct Shared {
     uint64_t places_full[2];
     uint64_t places_empty[2];
     uint64_t leading;
-    uint64_t outputs_full;
-    uint64_t outputs_empty;
     int fits;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
@@ -105,17 +129,55 @@ struct Turn {
     }
 };
 
+// The tiles of a block: every gridDim.x-th, or neighbours, as many as any other block but for one.
+struct Tiles {
+    int first, end, step;
+
+    template <typename Fields>
+    TCONV_DEVICE explicit Tiles(const Fields& arguments) {
+        int tiles = arguments.tiles;
+        if constexpr (Layer::resident) {
+            int share = tiles / gridDim.x, rest = tiles - share * gridDim.x, block = blockIdx.x;
+            first = block * share + min(block, rest);
+            end = first + share + (block < rest);
+            step = 1;
+        } else {
+            first = blockIdx.x;
+            end = tiles;
+            step = gridDim.x;
+        }
+    }
+};
+
 struct Position {
     int row_set, group;
     int first;  // position among the outputs' q
+    int left;   // tiles of the same row set and group that follow; of resident weights
 
-    // Row sets innermost: they share their pixels.
-    TCONV_DEVICE explicit Position(int tile) {
-        int rest = tile / Layer::row_sets;
-        row_set = tile - rest * Layer::row_sets;
-        int next = rest / Layer::groups;
-        group = rest - next * Layer::groups;
-        first = next * columns;
+    template <typename Fields>
+    TCONV_DEVICE Position(int tile, const Fields& arguments) {
+        int next;
+        if constexpr (Layer::resident) {
+            // Row sets outermost: their weights stay.
+            int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
+            int rest = tile / positions;
+            next = tile - rest * positions;
+            group = rest / Layer::row_sets;
+            row_set = rest - group * Layer::row_sets;
+            left = positions - 1 - next;
+        } else {
+            // Row sets innermost: they share their pixels.
+            int rest = tile / Layer::row_sets;
+            row_set = tile - rest * Layer::row_sets;
+            next = rest / Layer::groups;
+            group = rest - next * Layer::groups;
+            left = 0;
+        }
+        if constexpr (flat::paired) {
+            first = next * arguments.rows * arguments.pitch;
+        } else {
+            first = next * columns;
+        }
     }
 
     // The row group of a consumer; beyond the last there is nothing to do.
@@ -133,13 +195,22 @@ TCONV_DEVICE int reach(const Fields& arguments) {
 }
 
 template <typename Fields>
+TCONV_DEVICE void find_starts(const Fields& arguments, Shared& shared) {
+    for (int slot = threadIdx.x; slot < Layer::slots; slot += Layer::threads) {
+        int back = entry(Layer::slot_y, slot) * arguments.pitch + entry(Layer::slot_x, slot);
+        shared.starts[slot] = (reach(arguments) - back) * line_bytes;
+    }
+}
+
+template <typename Fields>
 TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
     Turn<Layer::pixel_stages> turn;
     int origin = Layer::first_q_y * arguments.pitch + Layer::first_q_x - reach(arguments);
     ptx::prefetch_tensormap(&arguments.pixel_map);
     ptx::griddepcontrol_wait();  // the packing may still run
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(tile);
+    Tiles own(arguments);
+    for (int tile = own.first; tile < own.end; tile += own.step) {
+        Position at(tile, arguments);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             uint64_t* full = &shared.pixels_full[turn.stage];
             ptx::mbarrier_wait_parity(&shared.pixels_empty[turn.stage], turn.parity ^ 1);
@@ -156,40 +227,86 @@ TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
     }
 }
 
+// Where the weights of a row group begin, and how many pieces they are: none beyond the last group.
+struct Weights {
+    const unsigned char* from;
+    int count;
+
+    template <typename Fields>
+    TCONV_DEVICE Weights(const Fields& arguments, int group, int row_group) {
+        if (row_group >= Layer::row_groups) {
+            from = nullptr;
+            count = 0;
+            return;
+        }
+        flat::RowSlots slots(row_group);
+        count = (slots.end - slots.begin) * chunks;
+        from = static_cast<const unsigned char*>(arguments.packed) +
+               (Index(group) * Layer::group_slots + slots.packed) * chunks * weight_bytes;
+    }
+};
+
 template <typename Fields>
 TCONV_DEVICE void produce_weights(const Fields& arguments, Shared& shared, int consumer) {
     Turn<Layer::weight_stages> turn;
     ptx::griddepcontrol_wait();  // the packing may still run
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(tile);
-        int row_group = at.row_group(consumer);
-        if (row_group >= Layer::row_groups) continue;
-        int row_class = Layer::row_class[row_group];
-        int count = (Layer::class_begin[row_class + 1] - Layer::class_begin[row_class]) * chunks;
-        const unsigned char* from =
-            static_cast<const unsigned char*>(arguments.packed) +
-            (Index(at.group) * Layer::group_slots + Layer::row_begin[row_group]) * chunks *
-                weight_bytes;
-        for (int i = 0; i < count; ++i) {
+    Tiles own(arguments);
+    for (int tile = own.first; tile < own.end; tile += own.step) {
+        Position at(tile, arguments);
+        Weights weights(arguments, at.group, at.row_group(consumer));
+        for (int i = 0; i < weights.count; ++i) {
             uint64_t* full = &shared.weights_full[consumer][turn.stage];
             ptx::mbarrier_wait_parity(&shared.weights_empty[consumer][turn.stage], turn.parity ^ 1);
             ptx::mbarrier_arrive_expect_tx(full, weight_bytes);
-            ptx::cp_async_bulk_global_to_shared(shared.weights[consumer][turn.stage], from,
+            ptx::cp_async_bulk_global_to_shared(shared.weights[consumer][turn.stage], weights.from,
                                                 weight_bytes, full);
-            from += weight_bytes;
+            weights.from += weight_bytes;
             turn.advance();
         }
+    }
+}
+
+// A stage for each piece of a row group. Those that a group lacks turn with the others; one barrier
+// hands all of them back.
+template <typename Fields>
+TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shared, int consumer) {
+    uint32_t parity = 0;
+    ptx::griddepcontrol_wait();  // the packing may still run
+    Tiles own(arguments);
+    for (int tile = own.first; tile < own.end;) {
+        Position at(tile, arguments);
+        Weights weights(arguments, at.group, at.row_group(consumer));
+        ptx::mbarrier_wait_parity(&shared.weights_empty[consumer][0], parity ^ 1);
+        for (int piece = 0; piece < Layer::weight_stages; ++piece) {
+            uint64_t* full = &shared.weights_full[consumer][piece];
+            if (piece < weights.count) {
+                ptx::mbarrier_arrive_expect_tx(full, weight_bytes);
+                ptx::cp_async_bulk_global_to_shared(shared.weights[consumer][piece],
+                                                    weights.from + piece * weight_bytes,
+                                                    weight_bytes, full);
+            } else {
+                ptx::mbarrier_arrive(full);
+            }
+        }
+        parity ^= 1;
+        tile += at.left + 1;
     }
 }
 
 template <typename Fields>
 TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
     Turn<2> turn;
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(tile);
+    Tiles own(arguments);
+    for (int tile = own.first; tile < own.end; tile += own.step) {
+        Position at(tile, arguments);
         ptx::mbarrier_wait_parity(&shared.places_empty[turn.stage], turn.parity ^ 1);
-        for (int column = threadIdx.x % 32; column < columns; column += 32) {
-            unsigned position = at.first + column;
+        int count = columns, spacing = 1;
+        if constexpr (flat::paired) {
+            count = arguments.rows;
+            spacing = arguments.pitch;
+        }
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            unsigned position = at.first + i * spacing;
             unsigned image = position / unsigned(arguments.image_positions);
             unsigned rest = position - image * arguments.image_positions;
             unsigned row = rest / unsigned(arguments.pitch);
@@ -200,7 +317,7 @@ TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
             place.offset = Index(image) * arguments.destination_stride_n +
                            place.y * arguments.destination_stride_h + place.x;
             if (image >= unsigned(arguments.batch)) place.y = none;
-            shared.places[turn.stage][column] = place;
+            shared.places[turn.stage][i] = place;
         }
         ptx::mbarrier_arrive(&shared.places_full[turn.stage]);
         turn.advance();
@@ -248,27 +365,66 @@ TCONV_DEVICE bool is_needed(const Fields& arguments) {
 
 using Sums = float[columns / 2];
 
-// Columns from `first` on of a warp's outputs, into shared memory.
-template <int first>
+// The named barriers of a slice: its consumers arrive and the storers wait, or each consumer waits
+// for the storers, but not for the other consumer.
+constexpr int full_threads = (1 + consumers / slice_sets) * warpgroup;
+constexpr int empty_threads = 2 * warpgroup;
+TCONV_DEVICE int slice_full(int set, int half) { return 6 + set * 2 + half; }
+TCONV_DEVICE int slice_empty(int consumer, int half) { return 10 + consumer * 2 + half; }
+
+// By the storers.
+TCONV_DEVICE void hand_back_slice(int set, int half) {
+    __syncwarp();
+    ptx::bar_arrive(slice_empty(set, half), empty_threads);
+    if constexpr (slice_sets == 1) ptx::bar_arrive(slice_empty(1, half), empty_threads);
+}
+
+// Columns from `first` on of a half of a warp's rows, into shared memory.
+template <int first, int half>
 TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer,
                         const float (&bias)[2], const Sums& sums) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    int row = lane / 4 + 8 * half;
+    if (row >= flat::warp_channels * flat::row_phases) return;
+    int channel = warp * flat::warp_channels + row / flat::row_phases;
+    float* to = shared.outputs[flat::apart ? 0 : consumer][channel] + rows.phase_x +
+                Layer::shift + row % flat::row_phases + lane % 4 * 2 * phases;
+    bool swap = swap_bit >= 0 && (lane >> (swap_bit & 31)) % 2 == 1;
+    float* to_first = to + (swap ? phases : 0);
+    float* to_second = to + (swap ? 0 : phases);
+    constexpr float scale = Layer::half ? 1.0f / Layer::weight_scale : 1.0f;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        int row = lane / 4 + 8 * half;
-        if (row >= flat::warp_channels * flat::row_phases) continue;
-        int channel = warp * flat::warp_channels + row / flat::row_phases;
-        float* to = shared.outputs[flat::apart ? 0 : consumer][channel] + rows.phase_x +
-                    row % flat::row_phases + lane % 4 * 2 * phases;
-#pragma unroll
-        for (int j = 0; j < part / 8 && first + j * 8 < columns; ++j) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                float sum = sums[first / 2 + 4 * j + 2 * half + k];
-                if constexpr (Layer::half) sum *= 1.0f / Layer::weight_scale;
-                to[(8 * j + k) * phases] = sum + bias[half];
-            }
+    for (int j = 0; j < part / 8 && first + j * 8 < columns; ++j) {
+        const float* pair = sums + first / 2 + 4 * j + 2 * half;
+        to_first[8 * j * phases] = (swap ? pair[1] : pair[0]) * scale + bias[half];
+        to_second[8 * j * phases] = (swap ? pair[0] : pair[1]) * scale + bias[half];
+    }
+}
+
+// All of a warp's outputs, slice by slice, to the storers. A row group that does not exist has
+// none, but its slices turn with the others.
+template <int half = 0>
+TCONV_DEVICE void hand_over(Shared& shared, const flat::WarpRows& rows, bool exists, int consumer,
+                            const float (&bias)[2], const Sums& sums) {
+    if constexpr (half < halves) {
+        ptx::bar_sync(slice_empty(consumer, half), empty_threads);
+        if (exists) {
+            leave<0, half>(shared, rows, consumer, bias, sums);
+            if constexpr (halves == 1) leave<0, 1>(shared, rows, consumer, bias, sums);
         }
+        __syncwarp();
+        ptx::bar_arrive(slice_full(consumer % slice_sets, half), full_threads);
+        hand_over<half + 1>(shared, rows, exists, consumer, bias, sums);
+    }
+}
+
+TCONV_DEVICE void copy_outputs(float* to, const float* from) {
+    if constexpr (width == 4) {
+        *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+    } else if constexpr (width == 2) {
+        *reinterpret_cast<float2*>(to) = *reinterpret_cast<const float2*>(from);
+    } else {
+        *to = *from;
     }
 }
 
@@ -278,8 +434,9 @@ template <int channels>
 TCONV_DEVICE void write_out(const Arguments& arguments, const float (*outputs)[out_pitch],
                             const Place* places, int first, int phase_y, int channel_count,
                             float* destination) {
+    constexpr int unroll = channels < 4 ? 4 : 2;  // stores under way
     int lane = threadIdx.x % 32;
-#pragma unroll 2
+#pragma unroll unroll
     for (int element = lane * width; element < out_columns; element += 32 * width) {
         int column = first + element / phases;
         if (columns % part != 0 && column >= columns) break;
@@ -294,15 +451,46 @@ TCONV_DEVICE void write_out(const Arguments& arguments, const float (*outputs)[o
         const float* from = *outputs + element;
 #pragma unroll
         for (int channel = 0; channel < channels; ++channel) {
-            if (channel < channel_count) {
-                if constexpr (width == 4) {
-                    *reinterpret_cast<float4*>(to) =
-                        *reinterpret_cast<const float4*>(from + channel * out_pitch);
-                } else {
-                    *to = from[channel * out_pitch];
-                }
-            }
+            if (channel < channel_count) copy_outputs(to, from + channel * out_pitch);
             to += arguments.destination_stride_c;
+        }
+    }
+}
+
+// The rows of `channels` channels, of phase_y and, in the second consumer's outputs, the next: in
+// the order of memory.
+template <int channels, typename Fields>
+TCONV_DEVICE void write_rows(const Fields& arguments, const float (*outputs)[out_pitch],
+                             const Place* places, int phase_y, int channel_count,
+                             float* destination) {
+    constexpr int first = Layer::padding_x % phases;  // output of a row of positions that exists
+    constexpr int unroll = channels < 4 ? 4 : 2;
+    int lane = threadIdx.x % 32;
+    int pieces = arguments.destination_width / width;
+    int row = lane / pieces, piece = lane - row * pieces;
+    int rows_on = 32 / pieces, pieces_on = 32 - rows_on * pieces;
+#pragma unroll unroll
+    while (row < 2 * arguments.rows) {
+        Place place = places[row / 2];
+        int second = row % 2;
+        int y = place.y + phase_y + second;
+        if (y >= 0 && y < arguments.destination_height) {
+            float* to = destination + place.offset + second * arguments.destination_stride_h +
+                        first + piece * width;
+            const float* from = outputs[second * out_channels] +
+                                row / 2 * arguments.pitch * phases + Layer::shift + first +
+                                piece * width;
+#pragma unroll
+            for (int channel = 0; channel < channels; ++channel) {
+                if (channel < channel_count) copy_outputs(to, from + channel * out_pitch);
+                to += arguments.destination_stride_c;
+            }
+        }
+        row += rows_on;
+        piece += pieces_on;
+        if (piece >= pieces) {
+            piece -= pieces;
+            ++row;
         }
     }
 }
@@ -332,7 +520,8 @@ TCONV_DEVICE void leave_and_write_out(const Arguments& arguments, Shared& shared
         constexpr int channels = flat::apart ? flat::warp_channels / 2 : flat::warp_channels;
         int own = flat::apart ? consumer * channels : 0;
         int warp = threadIdx.x % warpgroup / 32;
-        leave<first>(shared, rows, consumer, bias, sums);
+        leave<first, 0>(shared, rows, consumer, bias, sums);
+        leave<first, 1>(shared, rows, consumer, bias, sums);
         gatherers_sync();
         write_out<channels>(
             arguments,
@@ -348,50 +537,64 @@ TCONV_DEVICE void leave_and_write_out(const Arguments& arguments, Shared& shared
 TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
     int warp = threadIdx.x % warpgroup / 32;
     Turn<2> places;
-    uint32_t parity = 0;
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(tile);
+    Tiles own(arguments);
+    for (int slice = 0; slice < slice_sets * halves && own.first < own.end; ++slice) {
+        hand_back_slice(slice / halves, slice % halves);
+    }
+    for (int tile = own.first; tile < own.end; tile += own.step) {
+        Position at(tile, arguments);
         ptx::mbarrier_wait_parity(&shared.places_full[places.stage], places.parity);
-        ptx::mbarrier_wait_parity(&shared.outputs_full, parity);
-        parity ^= 1;
+        const Place* positions = shared.places[places.stage];
 #pragma unroll 1
-        for (int group = 0; group < out_groups; ++group) {
-            int row_group = at.row_group(group);
-            if (row_group >= Layer::row_groups) break;
-            flat::WarpRows rows(row_group, warp);
-            if (rows.phase_y >= Layer::stride_y) break;
-            write_out<flat::warp_channels>(
-                arguments, shared.outputs[group] + warp * flat::warp_channels,
-                shared.places[places.stage], 0, rows.phase_y, Layer::out_channels - rows.channel,
-                destination_of(arguments, at.group, rows.channel, rows.phase_y));
+        for (int slice = 0; slice < slice_sets * halves; ++slice) {
+            int set = slice / halves, half = slice % halves;
+            ptx::bar_sync(slice_full(set, half), full_threads);
+            flat::WarpRows rows(at.row_group(set), warp);
+            rows.channel += half * slice_channels;
+            if (at.row_group(set) < Layer::row_groups && rows.phase_y < Layer::stride_y) {
+                const float(*outputs)[out_pitch] =
+                    shared.outputs[set] + warp * flat::warp_channels + half * slice_channels;
+                int channel_count = Layer::out_channels - rows.channel;
+                float* to = destination_of(arguments, at.group, rows.channel, rows.phase_y);
+                if constexpr (flat::paired) {
+                    write_rows<slice_channels>(arguments, outputs, positions, rows.phase_y,
+                                               channel_count, to);
+                } else {
+                    write_out<slice_channels>(arguments, outputs, positions, 0, rows.phase_y,
+                                              channel_count, to);
+                }
+            }
+            // No one waits after the last tile.
+            if (tile + own.step < own.end) hand_back_slice(set, half);
         }
-        ptx::mbarrier_arrive(&shared.outputs_empty);
         ptx::mbarrier_arrive(&shared.places_empty[places.stage]);
         places.advance();
     }
 }
 
-TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
-    int consumer = threadIdx.x / warpgroup - 1;
-    Turn<Layer::pixel_stages> pixels;
-    Turn<Layer::weight_stages> weights;
-    Turn<storers ? 1 : 2> places;
-    uint64_t pixel_matrix = ptx::matrix_descriptor(shared.pixels[0], 16, 8 * line_bytes,
-                                                   ptx::Swizzle::bytes_128);
-    uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[consumer][0], 16,
-                                                    8 * line_bytes, ptx::Swizzle::bytes_128);
-    int origin = reach(arguments);
-    if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
-    int until_lead = Layer::lead;
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(tile);
+// Of a slot, or where it is the only one, what is known when this is compiled.
+TCONV_DEVICE int start_of(const Shared& shared, int slot) {
+    return Layer::slots == 1 ? 0 : shared.starts[slot];
+}
+
+// What a consumer computes of a tile: its rows and their slots.
+struct Work {
+    Position at;
+    bool exists;
+    int begin, end;  // slots
+    flat::WarpRows rows;
+    float bias[2];
+
+    template <typename Fields>
+    TCONV_DEVICE Work(const Fields& arguments, int tile, int consumer)
+        : at(tile, arguments),
+          rows(at.row_group(consumer), threadIdx.x % warpgroup / 32),
+          bias{0.0f, 0.0f} {
         int row_group = at.row_group(consumer);
-        bool exists = row_group < Layer::row_groups;
-        int row_class = Layer::row_class[exists ? row_group : 0];
-        int begin = Layer::class_begin[row_class];
-        int end = exists ? Layer::class_begin[row_class + 1] : begin;
-        flat::WarpRows rows(row_group, threadIdx.x % warpgroup / 32);
-        float bias[2] = {0.0f, 0.0f};
+        exists = row_group < Layer::row_groups;
+        flat::RowSlots slots(exists ? row_group : 0);
+        begin = slots.begin;
+        end = exists ? slots.end : begin;
         if constexpr (Layer::bias) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -403,9 +606,35 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 }
             }
         }
+    }
+};
+
+TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
+    int consumer = threadIdx.x / warpgroup - 1;
+    Turn<Layer::pixel_stages> pixels;
+    Turn<Layer::weight_stages> weights;
+    Turn<2> places;  // where the consumers write
+    uint64_t pixel_matrix = ptx::matrix_descriptor(shared.pixels[0], 16, 8 * line_bytes,
+                                                   ptx::Swizzle::bytes_128);
+    uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[consumer][0], 16,
+                                                    8 * line_bytes, ptx::Swizzle::bytes_128);
+    if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
+    int until_lead = Layer::lead;
+    bool fresh = true;  // resident weights that may still be on their way
+    Tiles own(arguments);
+    Work work(arguments, own.first, consumer);
+    for (int tile = own.first; tile < own.end; tile += own.step) {
+        if (tile != own.first) {
+            if (!Layer::resident || fresh) {
+                work = Work(arguments, tile, consumer);
+            } else {
+                --work.at.left;
+            }
+        }
         Sums sums;
 #pragma unroll
         for (int i = 0; i < columns / 2; ++i) sums[i] = 0.0f;
+        if constexpr (Layer::resident) weights.stage = 0;
         // What the newest finished products were the last to read, to be handed back.
         uint64_t* used_pixels = nullptr;
         uint64_t* used_weights = nullptr;
@@ -417,14 +646,16 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
             // stage is handed back: the barrier could be a turn further by then.
             __syncwarp();
             uint64_t patch = ptx::advance(pixel_matrix, pixels.stage * pixel_bytes);
+            int start = start_of(shared, work.begin < Layer::slots ? work.begin : 0);
 #pragma unroll 1
-            for (int slot = begin; slot < end; ++slot) {
-                ptx::mbarrier_wait_parity(&shared.weights_full[consumer][weights.stage],
-                                          weights.parity);
-                int start =
-                    origin - (Layer::slot_y[slot] * arguments.pitch + Layer::slot_x[slot]);
+            for (int slot = work.begin; slot < work.end; ++slot) {
+                if (!Layer::resident || fresh) {
+                    ptx::mbarrier_wait_parity(&shared.weights_full[consumer][weights.stage],
+                                              weights.parity);
+                }
                 uint64_t a = ptx::advance(weight_matrix, weights.stage * weight_bytes);
-                uint64_t b = ptx::advance(patch, start * line_bytes);
+                uint64_t b = ptx::advance(patch, start);
+                if (slot + 1 < work.end) start = start_of(shared, slot + 1);
                 ptx::wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < line_bytes; k += wgmma_bytes) {
@@ -439,12 +670,16 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group<1>();
                 if (used_weights != nullptr) hand_back(used_weights);
-                if (slot == begin && used_pixels != nullptr) hand_back(used_pixels);
-                used_weights = &shared.weights_empty[consumer][weights.stage];
-                weights.advance();
+                if (slot == work.begin && used_pixels != nullptr) hand_back(used_pixels);
+                if constexpr (Layer::resident) {
+                    ++weights.stage;
+                } else {
+                    used_weights = &shared.weights_empty[consumer][weights.stage];
+                    weights.advance();
+                }
             }
             uint64_t* empty = &shared.pixels_empty[pixels.stage];
-            if (begin == end) {  // no row group, or one of empty phases
+            if (work.begin == work.end) {  // no row group, or one of empty phases
                 hand_back(empty);
             } else {
                 used_pixels = empty;
@@ -455,19 +690,24 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         ptx::fence_registers(sums);
         if (used_weights != nullptr) hand_back(used_weights);
         if (used_pixels != nullptr) hand_back(used_pixels);
+        if constexpr (Layer::resident) {
+            fresh = work.at.left == 0;
+            if (fresh) {
+                hand_back(&shared.weights_empty[consumer][0]);
+                weights.parity ^= 1;
+            }
+        }
         if constexpr (storers) {
-            ptx::mbarrier_wait_parity(&shared.outputs_empty, places.parity ^ 1);
-            if (exists) leave<0>(shared, rows, consumer, bias, sums);
-            ptx::mbarrier_arrive(&shared.outputs_full);
+            hand_over(shared, work.rows, work.exists, consumer, work.bias, sums);
         } else {
             ptx::mbarrier_wait_parity(&shared.places_full[places.stage], places.parity);
-            if (exists && rows.phase_y < Layer::stride_y) {
-                leave_and_write_out(arguments, shared, shared.places[places.stage], rows, at.group,
-                                    consumer, bias, sums);
+            if (work.exists && work.rows.phase_y < Layer::stride_y) {
+                leave_and_write_out(arguments, shared, shared.places[places.stage], work.rows,
+                                    work.at.group, consumer, work.bias, sums);
             }
             ptx::mbarrier_arrive(&shared.places_empty[places.stage]);
+            places.advance();
         }
-        places.advance();
     }
     if (consumer == 0 && until_lead >= 0) hand_back(&shared.leading);
 }
@@ -499,10 +739,9 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             ptx::mbarrier_init(&shared.places_empty[stage], (storers ? 1 : consumers) * warpgroup);
         }
         ptx::mbarrier_init(&shared.leading, warps);
-        ptx::mbarrier_init(&shared.outputs_full, consumers * warpgroup);
-        ptx::mbarrier_init(&shared.outputs_empty, warpgroup);
         ptx::fence_mbarrier_init();
     }
+    find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;
     if (role == 0) {
@@ -513,6 +752,8 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
         } else if (threadIdx.x % 32 == 0) {
             if (warp == 0) {
                 produce_pixels(arguments, shared);
+            } else if constexpr (Layer::resident) {
+                produce_resident_weights(arguments, shared, warp - 1);
             } else {
                 produce_weights(arguments, shared, warp - 1);
             }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
@@ -34,12 +35,20 @@ LINE_WORDS = 32
 LINE_BYTES = LINE_WORDS * 4
 WEIGHT_BYTES = GROUP_ROWS * LINE_BYTES
 MOST_PIXEL_STAGES = 6
+MOST_RESIDENT_PIXEL_STAGES = 8
+"""Beside resident weights, where pixels are all that comes."""
+
 MOST_WEIGHT_STAGES = 8
 MOST_BOX = 256
 PACK_POSITIONS = 128
 PACK_WEIGHTS = 320
 """Weights of one input channel that the packing takes at a time, if a channel's taps are fewer. In
 float16, where it takes twice the channels, half as many, and half the positions.
+"""
+
+LEAST_ITEMS = 528
+"""Pieces that the packing is divided into, if it can be: four for each SM of an H100 or H200, so
+that more loads are under way.
 """
 
 WEIGHT_SCALE = 256
@@ -60,29 +69,40 @@ class Tile:
         storers: a warpgroup of its own writes the outputs; otherwise the consumers do.
         half: whether it multiplies in float16, TF32's significand at twice the rate, and a launch
             after it computes the layer again if float16 cannot hold all its values.
+        resident: a block keeps the weights of its rows, and its tiles follow each other along the
+            positions; otherwise weights come again with each tile.
+        paired: for an even stride in y, the consumers have two phases in y of the same channels,
+            and a tile is whole rows of positions, so that storers write both phases' rows in the
+            order of memory.
     """
 
     columns: int
     apart: bool = False
     storers: bool = False
     half: bool = False
+    resident: bool = False
+    paired: bool = False
 
     def __str__(self) -> str:
         """Rows of a block x positions, and how."""
         apart = "/apart" if self.apart else ""
         storers = "/storers" if self.storers else ""
         half = "/half" if self.half else ""
-        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}{apart}{storers}{half}"
+        paired = "/paired" if self.paired else ""
+        resident = "/resident" if self.resident else ""
+        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}{apart}{storers}{paired}{half}{resident}"
 
 
 TILES = (
-    *(Tile(columns, half=True) for columns in (256, 208, 144, 96)),
+    *(Tile(columns, half=True) for columns in (256, 208, 144, 88)),
     *(Tile(columns, storers=True, half=True) for columns in (160, 128, 96)),
+    *(Tile(columns, storers=True, half=True, paired=True) for columns in (160, 144, 128)),
     Tile(208, apart=True, half=True),
     Tile(160, apart=True, storers=True, half=True),
     # For few channels, which fill half of a stage in float16, and values that it cannot hold.
     *(Tile(columns) for columns in (208, 96)),
     *(Tile(columns, storers=True) for columns in (160, 96)),
+    Tile(160, storers=True, resident=True),
     Tile(208, apart=True),
 )
 
@@ -130,9 +150,19 @@ class Layout:
         return max((y for y, _ in slots), default=0), max((x for _, x in slots), default=0)
 
     @property
+    def slots(self) -> int:
+        """Of all classes, one at least."""
+        return max(1, sum(map(len, self.classes)))
+
+    @property
     def pitch(self) -> int:
         """Positions from one row to the next."""
-        return hopper.pitch(self.problem.width, self.most_slot[1])
+        x, columns = self.problem.width, self.tile.columns
+        pitch = hopper.pitch(x, self.most_slot[1])
+        # One more in a paired tile where that costs no row and brings vectors of four.
+        odd = pitch % 2 == 1 and x.stride % 4 == 2 and x.output_size % 4 == 0
+        spare = columns // pitch == columns // (pitch + 1)
+        return pitch + 1 if self.tile.paired and odd and spare else pitch
 
     @property
     def image_positions(self) -> int:
@@ -161,31 +191,58 @@ class Layout:
         return self.most_slot[0] * self.pitch + self.most_slot[1]
 
     @property
-    def quads(self) -> bool:
-        """Whether outputs lie so that lanes can write four at a time, on 16 bytes."""
+    def rows(self) -> int:
+        """Of positions in a paired tile: whole ones."""
+        return self.tile.columns // self.pitch
+
+    @property
+    def step(self) -> int:
+        """Positions from one tile to the next."""
+        return self.rows * self.pitch if self.tile.paired else self.tile.columns
+
+    @property
+    def vector(self) -> int:
+        """Outputs that lanes write at a time, as these and the shared memory's rows lie."""
         x = self.problem.width
+        if self.tile.paired:
+            return math.gcd(4, x.output_size, self.pitch * x.stride)
         if self.tile.apart or x.output_size % 4 or (x.q_range.start * x.stride - x.padding) % 4:
-            return False
+            return 1
         pairs = self.pitch % 2 == 0 and self.tile.columns % 16 == 0
-        return x.stride % 4 == 0 or (x.stride == 2 and pairs)
+        return 4 if x.stride % 4 == 0 or (x.stride == 2 and pairs) else 1
+
+    @property
+    def shift(self) -> int:
+        """Of a paired tile's rows in shared memory: their first output that exists is aligned."""
+        x = self.problem.width
+        return -(x.padding % x.stride) % self.vector if self.tile.paired else 0
 
     @property
     def output_bytes(self) -> int:
         """Shared memory of a tile's outputs, and of where they lie."""
         part = self.tile.columns if self.tile.storers else 32
-        columns = part * self.problem.width.stride
-        pitch = columns + (40 - columns % 32) % 32
+        columns = part * self.problem.width.stride + self.shift
+        pitch = columns + ((33 if self.tile.apart else 40) - columns % 32) % 32
         groups = 1 if self.tile.apart else CONSUMERS
         return groups * WARPS * self.warp_channels * pitch * 4 + 2 * self.tile.columns * 16
+
+    @property
+    def resident_pieces(self) -> int:
+        """Of the weights that a consumer keeps: all slots of all chunks of its rows."""
+        return max(1, self.chunks * max(len(row_class) for row_class in self.classes))
 
     def stages(self, target: Target) -> tuple[int, int]:
         """Stages of pixels, and of each consumer's weights; (0, 0) where they do not fit.
 
         Four of weights, or three beside the storers' outputs, then pixels, which take longer to
-        come, then more weights.
+        come, then more weights. Resident weights have a stage for each piece.
         """
-        free = target.shared_per_block - 2048 - self.output_bytes
+        free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
         weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), self.patch_positions * LINE_BYTES + 16
+        if self.tile.resident:
+            pieces = self.resident_pieces
+            pixel_stages = min(MOST_RESIDENT_PIXEL_STAGES, (free - pieces * weights) // pixels)
+            return (pixel_stages, pieces) if pixel_stages >= 2 else (0, 0)
         for weight_stages in (3, 2) if self.tile.storers else (4, 3):
             pixel_stages = min(MOST_PIXEL_STAGES, (free - weight_stages * weights) // pixels)
             if pixel_stages >= 2:
@@ -221,7 +278,7 @@ class Layout:
         # Behind the last image's last output there is nothing to compute.
         y, x = self.problem.height.q_range, self.problem.width.q_range
         unused = self.image_positions - (len(y) - 1) * self.pitch - len(x)
-        columns = -(-(self.positions - unused) // self.tile.columns)
+        columns = -(-(self.positions - unused) // self.step)
         return columns * self.problem.groups * self.row_sets
 
     @property
@@ -244,14 +301,19 @@ class Layout:
         """Output channels that the packing takes at a time."""
         weights = PACK_WEIGHTS // self.word_channels
         channels = max(1, min(weights // self.problem.taps, GROUP_ROWS // self.row_phases))
+        while channels > self.warp_channels and sum(self._pack_items(channels)) < LEAST_ITEMS:
+            channels //= 2
         # Whole warps' rows, where they fit.
         return channels - channels % min(channels, self.warp_channels)
 
     @property
     def pack_items(self) -> tuple[int, int]:
         """Pieces of weights and of pixels that the packing's blocks take."""
+        return self._pack_items(self.part_channels)
+
+    def _pack_items(self, part_channels: int) -> tuple[int, int]:
         channels = -(-self.problem.out_channels_per_group // self.warp_channels)
-        parts = -(-channels * self.warp_channels // self.part_channels)
+        parts = -(-channels * self.warp_channels // part_channels)
         planes = self.problem.groups * self.chunks
         positions = PACK_POSITIONS // self.word_channels
         return planes * parts, planes * -(-self.positions // positions)
@@ -271,8 +333,8 @@ class Layout:
 
     @property
     def repairing(self) -> Layout:
-        """The same tiles in TF32."""
-        return layout(self.problem, dataclasses.replace(self.tile, half=False))
+        """The same tiles in TF32, whose weights are twice as much to keep: they come again."""
+        return layout(self.problem, dataclasses.replace(self.tile, half=False, resident=False))
 
     @property
     def status(self) -> int:
@@ -299,6 +361,13 @@ def layout(problem: Problem, tile: Tile) -> Layout:
         groups = -(-problem.out_channels_per_group // GROUP_ROWS)
         row_slots = [
             (slots_y, slots_x) for slots_y in in_y for _ in range(groups) for slots_x in in_x
+        ]
+    elif tile.paired:
+        row_slots = [
+            (in_y[pair + phase], any_x)
+            for pair in range(0, y.stride, 2)
+            for _ in range(-(-channel_tiles // WARPS))
+            for phase in (0, 1)
         ]
     else:
         for first in range(0, y.stride * channel_tiles, WARPS):
@@ -329,7 +398,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"takes two phases in x apart, the stride is {problem.width.stride}"
     if tile.apart and len({tuple(t.shift for t in p.taps) for p in problem.width.phases}) == 1:
         return "all phases in x have the same slots: nothing is gained by taking them apart"
+    if tile.paired and problem.height.stride % 2:
+        return f"takes two phases in y together, the stride is {problem.height.stride}"
     laid = layout(problem, tile)
+    if tile.paired and laid.rows == 0:
+        return f"takes whole rows of positions, which have {laid.pitch}"
     if tile.half and laid.chunks == laid.repairing.chunks:
         found = problem.in_channels_per_group
         return f"multiplies {2 * LINE_WORDS} input channels at a time, there are {found}"
@@ -342,6 +415,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**31 - 2**10:
         return f"{laid.positions} positions are over a tensor map's size"
     if laid.stages(target) == (0, 0):
+        if tile.resident:
+            return (
+                f"{CONSUMERS * laid.resident_pieces * WEIGHT_BYTES} bytes of weights and two stages"
+                f" of {laid.patch_positions * LINE_BYTES} do not fit {target.arch}"
+            )
         return (
             f"two stages of {laid.patch_positions * LINE_BYTES} bytes do not fit {target.arch} "
             "beside the weights"
@@ -361,27 +439,37 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Of the consumers of a block together.
     steps = laid.chunks * laid.row_begin[-1] / laid.row_sets
     products = 1.15 * steps * 2 * tile.columns
-    copied = (steps * WEIGHT_BYTES + laid.chunks * laid.patch_positions * LINE_BYTES) / 35.9
+    weights = 0 if tile.resident else steps * WEIGHT_BYTES
+    copied = (weights + laid.chunks * laid.patch_positions * LINE_BYTES) / 35.9
     # A stage of either ring comes no sooner than this after it was asked for.
     pixel_stages, weight_stages = laid.stages(target)
-    ahead = min(pixel_stages, weight_stages * max(steps / laid.chunks / 2, 0.5))
+    ahead: float = pixel_stages
+    if not tile.resident:
+        ahead = min(ahead, weight_stages * max(steps / laid.chunks / 2, 0.5))
     main = max(max(products, copied) + 75 * steps, 3190 * laid.chunks / ahead)
     # Phases that are no power of two are divided by for each output.
     stride = problem.width.stride
-    outputs = tile.columns * (1 if stride & (stride - 1) == 0 else 1.6)
+    outputs = laid.step * (1 if stride & (stride - 1) == 0 else 1.6)
     # Rows of less than a line of 128 bytes fill few lanes of a store; more so in long tiles
     # (maskrcnn, the one layer of the sweeps that its stores bind).
-    if problem.width.output_size < 32:
+    if problem.width.output_size < 32 and not tile.paired:
         outputs *= 1.6 * (tile.columns / 128) ** 0.5
     if tile.storers:
-        of_tile = max(main, 23.3 * outputs) + 16.2 * outputs + 288
+        # 16.2 before the outputs went over in slices; by hand since.
+        left = 8 if tile.paired else 13
+        of_tile = max(main, 23.3 * outputs) + left * outputs + 288
     else:
         of_tile = main + 26 * outputs + 288
     waves = -(-laid.tiles // target.multiprocessors)
     packing = packing_cost(laid)
-    modelled = max(waves * of_tile / 1.7e9, problem.bytes / 5.6e12) + packing + 3e-6
+    cycles = waves * of_tile
+    if tile.resident:
+        cycles += steps * WEIGHT_BYTES / 35.9  # once
+    modelled = max(cycles / 1.7e9, problem.bytes / 5.6e12) + packing + 3e-6
     if tile.storers and waves == 1:
         modelled *= 1.1  # measured: there is no next tile whose products they could write beside
+    # By hand, for stylegan2_mod and fcn8s.
+    modelled *= (1.07 if tile.apart and tile.storers else 1) * (0.88 if tile.resident else 1)
     # What 278 rows with dependent launches showed since: rows on 16 bytes cost less, phases with
     # different slots more.
     on_vectors = problem.width.output_size % 4 == 0
@@ -419,7 +507,7 @@ def _forward_source(laid: Layout, repair: bool) -> KernelSource:
     pixel_stages, weight_stages = laid.stages(Target.named("sm_90a"))
     shared = pixel_stages * (laid.patch_positions * LINE_BYTES + 16) + laid.output_bytes
     shared += CONSUMERS * weight_stages * (WEIGHT_BYTES + 16)
-    shared += 128
+    shared += 128 + 4 * laid.slots
     again: tuple[tuple[str, str], ...] = ()
     if repair:
         again = (("verdict", "const void*"),)
@@ -439,8 +527,10 @@ def _forward_source(laid: Layout, repair: bool) -> KernelSource:
         *_packing_constants(laid.repairing),
         ("shared_bytes", shared),
         ("columns", tile.columns),
-        ("quads", laid.quads),
+        ("vector", laid.vector),
+        ("shift", laid.shift),
         ("storers", tile.storers),
+        ("resident", tile.resident),
         ("repair", repair),
         ("patch_positions", laid.patch_positions),
         ("boxes", laid.boxes),
@@ -465,6 +555,7 @@ def _forward_source(laid: Layout, repair: bool) -> KernelSource:
             ("bias", "const void*"),
             ("destination", "void*"),
             ("tiles", "int"),
+            *((("rows", "int"),) if tile.paired else ()),
             *_IMAGES,
             ("destination_height", "int"),
             ("destination_width", "int"),
@@ -572,6 +663,7 @@ def _forward_arguments(
         ),
         "packed": packed,
         "tiles": laid.tiles,
+        **({"rows": laid.rows} if laid.tile.paired else {}),
         **_images(laid),
         **family.output_rows(laid.problem, operands),
     }
@@ -651,13 +743,16 @@ def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
         ("stride_y", problem.height.stride),
         ("stride_x", problem.width.stride),
         ("apart", laid.tile.apart),
+        ("paired", laid.tile.paired),
         ("half", laid.tile.half),
         ("weight_scale", WEIGHT_SCALE),
         ("row_groups", len(laid.row_class)),
         ("row_class", laid.row_class),
         ("row_begin", laid.row_begin),
         ("group_slots", laid.row_begin[-1]),
+        ("classes", len(laid.classes)),
         ("class_begin", tuple(begins)),
+        ("slots", len(slots)),
         ("slot_y", tuple(y for y, _ in slots)),
         ("slot_x", tuple(x for _, x in slots)),
     )

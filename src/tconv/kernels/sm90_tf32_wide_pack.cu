@@ -2,6 +2,7 @@
 // [slot][part that has a tap there][column][32 channels], each block of a part in the 128-byte
 // swizzle in which a plain bulk copy brings it to shared memory. Columns that are none keep what
 // was there: their products are never stored.
+#include <common/constant_tables.cuh>
 #include <common/sm90_tf32_wide_columns.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -59,22 +60,24 @@ TCONV_DEVICE void write(const Arguments& arguments, const Shared& shared, int gr
     int unit = phase_y * wide::phase_units + channel / wide::unit_channels;
     int column_tile = unit / wide::part_units;
     int line = unit % wide::part_units * 8 + channel % wide::unit_channels * wide::low_phases;
-    int column_class = Layer::column_class[column_tile];
+    int column_class = entry(Layer::column_class, column_tile);
     uint32_t* to = static_cast<uint32_t*>(arguments.packed) +
-                   ((Index(group) * Layer::group_blocks + Layer::block_begin[column_tile]) * chunks +
-                    Index(chunk) * Layer::class_blocks[column_class]) *
+                   ((Index(group) * Layer::group_blocks + entry(Layer::block_begin, column_tile)) *
+                        chunks +
+                    Index(chunk) * entry(Layer::class_blocks, column_class)) *
                        (wide::part_bytes / 4);
     for (int mask = 0; mask < Layer::masks; ++mask) {
-        int end = Layer::slot_begin[column_class * Layer::masks + mask + 1];
-        for (int slot = Layer::slot_begin[column_class * Layer::masks + mask]; slot < end; ++slot) {
-            int reach_y = Layer::slot_y[slot] * Layer::stride_y + phase_y;
+        int begin = entry(Layer::slot_begin, column_class * Layer::masks + mask);
+        int end = entry(Layer::slot_begin, column_class * Layer::masks + mask + 1);
+        for (int slot = begin; slot < end; ++slot) {
+            int reach_y = entry(Layer::slot_y, slot) * Layer::stride_y + phase_y;
             int tap_y = reach_y / Layer::dilation_y;
             bool row_exists = reach_y % Layer::dilation_y == 0 && tap_y < Layer::kernel_y;
             for (int part = 0; part < wide::parts; ++part) {
-                if (!(Layer::part_masks[mask] >> part & 1)) continue;
+                if (!(entry(Layer::part_masks, mask) >> part & 1)) continue;
 #pragma unroll
                 for (int low = 0; low < wide::low_phases; ++low) {
-                    int reach_x = Layer::slot_x[slot] * Layer::stride_x +
+                    int reach_x = entry(Layer::slot_x, slot) * Layer::stride_x +
                                   part * wide::low_phases + low;
                     int tap_x = reach_x / Layer::dilation_x;
                     uint4 values = make_uint4(0, 0, 0, 0);

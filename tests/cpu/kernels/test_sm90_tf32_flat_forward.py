@@ -55,8 +55,8 @@ def alone(chosen):
 
 
 def in_tf32(chosen):
-    """The plan of the same tile in TF32."""
-    tile = dataclasses.replace(chosen.tile, half=False)
+    """The plan of the tile in TF32 that repairs it."""
+    tile = family.layout(chosen.problem, chosen.tile).repairing.tile
     return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
 
 
@@ -117,6 +117,66 @@ def test_blocks_that_take_several_tiles_some_without_products(schedule):
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in served(problem_of(case)):
         assert_right(run(chosen, t, schedule, blocks=2), case, t)
+
+
+# Row sets whose weights differ in number, groups, a row group that is none, and empty phases; more
+# positions than a tile's.
+RESIDENT = (
+    Case(3, 20, 33, 2, (6, 12), (4, 4), (2, 2), (1, 1)),
+    Case(2, 66, 20, 1, (9, 12), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+    Case(3, 20, 70, 1, (7, 15), (3, 3), (2, 2), (1, 1), (1, 1)),
+)
+
+
+@pytest.mark.parametrize("schedule", ("forward", "random:1"))
+@pytest.mark.parametrize("case", RESIDENT, ids=str)
+def test_resident_weights_change_within_a_block(case, schedule):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = [p for p in served(problem_of(case)) if p.tile.resident and p.tile.columns < 200]
+    assert chosen
+    for plan_ in chosen:
+        tiles = family.layout(plan_.problem, plan_.tile).tiles
+        for blocks in (1, tiles // 2 + 1):
+            out = run(alone(plan_), t, schedule, blocks=blocks)
+            assert_right(out, case, t)
+
+
+# Vectors of four, two and one; ragged channels; single rows; rows of the tile's length; kernels of
+# fewer and more taps than the stride; strides of more than two; phases that lack rows.
+PAIRED = (
+    Case(3, 40, 36, 1, (6, 14), (2, 2), (2, 2), bias=False),
+    Case(2, 40, 36, 2, (5, 8), (4, 4), (2, 2), (1, 1)),
+    Case(2, 40, 33, 1, (5, 9), (3, 3), (2, 2), (1, 1)),
+    Case(2, 40, 33, 1, (5, 9), (3, 3), (2, 2), (0, 0), (1, 1)),
+    Case(2, 40, 70, 1, (4, 7), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(3, 40, 20, 1, (1, 17), (4, 4), (2, 2), (1, 1)),
+    Case(2, 40, 20, 1, (3, 16), (4, 4), (2, 2), (1, 1)),
+    Case(3, 40, 20, 1, (9, 1), (2, 2), (2, 2)),
+    Case(1, 40, 20, 1, (2, 96), (2, 2), (2, 2)),
+    Case(2, 72, 13, 1, (5, 6), (4, 4), (4, 4), (1, 3)),
+    Case(2, 40, 21, 1, (3, 5), (5, 4), (4, 3), (2, 1), (1, 0)),
+    Case(2, 40, 20, 1, (3, 6), (3, 4), (2, 1), (1, 2)),
+)
+
+
+def narrowest_paired(case):
+    paired = [p for p in served(problem_of(case)) if p.tile.paired]
+    return min(paired, key=lambda plan_: plan_.tile.columns)
+
+
+@pytest.mark.parametrize("case", PAIRED, ids=str)
+def test_paired_rows(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    assert_right(run(alone(narrowest_paired(case)), t), case, t)
+
+
+@pytest.mark.parametrize("case", (PAIRED[2], PAIRED[6]), ids=str)
+def test_paired_rows_in_any_order(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = narrowest_paired(case)
+    assert_order_free(chosen, t)
+    assert_repaired(chosen, outlying(t, "x", 1e5))
+    assert_repaired(chosen, outlying(t, "w", math.nan))
 
 
 def outlying(t, name, value):
@@ -203,6 +263,24 @@ def test_compiles_without_spills_or_serialised_products(name):
         assert_compiled_well(plan_)
 
 
+# Whose row sets' weights fit a block, or whose rows end within a sector.
+KEPT_LAYERS = {
+    "128 to 64, 4x4 s2": Case(128, 128, 64, 1, (16, 16), (4, 4), (2, 2), (1, 1), bias=False),
+    "256 to 256, 2x2 s2": Case(200, 256, 256, 1, (14, 14), (2, 2), (2, 2), bias=False),
+    "256 to 128, 4x4 s4": Case(4, 256, 128, 1, (62, 54), (4, 4), (4, 4), bias=False),
+    "21 to 21, 16x16 s8": Case(4, 21, 21, 1, (64, 64), (16, 16), (8, 8), (4, 4), bias=False),
+    "2048 to 256, 4x4 s2": Case(64, 2048, 256, 1, (8, 6), (4, 4), (2, 2), (1, 1), bias=False),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_LAYERS)
+def test_resident_and_paired_tiles_compile_likewise(name):
+    chosen = [p for p in served(problem_of(KEPT_LAYERS[name])) if p.tile.resident or p.tile.paired]
+    assert chosen
+    for plan_ in chosen:
+        assert_compiled_well(alone(plan_))
+
+
 @pytest.mark.parametrize(
     ("changes", "target", "reason"),
     (
@@ -230,6 +308,18 @@ def test_refusals(changes, target, reason):
         (
             Case(1, 16, 64, 1, (9, 9), (4, 4), (3, 3)),
             "takes two phases in x apart, the stride is 3",
+        ),
+        (
+            Case(1, 256, 64, 1, (9, 9), (3, 3)),
+            "1179648 bytes of weights and two stages of",
+        ),
+        (
+            Case(1, 64, 64, 1, (9, 9), (4, 4), (3, 3)),
+            "takes two phases in y together, the stride is 3",
+        ),
+        (
+            Case(1, 64, 64, 1, (9, 200), (2, 2), (2, 2)),
+            "takes whole rows of positions, which have 200",
         ),
     ),
 )

@@ -174,13 +174,12 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
 #pragma unroll 1
         for (int row_group = flat::row_group(phase_y, share_x, first_channel);
              row_group <= last_group && row_group < Layer::row_groups;
-             row_group += flat::apart ? 2 : 1) {
-            int row_class = Layer::row_class[row_group];
-            int begin = Layer::class_begin[row_class];
-            int count = Layer::class_begin[row_class + 1] - begin;
+             row_group += flat::group_step) {
+            flat::RowSlots slots(row_group);
+            int begin = slots.begin;
+            int count = slots.end - begin;
             uint32_t* to = packed +
-                           ((Index(group) * Layer::group_slots + Layer::row_begin[row_group]) *
-                                chunks +
+                           ((Index(group) * Layer::group_slots + slots.packed) * chunks +
                             Index(chunk) * count) *
                                (64 * line_words);
             constexpr int rows = Layer::part_channels * phases;
@@ -193,9 +192,10 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                     flat::row_group(phase_y, share_x, channel) != row_group) {
                     continue;
                 }
-                int reach_y = Layer::slot_y[begin + slot] * Layer::stride_y + phase_y;
-                int reach_x = Layer::slot_x[begin + slot] * Layer::stride_x + share_x * phases +
-                              row % phases;
+                int reach_y =
+                    entry(Layer::slot_y, begin + slot) * Layer::stride_y + phase_y;
+                int reach_x = entry(Layer::slot_x, begin + slot) * Layer::stride_x +
+                              share_x * phases + row % phases;
                 int tap_y = reach_y / Layer::dilation_y, tap_x = reach_x / Layer::dilation_x;
                 bool exists = reach_y % Layer::dilation_y == 0 && tap_y < Layer::kernel_y &&
                               reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x;

@@ -3,18 +3,23 @@
 // Phases in x side by side: a warp's 16 rows are (output channel, phase in x), the warps' tiles
 // follow each other through (phase in y, channels), and four make a row group. Apart, for a stride
 // of 2: a row group is 64 channels of one phase in x, and the two groups of the same channels
-// follow each other.
+// follow each other. Paired: a row group is of one phase in y, and the groups of the same channels
+// in a phase and the next follow each other.
 #pragma once
 
-#include <ptx/cuda.cuh>
+#include <common/constant_tables.cuh>
 
 namespace flat {
 
 constexpr bool apart = Layer::apart;
+constexpr bool paired = Layer::paired;
+static_assert(!apart || !paired, "two groups follow each other for one reason");
+constexpr int group_step = apart || paired ? 2 : 1;  // to the next channels of the same phases
 constexpr int row_phases = apart ? 1 : Layer::stride_x;
 constexpr int warp_channels = 16 / row_phases;
 constexpr int channel_tiles = (Layer::out_channels + warp_channels - 1) / warp_channels;
 constexpr int channel_groups = (channel_tiles + 3) / 4;
+constexpr int group_channels = 4 * warp_channels;
 [[maybe_unused]] constexpr int shares_x = Layer::stride_x / row_phases;  // row groups among which phases are shared
 
 // The rows of one warp: those of a phase in y beyond the last are none.
@@ -27,6 +32,11 @@ struct WarpRows {
             phase_x = row_group % 2;
             phase_y = pair / channel_groups;
             channel = (pair % channel_groups * 4 + warp) * warp_channels;
+        } else if (paired) {
+            int pair = row_group / 2;
+            phase_x = 0;
+            phase_y = pair / channel_groups * 2 + row_group % 2;
+            channel = (pair % channel_groups * 4 + warp) * warp_channels;
         } else {
             int tile = row_group * 4 + warp;
             phase_x = 0;
@@ -36,20 +46,36 @@ struct WarpRows {
     }
 };
 
+// Of a channel among the warps' tiles: of the phase where it has groups of its own.
 TCONV_DEVICE int warp_tile(int phase_y, int channel) {
-    return phase_y * channel_tiles + channel / warp_channels;
+    int first = group_step == 2 ? 0 : phase_y * channel_tiles;
+    return first + channel / warp_channels;
 }
 
 // The row group of a channel, of a phase in y and a share of the phases in x.
 TCONV_DEVICE int row_group(int phase_y, int share_x, int channel) {
-    return apart ? (phase_y * channel_groups + channel / 64) * 2 + share_x
-                 : warp_tile(phase_y, channel) / 4;
+    int channels = channel / group_channels;
+    if (apart) return (phase_y * channel_groups + channels) * 2 + share_x;
+    if (paired) return (phase_y / 2 * channel_groups + channels) * 2 + phase_y % 2;
+    return warp_tile(phase_y, channel) / 4;
 }
 
 // The first row of a channel in its group.
 TCONV_DEVICE int first_row(int phase_y, int channel) {
-    return apart ? channel % 64
-                 : warp_tile(phase_y, channel) % 4 * 16 + channel % warp_channels * row_phases;
+    return warp_tile(phase_y, channel) % 4 * 16 + channel % warp_channels * row_phases;
 }
+
+// The slots of a row group: their first among all classes' and behind the last, and their first among
+// those of all row groups.
+struct RowSlots {
+    int begin, end, packed;
+
+    TCONV_DEVICE explicit RowSlots(int row_group) {
+        int row_class = entry(Layer::row_class, row_group);
+        begin = entry(Layer::class_begin, row_class);
+        end = entry(Layer::class_begin, row_class + 1);
+        packed = Layer::classes == 1 ? row_group * (end - begin) : entry(Layer::row_begin, row_group);
+    }
+};
 
 }  // namespace flat
