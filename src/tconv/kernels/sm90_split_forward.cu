@@ -1,9 +1,14 @@
-// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three TF32 products for one.
+// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of TF32 or float16 for
+// one.
 //
-// A value is high + low, both TF32: a * b = low * high + high * low + high * high, but for 2^-24 of it.
-// Rows, columns, depth, patches and tiles are sm90_tf32_forward's (<common/sm90_patches.cuh>). The
-// producers store two patches a stage, of high and of low parts; weights stay whole until a consumer
+// A value is high + low: a * b = low * high + high * low + high * high, but for 2^-24 of it. Rows,
+// columns, depth, patches and tiles are sm90_tf32_forward's (<common/sm90_patches.cuh>). The producers
+// store two patches a stage, of high and of low parts. In TF32 weights stay whole until a consumer
 // splits its fragments in registers.
+//
+// Layer::half: both parts are float16, pixels and weights scaled so that the low ones have room, and
+// come split. Tiles whose values do not fit are noted and computed again in TF32, as
+// sm90_tf32_forward's are.
 //
 // The tensor cores cut their sums after every product, which 100 of them in a row would show. So
 // sums leave them early: the products of one row with a group of `most_group` slots or fewer go to a
@@ -18,12 +23,14 @@ template <int unroll>
 struct StreamedWeights {
     const uint32_t* next;
 
-    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&, int)
-        : next(packed_weights(at.m_group, at.group, arguments) + threadIdx.x % warpgroup * 4) {}
+    TCONV_DEVICE StreamedWeights(const Position& at, const Arguments& arguments, const Shared&,
+                                 int warp)
+        : next(packed_weights(at.m_group, at.group, arguments) + warp % 4 * fragment +
+               threadIdx.x % 32 * 4) {}
 
-    TCONV_DEVICE uint4 load(int, int) {
-        uint4 loaded = *reinterpret_cast<const uint4*>(next);
-        next += pair_words;
+    TCONV_DEVICE uint4 load(int, int, int part = 0) {
+        uint4 loaded = *reinterpret_cast<const uint4*>(next + part * part_words);
+        if (part == weight_parts - 1) next += pair_words;
         return loaded;
     }
 
@@ -45,6 +52,15 @@ constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
 static_assert(temporaries == 1 || (temporaries == 2 && rows > 1), "a row is added beside another");
 
+TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weights)[4],
+                               uint64_t pixels, bool accumulate) {
+    if constexpr (Layer::half) {
+        ptx::wgmma_m64k16_f16<columns>(sums, weights, pixels, accumulate);
+    } else {
+        ptx::wgmma_m64k8_tf32<columns>(sums, weights, pixels, accumulate);
+    }
+}
+
 template <int row_class>
 TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                            Turns& turns, Sums& sums) {
@@ -60,28 +76,43 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                   "a group's registers are known when it is compiled");
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
-    // Weights of the group that is multiplied and of the next one, and whole ones of the one after.
+    // Weights of the group that is multiplied and of the next one, and in TF32 whole ones of the one
+    // after.
     uint32_t high[2][most_group][4], low[2][most_group][4];
     uint4 whole[most_group];
-    auto load = [&](int group) {
+    auto each_pair = [&](int group, auto&& use) {
 #pragma unroll
         for (int i = 0; i < most_group; ++i) {
             int pair = group % groups * count / groups + i;
-            if (pair < (group % groups + 1) * count / groups) {
-                whole[i] = weights.load(begin + pair, group / groups);
-            }
+            if (pair < (group % groups + 1) * count / groups) use(i, begin + pair, group / groups);
         }
     };
-    auto split = [&](int into) {
+    auto load = [&](int group) {
+        each_pair(group, [&](int i, int pair, int stage) { whole[i] = weights.load(pair, stage); });
+    };
+    auto keep = [&](uint32_t (&into)[4], const uint4& loaded) {
+        into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
+    };
+    // A group's weights, into one set of registers.
+    auto take = [&](int into, int group) {
+        if constexpr (Layer::half) {
+            each_pair(group, [&](int i, int pair, int stage) {
+                keep(high[into][i], weights.load(pair, stage, 0));
+                keep(low[into][i], weights.load(pair, stage, 1));
+            });
+        } else {
 #pragma unroll
-        for (int i = 0; i < most_group; ++i) {
-            uint32_t bits[4] = {whole[i].x, whole[i].y, whole[i].z, whole[i].w};
+            for (int i = 0; i < most_group; ++i) {
+                uint32_t bits[4];
+                keep(bits, whole[i]);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                Split parts(__uint_as_float(bits[j]));
-                high[into][i][j] = parts.high;
-                low[into][i][j] = parts.low;
+                for (int j = 0; j < 4; ++j) {
+                    Split parts(__uint_as_float(bits[j]));
+                    high[into][i][j] = parts.high;
+                    low[into][i][j] = parts.low;
+                }
             }
+            load(group + 1);
         }
     };
     float partial[temporaries][columns / 2];
@@ -97,11 +128,13 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
     }
 #pragma unroll
     for (int i = 0; i < most_group; ++i) whole[i] = make_uint4(0, 0, 0, 0);
-    load(0);
-    split(0);
-    load(1);
+    if constexpr (!Layer::half) load(0);
+    take(0, 0);
+    // NOTE: ptxas unrolls a loop of two turns whatever the pragma says, and then parts products from the
+    // commit behind them: a kernel in float16 gave wrong results, without a warning.
+    const int end = int(ptx::opaque(uint32_t(chunks)));
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; chunk += unroll) {
+    for (int chunk = 0; chunk < end; chunk += unroll) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
@@ -135,10 +168,9 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                             patch_y = y;
                             int start = pixel[pair] % Layer::patch_columns * pixel_bytes +
                                         (product == 1 ? patch_bytes : 0);
-                            ptx::wgmma_m64k8_tf32<columns>(
-                                partial[t], product == 0 ? low[now][i] : high[now][i],
-                                (pixels >> 32 << 32) | (first + (start >> 4)),
-                                product > 0 || i > 0);
+                            multiply_row(partial[t], product == 0 ? low[now][i] : high[now][i],
+                                         (pixels >> 32 << 32) | (first + (start >> 4)),
+                                         product > 0 || i > 0);
                         }
                     }
                     ptx::wgmma_commit_group();
@@ -149,8 +181,7 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                     }
                     if (r == 0) {
                         // The group before has been multiplied.
-                        split(now ^ 1);
-                        load(group + 2);
+                        take(now ^ 1, group + 1);
                     }
                     if constexpr (temporaries == 1) {
                         ptx::wgmma_wait_group<0>();

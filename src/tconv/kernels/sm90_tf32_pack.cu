@@ -5,7 +5,9 @@
 // (rows g and g + 8, channels t and t + 4 of the chunk).
 //
 // In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of two;
-// behind these come the same weights in TF32, streamed, for the tiles that are computed again.
+// for sm90_split_forward a warp's high parts, then its low ones. Behind these come the same weights in
+// TF32, streamed, for the tiles that are computed again.
+#include <common/constant_tables.cuh>
 #include <common/float16_operands.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -54,11 +56,14 @@ TCONV_DEVICE Fragment streamed(Index item) {
     int group = int(item / (Index(Layer::group_pairs) * chunks));
     int rest = int(item - Index(group) * Layer::group_pairs * chunks);
     int m_group = 0;
-    while (m_group + 1 < Layer::m_groups && rest >= Layer::m_begin[m_group + 1] * chunks) ++m_group;
-    rest -= Layer::m_begin[m_group] * chunks;
-    int row_class = Layer::m_class[m_group];
-    int count = Layer::class_begin[row_class + 1] - Layer::class_begin[row_class];
-    int pair = Layer::class_begin[row_class] + rest % count;
+    while (m_group + 1 < Layer::m_groups && rest >= entry(Layer::m_begin, m_group + 1) * chunks) {
+        ++m_group;
+    }
+    rest -= entry(Layer::m_begin, m_group) * chunks;
+    int row_class = entry(Layer::m_class, m_group);
+    int begin = entry(Layer::class_begin, row_class);
+    int count = entry(Layer::class_begin, row_class + 1) - begin;
+    int pair = begin + rest % count;
     int warp_tile = (m_group * Layer::m_tiles + Layer::pair_m_tile[pair]) * 4 + threadIdx.x / 32;
     int phase_y = warp_tile / phase_tiles;
     bool exists = phase_y < Layer::stride_y * Layer::row_step;
@@ -101,12 +106,17 @@ TCONV_DEVICE void pack(const Arguments& arguments, const Fragment& of, uint4* to
     to[threadIdx.x] = values;
 }
 
+// 16-byte words of a pair, or of four fragments, in float16 and in TF32.
+constexpr int half_words = 128 * (Layer::split ? 2 : 1);
+constexpr int words = 128;
+
 // The same in float16, scaled; returns the bits of the largest magnitude of the thread's.
 TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, uint4* to) {
     int row = threadIdx.x % 32 / 4;
     int channel = of.chunk * 16 + threadIdx.x % 4 * 2;
-    uint4 values;
-    uint32_t* parts[4] = {&values.x, &values.y, &values.z, &values.w};
+    uint4 values, rest;
+    uint32_t* high[4] = {&values.x, &values.y, &values.z, &values.w};
+    uint32_t* low[4] = {&rest.x, &rest.y, &rest.z, &rest.w};
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -119,9 +129,13 @@ TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, 
             largest = max(largest, __float_as_uint(pair[k]) & 0x7fffffffu);
         }
         constexpr float scale = Layer::weight_scale;
-        *parts[i] = ptx::cvt_rna_f16x2_f32(pair[0] * scale, pair[1] * scale);
+        float16_operands::Parts parts(pair[0] * scale, pair[1] * scale);
+        *high[i] = parts.high;
+        *low[i] = parts.low;
     }
-    to[threadIdx.x] = values;
+    to += threadIdx.x / 32 * (half_words / 4) + threadIdx.x % 32;
+    to[0] = values;
+    if constexpr (Layer::split) to[32] = rest;
     return largest;
 }
 
@@ -140,15 +154,16 @@ TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
     auto* packed = static_cast<uint4*>(arguments.packed);
     uint32_t largest = 0;
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
-        uint4* to = packed + item * 128;
         Index other = item - arguments.half_items;
         if constexpr (Layer::half) {
             if (other < 0) {
+                uint4* to = packed + item * half_words;
                 largest = max(largest, pack_half(arguments, fragment<true>(item), to));
                 continue;
             }
         }
-        pack(arguments, fragment<false>(Layer::half ? other : item), to);
+        uint4* to = packed + arguments.half_items * half_words + other * words;
+        pack(arguments, fragment<false>(other), to);
     }
     if constexpr (Layer::half) {
         largest = float16_operands::largest_of_warp(largest);

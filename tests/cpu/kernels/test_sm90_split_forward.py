@@ -20,7 +20,7 @@ from emulated_plans import (
 from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.target import Target
 from tconv.kernels import sm90_split_forward as family
-from tconv.plan import Plan, candidates, plan
+from tconv.plan import Candidate, Plan, candidates, make_plan, plan
 from tconv.problem import Axis, Problem
 
 CASES = (
@@ -40,6 +40,25 @@ def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
     return [chosen for chosen in served if resident in (None, chosen.tile.resident)]
 
 
+def half_plan(case: Case) -> Plan:
+    return next(p for p in plans(problem_of(case)) if p.tile.half)
+
+
+def in_tf32(chosen: Plan) -> Plan:
+    """The same tile's, as the launch that repairs computes."""
+    tile = dataclasses.replace(chosen.tile, half=False, resident=False)
+    return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
+
+
+def alone(chosen: Plan) -> Plan:
+    """Without the launch that repairs."""
+    return dataclasses.replace(chosen, repairs=())
+
+
+def same_bits(a, b) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
 def assert_right(out, case: Case, t) -> None:
     emulated_plans.assert_right(out, case, t, "ieee")
 
@@ -50,7 +69,10 @@ def test_every_tile_that_serves(case):
     served = plans(problem_of(case))
     assert served
     for chosen in served:
-        assert_right(run(chosen, t), case, t)
+        out = run(chosen, t)
+        assert_right(out, case, t)
+        if chosen.tile.half:
+            assert same_bits(out, run(alone(chosen), t)), "the repair computed it"
 
 
 def test_cases_serve_every_tile():
@@ -70,13 +92,12 @@ def test_random_layers(case):
 def test_resident_and_streamed_weights_give_the_same():
     case = CASES[11]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    served = {(p.tile.rows, p.tile.columns, p.tile.resident): p for p in plans(problem_of(case))}
-    for (rows, columns, resident), chosen in served.items():
-        other = served.get((rows, columns, not resident))
-        if resident and other is not None and other.tile.group == chosen.tile.group:
-            assert torch.equal(run(chosen, t), run(other, t))
-            return
-    pytest.fail("no tile in both modes")
+    served = plans(problem_of(case), resident=True)
+    assert {p.tile.half for p in served} == {False, True}
+    for chosen in served:
+        tile = dataclasses.replace(chosen.tile, resident=False)
+        other = make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
+        assert torch.equal(run(chosen, t), run(other, t))
 
 
 @pytest.mark.parametrize("layout", ("channels_last", "strided"))
@@ -90,7 +111,8 @@ def test_reads_any_strides(layout):
 
 @pytest.mark.parametrize("operand", ("x", "w"))
 def test_values_that_are_not_finite(operand):
-    # Weights of 0.25 have no low part: an infinity times it would be a NaN.
+    # In TF32, which repairs them in float16. Weights of 0.25 have no low part: an infinity times it
+    # would be a NaN.
     case = CASES[1]
     for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, -0x800000):
         t = operands(case, torch.float32, "contiguous", "cpu")
@@ -98,7 +120,8 @@ def test_values_that_are_not_finite(operand):
         changed = getattr(t, operand)
         place = (0, 3, 2, 17) if operand == "x" else (3, 5, 1, 2)
         changed.view(torch.int32)[place] = bits
-        for chosen in plans(problem_of(case))[:1]:
+        half = half_plan(case)
+        for chosen in (half, in_tf32(half)):
             out = run(chosen, t)
             want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
             assert torch.equal(out.isnan(), want.isnan())
@@ -113,10 +136,12 @@ def test_the_largest_finite_values_stay_finite():
     t = operands(case, torch.float32, "contiguous", "cpu")
     t.x.fill_(torch.finfo(torch.float32).max)
     t.w.fill_(2.0**-6)
-    out = run(plans(problem_of(case))[0], t)
-    want = reference(case, t.x, t.w, None, t.grad_output)[0]
-    assert torch.isfinite(out).all()
-    assert ((out.double() - want).abs() <= 2.0**-10 * want).all()
+    half = half_plan(case)
+    for chosen in (half, in_tf32(half)):
+        out = run(chosen, t)
+        want = reference(case, t.x, t.w, None, t.grad_output)[0]
+        assert torch.isfinite(out).all()
+        assert ((out.double() - want).abs() <= 2.0**-10 * want).all()
 
 
 def test_small_values_keep_their_low_parts():
@@ -125,7 +150,49 @@ def test_small_values_keep_their_low_parts():
     t.x.mul_(2.0**-90)
     if t.bias is not None:
         t.bias.mul_(2.0**-90)
-    assert_right(run(plans(problem_of(case))[0], t), case, t)
+    half = half_plan(case)
+    for chosen in (half, in_tf32(half)):
+        assert_right(run(chosen, t), case, t)
+
+
+# What to do to an input and a weight that two parts of float16 then do not hold, as TF32's would.
+UNHELD = {
+    "large": lambda x, w: x[:, 3].fill_(2e3),
+    "not a number": lambda x, w: x[:, 3].fill_(float("nan")),
+    "infinite": lambda x, w: x[:, 3].fill_(-float("inf")),
+    "small": lambda x, w: x.mul_(1e-3),
+    "small weights": lambda x, w: w.mul_(1e-6),
+    "large weights": lambda x, w: w.mul_(1e4),
+    "an infinite weight": lambda x, w: w[0, 0, 0].fill_(float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", UNHELD)
+def test_repairs_what_two_parts_of_float16_cannot_hold(name):
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    x, w = t.x.clone(), t.w.clone()
+    UNHELD[name](x, w)
+    t = dataclasses.replace(t, x=x, w=w)
+    chosen = half_plan(case)
+    want = run(in_tf32(chosen), t)
+    assert same_bits(run(chosen, t, blocks=2), want)
+    assert not same_bits(run(alone(chosen), t, blocks=2), want)
+
+
+# The least and the largest that a neighbourhood's largest value and all weights may be.
+@pytest.mark.parametrize(("x_most", "w_most"), ((2.0**-7, 63.0), (1023.0, 2.0**-11)))
+def test_two_parts_of_float16_keep_what_they_hold(x_most, w_most):
+    case = dataclasses.replace(CASES[1], bias=False)
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    x = t.x.clamp(-1, 1) * x_most
+    x[:, :, :, ::5] = x_most
+    w = t.w / t.w.abs().max() * w_most
+    t = dataclasses.replace(t, x=x, w=w)
+    chosen = half_plan(case)
+    out = run(chosen, t)
+    assert_right(out, case, t)
+    assert same_bits(out, run(alone(chosen), t))
 
 
 @pytest.mark.parametrize("case", (CASES[1], CASES[6], CASES[11]), ids=str)

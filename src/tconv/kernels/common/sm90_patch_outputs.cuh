@@ -136,7 +136,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                         float even = sums[m][r][4 * j + 2 * half];
                         float odd = sums[m][r][4 * j + 2 * half + 1];
                         if constexpr (Layer::half) {
-                            constexpr float unit = 1.0f / Layer::weight_scale;
+                            constexpr float unit = 1.0f / (Layer::weight_scale * Layer::pixel_scale);
                             even *= unit, odd *= unit;
                         }
                         if constexpr (Layer::bias) even += bias[half], odd += bias[half];

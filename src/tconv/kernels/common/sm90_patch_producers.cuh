@@ -34,7 +34,14 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
     int swapped = pixel >> 2 & 1;
     const float* v = values;
     auto* to = reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes);
-    if constexpr (Layer::half) {
+    if constexpr (Layer::half && Layer::split) {
+        constexpr float scale = Layer::pixel_scale;
+        float16_operands::Parts a(v[0] * scale, v[1] * scale), b(v[2] * scale, v[3] * scale),
+            c(v[4] * scale, v[5] * scale), d(v[6] * scale, v[7] * scale);
+        uint32_t* into = to + (part ^ swapped) * 4;
+        ptx::st_shared_v4(into, make_uint4(a.high, b.high, c.high, d.high));
+        ptx::st_shared_v4(into + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
+    } else if constexpr (Layer::half) {
         ptx::st_shared_v4(
             to + (part ^ swapped) * 4,
             make_uint4(ptx::cvt_rna_f16x2_f32(v[0], v[1]), ptx::cvt_rna_f16x2_f32(v[2], v[3]),
@@ -68,7 +75,8 @@ struct Largest {
         if constexpr (Layer::half) {
             uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(value));
             if (threadIdx.x % 32 == 0) {
-                tile_status(arguments)[2 * tile + warp % 2] = !float16_operands::fit(bits);
+                tile_status(arguments)[2 * tile + warp % 2] =
+                    !float16_operands::fit(bits, Layer::pixel_scale, least);
             }
         }
     }
@@ -178,7 +186,8 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
 // only transpose them.
 template <typename Fields>
 TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
-    constexpr int most_batch = 3;
+    // Splitting takes registers too: with three they spill.
+    constexpr int most_batch = Layer::half && Layer::split ? 2 : 3;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;

@@ -49,10 +49,13 @@ constexpr int out_pitch = Layer::stride_x == 1
                               ? columns + (columns % 16 == 8 ? 0 : 8)
                               : out_shift + out_columns + (40 - (out_shift + out_columns) % 32) % 32;
 
-// Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][thread][4], a fragment
-// being the weights of one warp for one product. A reach is slot * stride + phase: the phases that
-// share a tap share its fragments.
-constexpr int fragment = 32 * 4;
+// Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][part][thread][4], a
+// fragment being the weights of one warp for one product: one part, or in float16, where they are
+// split, a high and a low one. A reach is slot * stride + phase: the phases that share a tap share its
+// fragments.
+constexpr int weight_parts = Layer::split && Layer::half ? 2 : 1;
+constexpr int part_words = 32 * 4;
+constexpr int fragment = weight_parts * part_words;
 constexpr int phases_y = Layer::stride_y * Layer::row_step;
 constexpr int phase_tiles = (Layer::out_channels + Layer::warp_channels - 1) / Layer::warp_channels;
 constexpr int phase_words = Layer::slots_x * phase_tiles * fragment;  // from a reach to the next
@@ -70,6 +73,9 @@ constexpr int slot_words = staged ? Layer::slot_pairs * pair_words : 4;
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
 static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
 
+// The least that the largest of some values must be in float16, once they are scaled.
+constexpr float least = Layer::split ? float16_operands::least_of_parts : float16_operands::least;
+
 // What a launch that repairs has found: the bits of the largest weight, and whether some of the block's
 // tiles are noted.
 struct Repairs {
@@ -77,7 +83,7 @@ struct Repairs {
     int some;
 
     TCONV_DEVICE bool every() const {
-        return !float16_operands::fit(largest_weight, Layer::weight_scale);
+        return !float16_operands::fit(largest_weight, Layer::weight_scale, least);
     }
 };
 
