@@ -20,7 +20,12 @@ from layer_cases import (
     three_maps,
 )
 from tconv import tuning
-from tconv.kernels import sm90_tf32_flat_forward, sm90_tf32_forward, sm90_tf32_wide_forward
+from tconv.kernels import (
+    sm90_tf32_flat_forward,
+    sm90_tf32_forward,
+    sm90_tf32_overlap_forward,
+    sm90_tf32_wide_forward,
+)
 from tconv.plan import Candidate, candidates
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -227,6 +232,30 @@ def test_layers_of_few_outputs_and_many_taps(layout, monkeypatch):
         Case(1, 16, 3, 2, (11, 131), (3, 5), (2, 3), (1, 2), (0, 1), (2, 2)),
     ):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+
+
+@on_hopper
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+@pytest.mark.parametrize("tile", sm90_tf32_overlap_forward.TILES, ids=str)
+def test_every_tile_that_adds_overlaps_in_registers(tile, layout):
+    torch.backends.cudnn.allow_tf32 = True
+    served = 0
+    for case in (
+        Case(16, 56, 1, 1, (256, 256), (9, 9), (3, 3), (4, 4), (2, 2)),
+        Case(3, 128, 3, 1, (17, 128), (4, 4), (2, 2), (1, 1)),
+        Case(128, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1), bias=False),
+        Case(2, 40, 2, 1, (31, 300), (5, 4), (1, 3), (2, 0), (0, 1)),
+        Case(3, 20, 4, 5, (11, 131), (3, 5), (2, 4), (1, 2), (0, 1)),
+        Case(2, 100, 3, 1, (61, 60), (3, 3), (1, 1), (1, 1)),
+    ):
+        for candidate in candidates(problem_of(case), HOPPER):
+            chosen = (candidate.stem, candidate.tile) == (sm90_tf32_overlap_forward.STEM, tile)
+            if chosen and candidate.refusal is None:
+                served += 1
+                with tuning.using(candidate):
+                    tensors = operands(case, torch.float32, layout, "cuda")
+                    assert_maps_right(case, tensors, tf32=True)
+    assert served > 0
 
 
 @pytest.mark.parametrize("kernel", ("direct_forward", "mma_forward"))

@@ -168,6 +168,18 @@ def _mma_overlap_forward(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _sm90_tf32_overlap_forward(plan: Plan) -> dict[str, Any]:
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    return {
+        "wide": _is_wide(plan),
+        "widths": (plan.problem.width.size, plan.problem.width.output_size),
+        "groups": plan.problem.groups,
+        "strips": laid.strips,
+        "warpgroups": plan.tile.warpgroups,
+        "source_vectors": laid.source_vectors,
+    }
+
+
 EXPORTS = {
     "sm90_tf32_flat_forward": Export(
         "prepare_sm90_tf32_flat_forward", _sm90_tf32_flat_forward, (9, 0)
@@ -175,6 +187,9 @@ EXPORTS = {
     "sm90_tf32_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "sm90_tf32_wide_forward": Export(
         "prepare_sm90_tf32_wide_forward", _sm90_tf32_wide_forward, (9, 0)
+    ),
+    "sm90_tf32_overlap_forward": Export(
+        "prepare_sm90_tf32_overlap_forward", _sm90_tf32_overlap_forward, (9, 0)
     ),
     "sm90_split_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "mma_forward": Export("prepare_mma_forward", _tiled, least=LEAST_CP_ASYNC),

@@ -356,6 +356,43 @@ def prepare_sm90_tf32_wide_forward(constants, x, weight, bias, y, parameters):  
     return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
 
 
+def prepare_sm90_tf32_overlap_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
+    """Blocks and arguments of the kernel sm90_tf32_overlap_forward."""
+    # How an image is cut into strips depends on its width.
+    if (x.shape[3], y.shape[3]) != constants["widths"]:
+        return None
+    vectors = not constants["source_vectors"] or (is_aligned(x) and x.shape[3] % 4 == 0)
+    if not vectors or not y.is_contiguous() or y.data_ptr() % 16:
+        return None
+    groups, rows = constants["groups"], count_pixels(y, parameters, 0)
+    lines = x.shape[0] * constants["strips"] * rows
+    if not constants["wide"] and exceeds_int(
+        lines, largest_offset(x), largest_offset(weight), largest_offset(y)
+    ):
+        return None
+    # All rows of pixels, shared out among the warpgroups of the blocks that stay on the device.
+    blocks = max(1, device_properties(x.device.index)[0] // groups)
+    share = ceiling_divide(lines, blocks * constants["warpgroups"])
+    arguments = {
+        "source": x.data_ptr(),
+        "weight": weight.data_ptr(),
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "destination": y.data_ptr(),
+        "lines": lines,
+        "share": share,
+        "rows": rows,
+        "strips": constants["strips"],
+        "source_height": x.shape[2],
+        "source_width": x.shape[3],
+        "destination_height": y.shape[2],
+        "destination_width": y.shape[3],
+        **stride_arguments("source", "nchw", x),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
+        **stride_arguments("destination", "nch", y),
+    }
+    return [(groups * min(blocks, ceiling_divide(lines, share)), arguments)], True
+
+
 def count_pixels(y, parameters, axis):  # type: ignore[no-untyped-def]
     """Pixels q of an axis, each for the outputs from q*stride - padding on."""
     stride, padding = parameters.stride[axis], parameters.padding[axis]

@@ -14,6 +14,7 @@ from tconv.kernels import (
     sm90_split_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
+    sm90_tf32_overlap_forward,
     sm90_tf32_wide_forward,
 )
 from tconv.kernels.family import Family
@@ -24,6 +25,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         sm90_tf32_forward,
         sm90_tf32_flat_forward,
         sm90_tf32_wide_forward,
+        sm90_tf32_overlap_forward,
         sm90_split_forward,
         mma_forward,
         mma_overlap_forward,

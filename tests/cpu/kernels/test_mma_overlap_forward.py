@@ -21,7 +21,8 @@ from emulated_plans import (
 from layer_cases import Case, operands, random_cases
 from tconv.jit.target import Target
 from tconv.kernels import mma_overlap_forward as family
-from tconv.plan import Plan, plan
+from tconv.kernels import sm90_tf32_overlap_forward
+from tconv.plan import Plan, candidates, plan
 from tconv.problem import Problem
 
 CASES = (
@@ -157,8 +158,13 @@ def test_refusals_give_their_reasons():
 
 
 def test_the_plan_takes_it_where_taps_are_many_and_outputs_few():
+    # But for one that is for sm_90a alone.
     for name in ("4x4 s2, 64 to 3", "4x4 s2, 128 to 3", "9x9 s3, 56 to 1"):
-        assert plan(problem_of(LAYERS[name]), HOPPER).stem == family.STEM
+        found = candidates(problem_of(LAYERS[name]), HOPPER)
+        others = [
+            c for c in found if c.refusal is None and c.stem != sm90_tf32_overlap_forward.STEM
+        ]
+        assert min(others, key=lambda c: c.cost).stem == family.STEM
     for case in (LAYERS["1x4 s1x2, 64 to 32"], Case(8, 64, 32, 1, (128, 128), (2, 2), (2, 2))):
         assert plan(problem_of(case), HOPPER).stem != family.STEM
 

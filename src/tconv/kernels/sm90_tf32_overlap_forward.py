@@ -1,0 +1,489 @@
+"""`sm90_tf32_overlap_forward`: few outputs, many taps, on Hopper's tensor cores.
+
+float32 tensors with TF32 products, nothing packed. See `sm90_tf32_overlap_forward.cu`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper, image_tiles
+from tconv.kernels.family import Operands
+from tconv.kernels.source import KernelSource
+from tconv.problem import Direction, Problem
+
+STEM = "sm90_tf32_overlap_forward"
+DIRECTION: Direction = "forward"
+
+WARPGROUP = 128
+WARP_PIXELS = 16
+WARPS = 4
+"""Of a warpgroup."""
+
+UNIT_LANES = 4
+"""Lanes that share a pixel, each with units of its own."""
+
+PRODUCT_DEPTH = 8
+LINE_CHANNELS = 32
+LINE_BYTES = 4 * LINE_CHANNELS
+MOST_COLUMNS = 256
+MOST_STRIDE = 16
+"""A bit of a word for each output of two pixels says whether it exists."""
+
+MOST_PLACES = 12
+"""Vectors that a thread writes at a time: a place takes registers."""
+
+MOST_STAGES = 8
+MOST_CHUNKS = 8
+RESERVED_BYTES = 1024
+"""Shared memory that is left free: a block's is whole pieces of so much."""
+
+OTHER_REGISTERS = 44
+"""Registers of a thread for what is not counted."""
+
+SCALAR_REGISTERS = 20
+"""Those for copies of single elements."""
+
+WIDE_REGISTERS = 16
+"""Those for 64-bit offsets."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How an SM divides its work.
+
+    Attributes:
+        warpgroups: of a block, each with a strip of its own.
+        channels: input channels of a stage, at most.
+        gathers: a warp gathers a row of outputs in shared memory before it writes them.
+    """
+
+    warpgroups: int
+    channels: int
+    gathers: bool = True
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARPGROUP * self.warpgroups
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread may have."""
+        return min(255, (64 << 10) // self.threads // 8 * 8)
+
+    def __str__(self) -> str:
+        """Warpgroups x input channels of a stage, and how outputs are written."""
+        return f"{self.warpgroups}x{self.channels}" + ("" if self.gathers else "/direct")
+
+
+TILES = (
+    Tile(3, 64, gathers=True),
+    Tile(3, 32, gathers=True),
+    Tile(3, 64, gathers=False),
+    # For many taps and rows that are not on 16 bytes, whose copies take more registers.
+    Tile(2, 64, gathers=True),
+)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below the value."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem."""
+
+    problem: Problem
+    tile: Tile
+
+    @property
+    def chunks(self) -> int:
+        """Stages of an input row."""
+        return -(-self.problem.in_channels_per_group // self.tile.channels)
+
+    @property
+    def depth(self) -> int:
+        """Input channels of a stage."""
+        return round_up(-(-self.problem.in_channels_per_group // self.chunks), PRODUCT_DEPTH)
+
+    @functools.cached_property
+    def lead(self) -> int:
+        """By how many outputs a pixel's begin before those that its first tap reaches."""
+        x = self.problem.width
+
+        def badness(lead: int) -> tuple[int, int, int]:
+            return reach_of(self.problem, lead), -vector_of(self.problem, lead), lead
+
+        return min(range(x.stride), key=badness)
+
+    @property
+    def offset_x(self) -> int:
+        """The pixel numbered c has the outputs from c * stride - offset_x on."""
+        return self.problem.width.padding + self.lead
+
+    @property
+    def reach(self) -> int:
+        """Pairs of pixels that a pair's outputs reach back to; a warp's first are so many."""
+        return reach_of(self.problem, self.lead)
+
+    @property
+    def store_vector(self) -> int:
+        """Outputs that are written at a time."""
+        return vector_of(self.problem, self.lead)
+
+    @property
+    def source_vectors(self) -> bool:
+        """Whether the input is copied by 16 bytes."""
+        return image_tiles.source_vectors(self.problem)
+
+    @property
+    def strip(self) -> int:
+        """Pixels of a strip whose outputs are written."""
+        return WARPS * (WARP_PIXELS - 2 * self.reach)
+
+    @property
+    def first_used(self) -> int:
+        """The first pixel that has an output, or the one before it: even."""
+        return self.offset_x // self.problem.width.stride // 2 * 2
+
+    @property
+    def used(self) -> int:
+        """Pixels from there on that have outputs."""
+        x = self.problem.width
+        return (x.output_size - 1 + self.offset_x) // x.stride + 1 - self.first_used
+
+    @property
+    def strips(self) -> int:
+        """Strips of an image."""
+        return -(-self.used // self.strip)
+
+    @property
+    def first_pixel(self) -> int:
+        """The first that is multiplied."""
+        return self.first_used - 2 * self.reach
+
+    @property
+    def skew(self) -> int:
+        """Pixels that are copied ahead of it."""
+        return self.first_pixel % 4 if self.source_vectors else 0
+
+    @property
+    def columns(self) -> int:
+        """Pixels of a row that are copied: those that a strip's outputs need."""
+        needed = self.strip if self.strips > 1 else self.used
+        return round_up(self.skew + 2 * self.reach + needed, 4 if self.source_vectors else 2)
+
+    @property
+    def pitch(self) -> int:
+        """Floats of a channel of a stage: 8 more than a multiple of 16."""
+        return self.columns + (24 - self.columns % 16) % 16
+
+    @property
+    def rows(self) -> int:
+        """Rows of pixels of an image, of `stride` outputs each."""
+        return len(self.problem.height.q_range)
+
+    @property
+    def lines(self) -> int:
+        """Rows of all strips of a group."""
+        return self.problem.batch * self.strips * self.rows
+
+    @property
+    def window(self) -> int:
+        """Output rows of a phase that an input row reaches."""
+        return max(len(phase.taps) for phase in self.problem.height.phases)
+
+    @property
+    def units(self) -> int:
+        """Output channels of a phase in y."""
+        return self.problem.height.stride * self.problem.out_channels_per_group
+
+    @property
+    def slots(self) -> int:
+        """Units of a thread."""
+        return -(-self.units // UNIT_LANES)
+
+    @functools.cached_property
+    def slot_begin(self) -> tuple[int, ...]:
+        """A thread's first column of each slot, and their end: a slot has its first unit's taps."""
+        begins = [0]
+        for slot in range(self.slots):
+            phase = UNIT_LANES * slot // self.problem.out_channels_per_group
+            taps = len(self.problem.height.phases[phase].taps) * self.problem.width.kernel
+            begins.append(begins[-1] + taps)
+        return tuple(begins)
+
+    @property
+    def product_columns(self) -> int:
+        """Columns of the product: whole slots of units."""
+        return 8 * (-(-self.slot_begin[-1] // 2))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Shared memory of the weights."""
+        channels = round_up(self.problem.in_channels_per_group, PRODUCT_DEPTH)
+        return -(-channels // LINE_CHANNELS) * self.product_columns * LINE_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage."""
+        return 4 * self.depth * self.pitch
+
+    @property
+    def row_outputs(self) -> int:
+        """Outputs of a unit's row of a warp."""
+        return (WARP_PIXELS - 2 * self.reach) * self.problem.width.stride
+
+    @property
+    def places(self) -> int:
+        """Where a thread writes: vectors of its warp's rows, or units of its own pair."""
+        if not self.tile.gathers:
+            return self.slots
+        return -(-self.units * self.row_outputs // self.store_vector // 32)
+
+    @property
+    def output_bytes(self) -> int:
+        """Shared memory in which warps gather their outputs."""
+        gathered = round_up(self.units * self.row_outputs, 4) if self.tile.gathers else 4
+        return 4 * WARPS * self.tile.warpgroups * gathered
+
+    def stages(self, target: Target) -> int:
+        """Stages of a warpgroup that shared memory holds."""
+        free = target.shared_per_block - RESERVED_BYTES - self.weight_bytes - self.output_bytes
+        return min(MOST_STAGES, free // (self.tile.warpgroups * self.stage_bytes))
+
+    @property
+    def sums(self) -> int:
+        """Sums of a thread that wait for further rows."""
+        x = self.problem.width
+        of_row = 0
+        for phase in range(x.stride):
+            slots = [
+                t // x.stride
+                for t in range(self.lead, self.lead + x.kernel)
+                if t % x.stride == phase
+            ]
+            of_row += len({pixel + slot for pixel in (0, 1) for slot in slots})
+        return self.slots * (self.window - 1) * of_row
+
+    @property
+    def held(self) -> int:
+        """Registers of a thread for products, sums, pixels, biases and where it writes."""
+        places = self.slots + self.places * (3 if self.problem.wide_offsets else 2)
+        return self.product_columns // 2 + self.sums + self.depth // 2 + places
+
+    @property
+    def spare_registers(self) -> int:
+        """Registers of a thread that there are for those."""
+        other = OTHER_REGISTERS + (0 if self.source_vectors else SCALAR_REGISTERS)
+        return self.tile.registers - other - (WIDE_REGISTERS if self.problem.wide_offsets else 0)
+
+    def share(self, target: Target) -> int:
+        """Rows of pixels of a warpgroup."""
+        slots = max(1, target.multiprocessors // self.problem.groups) * self.tile.warpgroups
+        return -(-self.lines // slots)
+
+    def blocks(self, target: Target) -> int:
+        """Blocks of a group."""
+        shares = -(-self.lines // self.share(target))
+        return min(shares, max(1, target.multiprocessors // self.problem.groups))
+
+
+def reach_of(problem: Problem, lead: int) -> int:
+    """`Layout.reach` for a lead."""
+    return ((problem.width.kernel - 1 + lead) // problem.width.stride + 1) // 2
+
+
+def vector_of(problem: Problem, lead: int) -> int:
+    """`Layout.store_vector` for a lead."""
+    x = problem.width
+    for width in (4, 2):
+        if 2 * x.stride % width == (x.padding + lead) % width == x.output_size % width == 0:
+            return width
+    return 1
+
+
+@functools.lru_cache(maxsize=1024)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    return Layout(problem, tile)
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    refusal = hopper.tf32_why_not(problem, target)
+    if refusal is not None:
+        return refusal
+    for name, axis in (("y", problem.height), ("x", problem.width)):
+        if axis.dilation > 1:
+            return f"takes neighbouring taps, the dilation in {name} is {axis.dilation}"
+    if problem.width.stride > MOST_STRIDE:
+        stride = problem.width.stride
+        return f"holds {MOST_STRIDE} outputs of a pixel along x, the stride is {stride}"
+    return family.coordinates_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    if tile.gathers and laid.store_vector == 2 * problem.width.stride:
+        return f"a pair's {laid.store_vector} outputs are one vector: there is nothing to gather"
+    if tile.gathers and laid.places > MOST_PLACES:
+        return f"a thread would write {laid.places} vectors of a row, the limit is {MOST_PLACES}"
+    if laid.product_columns > MOST_COLUMNS:
+        return (
+            f"the taps are {laid.product_columns} columns of the product, the limit is "
+            f"{MOST_COLUMNS}"
+        )
+    if 2 * laid.reach > WARP_PIXELS // 2:
+        return f"{2 * laid.reach} of a warp's {WARP_PIXELS} pixels would have no outputs"
+    if laid.held > laid.spare_registers:
+        return (
+            f"a thread would hold {laid.held} products, sums and pixels in registers, "
+            f"{laid.spare_registers} are for them"
+        )
+    if laid.chunks > MOST_CHUNKS:
+        return f"an input row is {laid.chunks} stages, the limit is {MOST_CHUNKS}"
+    if laid.stages(target) < 2:
+        return (
+            f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit {target.arch} "
+            f"beside {laid.weight_bytes} bytes of weights"
+        )
+    return None
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds: what is busiest and a part of the rest, times what sweeps showed of it."""
+    laid = layout(problem, tile)
+    steps, step = steps_of(laid, target), step_cycles(laid)
+    busy = (steps * step + 2500) / 1.7e9
+    halo = 1 + 4 / laid.strip + (laid.window - 1) / laid.share(target)
+    # Stores of parts of sectors take more of the L2 cache's time.
+    parts = 1 if tile.gathers else 2 * problem.width.stride / laid.store_vector
+    written = 4 * problem.batch * problem.out_channels * math.prod(problem.y_shape[2:])
+    moved = (problem.bytes * halo + written * 0.2 * (parts - 1)) / 4e12
+    return 1.33 * (max(busy, moved) + 0.25 * min(busy, moved)) + 2.5e-6
+
+
+def steps_of(laid: Layout, target: Target) -> int:
+    """Input rows of a warpgroup, those above its strips included."""
+    share = laid.share(target)
+    pieces = 1 + -(-(share - 1) // laid.rows)
+    return share + pieces * (laid.window - 1)
+
+
+def step_cycles(laid: Layout) -> float:
+    """Of an SM for an input row of each warpgroup."""
+    x = laid.problem.width
+    products = laid.chunks * laid.depth // PRODUCT_DEPTH
+    multiply = products * laid.product_columns / 2
+    channels = laid.chunks * laid.depth
+    copies = channels * laid.columns / (4 if laid.source_vectors else 1) / WARPGROUP
+    outputs = laid.slots * 2 * x.stride * (1.5 if laid.tile.gathers else 1)
+    issue = 11 * products + 4 * copies + laid.product_columns / 2
+    issue += outputs * (2 + 2 / laid.store_vector) + laid.slots * 12 + 40 * laid.chunks + 40
+    groups = laid.tile.warpgroups
+    # A step's own parts follow each other; other warpgroups fill the gaps.
+    alone = multiply + 1.2 * issue + 300 * laid.chunks + 200
+    return max(groups * multiply, groups * issue / 0.6, alone)
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    laid = layout(problem, tile)
+    index = family.index_type(problem, laid.lines)
+    stages = laid.stages(Target.named("sm_90a"))
+    shared = laid.weight_bytes + tile.warpgroups * stages * laid.stage_bytes + laid.output_bytes
+    height, width = problem.height, problem.width
+    constants = (
+        ("Index", index),
+        ("shared_bytes", round_up(shared, RESERVED_BYTES)),
+        ("groups", problem.groups),
+        ("in_channels", problem.in_channels_per_group),
+        ("out_channels", problem.out_channels_per_group),
+        ("bias", problem.bias),
+        ("depth", laid.depth),
+        ("stages", stages),
+        ("columns", laid.columns),
+        ("pitch", laid.pitch),
+        ("skew", laid.skew),
+        ("strip", laid.strip),
+        ("first_column", laid.first_pixel - laid.skew),
+        ("first_pixel", laid.first_pixel),
+        ("lead", laid.lead),
+        ("slot_begin", laid.slot_begin),
+        ("offset_x", laid.offset_x),
+        ("source_vectors", laid.source_vectors),
+        ("gathers", tile.gathers),
+        ("store_vector", laid.store_vector),
+        ("stride_y", height.stride),
+        ("stride_x", width.stride),
+        ("kernel_y", height.kernel),
+        ("kernel_x", width.kernel),
+        ("padding_y", height.padding),
+        ("first_q", height.q_range.start),
+    )
+    return KernelSource(
+        stem=STEM,
+        constants=constants,
+        arguments=(
+            ("source", "const void*"),
+            ("weight", "const void*"),
+            ("bias", "const void*"),
+            ("destination", "void*"),
+            ("lines", index),
+            ("share", "int"),
+            ("rows", "int"),
+            ("strips", "int"),
+            ("source_height", "int"),
+            ("source_width", "int"),
+            ("destination_height", "int"),
+            ("destination_width", "int"),
+            *family.stride_fields("source", "n c h w", index),
+            *family.stride_fields("weight", "in out h w", index),
+            *family.stride_fields("destination", "n c h", index),
+        ),
+        shared_bytes=round_up(shared, RESERVED_BYTES),
+        threads=tile.threads,
+    )
+
+
+def grid(problem: Problem, target: Target, tile: Tile) -> int:
+    """A block for each SM, or one for each group where those are more."""
+    return problem.groups * layout(problem, tile).blocks(target)
+
+
+def splits(problem: Problem, target: Target, tile: Tile) -> int:
+    """0: the kernel writes the output itself."""
+    return 0
+
+
+def arguments(
+    problem: Problem, target: Target, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments`.
+
+    Raises:
+        ValueError: the output does not start on 16 bytes.
+    """
+    if operands.y.address % 16:
+        raise ValueError(f"{STEM} writes from a multiple of 16 on, got {operands.y.address:#x}")
+    laid = layout(problem, tile)
+    return {
+        "source": operands.x.address,
+        "weight": operands.w.address,
+        "lines": laid.lines,
+        "share": laid.share(target),
+        "rows": laid.rows,
+        "strips": laid.strips,
+        "source_height": problem.height.size,
+        "source_width": problem.width.size,
+        **family.strides("source", "n c h w", operands.x),
+        **family.strides("weight", "in out h w", operands.w),
+        **family.output_rows(problem, operands),
+    }
