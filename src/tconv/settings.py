@@ -50,15 +50,17 @@ class _Setting(Generic[T]):
     ) -> None:
         self.variable = Variable(name, shown_default, allowed, meaning)
         self._name = name
+        self._key = os.environ.encodekey(name)
         self._default = default
         self._parse = parse
         # One tuple, replaced whole: another thread sees either the old pair or the new one.
         self._last: tuple[str, T] = ("", default)
 
     def __call__(self) -> T:
-        text = os.environ.get(self._name)
-        if not text:
+        # What `os.environ.get` looks in, which takes a microsecond to say that there is nothing.
+        if not os.environ._data.get(self._key):  # type: ignore[attr-defined]
             return self._default
+        text = os.environ[self._name]
         last_text, last_value = self._last
         if text == last_text:
             return last_value
