@@ -32,6 +32,9 @@ SWEEPS = {
     "sweep_staged.csv": "layers.json",
     "sweep_half.csv": "layers.json",
     "sweep_half_random60.csv": "random60.json",
+    "sweep_overlap.csv": "layers.json",
+    "sweep_overlap_random60.csv": "random60.json",
+    "sweep_tables.csv": "layers.json",
 }
 _BEFORE_STAGING = ("sweep_layers.csv", "sweep_random60.csv")
 TARGET = Target.named("sm_90a")
@@ -203,18 +206,22 @@ def fit_flat(measured: list[Row], half: bool) -> None:
     steps = column(one.chunks * one.row_begin[-1] / one.row_sets for one in laid)
     columns = column(one.tile.columns for one in laid)
     strides = [row.problem.width.stride for row in chosen]
-    outputs = columns * column(1 if one & (one - 1) == 0 else 1.6 for one in strides)
+    outputs = column(one.step for one in laid) * column(
+        1 if one & (one - 1) == 0 else 1.6 for one in strides
+    )
     patch = column(one.chunks * one.patch_positions * flat.LINE_BYTES for one in laid)
     pixel_stages = column(one.stages(TARGET)[0] for one in laid)
     weight_stages = column(one.stages(TARGET)[1] for one in laid)
-    ahead = np.minimum(pixel_stages, weight_stages * np.maximum(steps / chunks / 2, 0.5))
+    resident = column(one.tile.resident for one in laid) > 0
+    ahead = weight_stages * np.maximum(steps / chunks / 2, 0.5)
+    ahead = np.where(resident, pixel_stages, np.minimum(pixel_stages, ahead))
     storers = column(one.tile.storers for one in laid) > 0
     moved = column(row.problem.bytes for row in chosen)
     packing = column(flat.packing_cost(one) for one in laid)
 
     def model(q):
         product, rate, step, stage, store, left, written, tile, memory, launch = q
-        copied = (steps * flat.WEIGHT_BYTES + patch) / rate
+        copied = (np.where(resident, 0, steps * flat.WEIGHT_BYTES) + patch) / rate
         main = np.maximum(product * steps * 2 * columns, copied) + step * steps
         main = np.maximum(main, stage * chunks / ahead)
         of_tile = np.where(
@@ -223,6 +230,7 @@ def fit_flat(measured: list[Row], half: bool) -> None:
             main + written * outputs,
         )
         cycles = waves * (of_tile + tile)
+        cycles += np.where(resident, steps * flat.WEIGHT_BYTES / rate, 0)
         return np.maximum(cycles / CLOCK, moved / (memory * 1e12)) + packing + launch * 1e-6
 
     print(f"sm90_tf32_flat_forward, {half=}, {len(chosen)} rows")
