@@ -21,6 +21,7 @@ from layer_cases import (
 )
 from tconv import tuning
 from tconv.kernels import (
+    sm90_split_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
     sm90_tf32_overlap_forward,
@@ -145,6 +146,35 @@ def test_every_tile_of_staged_patches_on_a_busy_device(tile):
 
 
 @on_hopper
+@pytest.mark.parametrize("tile", sm90_split_forward.TILES, ids=str)
+def test_every_tile_of_split_operands_on_a_busy_device(tile):
+    torch.backends.cudnn.allow_tf32 = False
+    served = 0
+    for case in BUSY_CASES:
+        for candidate in candidates(problem_of(case, math="ieee"), HOPPER):
+            chosen = (candidate.stem, candidate.tile) == (sm90_split_forward.STEM, tile)
+            if not chosen or candidate.refusal is not None:
+                continue
+            served += 1
+            t = operands(case, torch.float32, "contiguous", "cuda")
+            exact = torch.nn.functional.conv_transpose2d(
+                t.x.double(),
+                t.w.double(),
+                None if t.bias is None else t.bias.double(),
+                stride=case.stride,
+                padding=case.padding,
+            )
+            with tuning.using(candidate):
+                for _ in range(3):
+                    out = tconv.conv_transpose2d(
+                        t.x, t.w, t.bias, stride=case.stride, padding=case.padding
+                    )
+                    error = (out.double() - exact).norm() / exact.norm()
+                    assert error <= 5e-7, f"{case}: {error}"
+    assert served > 0
+
+
+@on_hopper
 @pytest.mark.parametrize("tile", sm90_tf32_wide_forward.TILES, ids=str)
 def test_every_tile_of_pixels_by_channels_and_phases(tile):
     torch.backends.cudnn.allow_tf32 = True
@@ -180,9 +210,10 @@ UNHELD = {
 
 @on_hopper
 @pytest.mark.parametrize("name", UNHELD)
-@pytest.mark.parametrize("family", (sm90_tf32_forward, sm90_tf32_flat_forward))
+@pytest.mark.parametrize("family", (sm90_tf32_forward, sm90_tf32_flat_forward, sm90_split_forward))
 def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
-    torch.backends.cudnn.allow_tf32 = True
+    strict = family is sm90_split_forward
+    torch.backends.cudnn.allow_tf32 = not strict
     of_input, of_weight, put = UNHELD[name]
     for case in (
         Case(2, 64, 64, 1, (67, 132), (3, 3)),
@@ -195,7 +226,7 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
             x[:, 3 :: case.in_channels, ::2, ::2] = put
         served = [
             c
-            for c in candidates(problem_of(case), HOPPER)
+            for c in candidates(problem_of(case, math="ieee" if strict else "tf32"), HOPPER)
             if c.stem == family.STEM and c.refusal is None and c.tile.half
         ]
         assert served
@@ -213,8 +244,7 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
                 )
 
         for candidate in served[:4]:
-            changes = {"half": False} | ({"resident": False} if family is sm90_tf32_forward else {})
-            tile = dataclasses.replace(candidate.tile, **changes)
+            tile = dataclasses.replace(candidate.tile, half=False, resident=False)
             want = output(Candidate(family.STEM, tile, None, 0)).view(torch.int32)
             for _ in range(3):
                 assert torch.equal(output(candidate).view(torch.int32), want), candidate
