@@ -115,21 +115,37 @@ BUSY_CASES = (
 )
 
 
+def named(value):
+    """A kernel family or a tile, in a test's name."""
+    return getattr(value, "STEM", str(value))
+
+
+def of_tile(family, tile, case, math="tf32"):
+    """The tile as a candidate for a layer: in a list, empty where it cannot serve."""
+    found = candidates(problem_of(case, math=math), HOPPER)
+    return [c for c in found if (c.stem, c.tile, c.refusal) == (family.STEM, tile, None)]
+
+
 @on_hopper
-@pytest.mark.parametrize("tile", sm90_tf32_forward.TILES, ids=str)
-def test_every_tile_of_staged_patches_on_a_busy_device(tile):
-    torch.backends.cudnn.allow_tf32 = True
+@pytest.mark.parametrize(
+    ("family", "tile"),
+    [(family, tile) for family in (sm90_tf32_forward, sm90_split_forward) for tile in family.TILES],
+    ids=named,
+)
+def test_every_tile_of_staged_patches_on_a_busy_device(family, tile):
+    strict = family is sm90_split_forward
+    torch.backends.cudnn.allow_tf32 = not strict
+    # The tensor cores cut a sum after each product; one wrong fragment is 1e-4.
+    most = 5e-7 if strict else 1e-5
     served = 0
     for case in BUSY_CASES:
-        for candidate in candidates(problem_of(case), HOPPER):
-            chosen = (candidate.stem, candidate.tile) == (sm90_tf32_forward.STEM, tile)
-            if not chosen or candidate.refusal is not None:
-                continue
+        for candidate in of_tile(family, tile, case, "ieee" if strict else "tf32"):
             served += 1
             t = operands(case, torch.float32, "contiguous", "cuda")
+            x, w = (t.x, t.w) if strict else (round_to_tf32(t.x), round_to_tf32(t.w))
             exact = torch.nn.functional.conv_transpose2d(
-                round_to_tf32(t.x).double(),
-                round_to_tf32(t.w).double(),
+                x.double(),
+                w.double(),
                 None if t.bias is None else t.bias.double(),
                 stride=case.stride,
                 padding=case.padding,
@@ -140,43 +156,21 @@ def test_every_tile_of_staged_patches_on_a_busy_device(tile):
                         t.x, t.w, t.bias, stride=case.stride, padding=case.padding
                     )
                     error = (out.double() - exact).norm() / exact.norm()
-                    # The tensor cores cut a sum after each product; one wrong fragment is 1e-4.
-                    assert error <= 1e-5, f"{case}: {error}"
+                    assert error <= most, f"{case}: {error}"
     assert served > 0
 
 
 @on_hopper
-@pytest.mark.parametrize("tile", sm90_split_forward.TILES, ids=str)
-def test_every_tile_of_split_operands_on_a_busy_device(tile):
-    torch.backends.cudnn.allow_tf32 = False
-    served = 0
-    for case in BUSY_CASES:
-        for candidate in candidates(problem_of(case, math="ieee"), HOPPER):
-            chosen = (candidate.stem, candidate.tile) == (sm90_split_forward.STEM, tile)
-            if not chosen or candidate.refusal is not None:
-                continue
-            served += 1
-            t = operands(case, torch.float32, "contiguous", "cuda")
-            exact = torch.nn.functional.conv_transpose2d(
-                t.x.double(),
-                t.w.double(),
-                None if t.bias is None else t.bias.double(),
-                stride=case.stride,
-                padding=case.padding,
-            )
-            with tuning.using(candidate):
-                for _ in range(3):
-                    out = tconv.conv_transpose2d(
-                        t.x, t.w, t.bias, stride=case.stride, padding=case.padding
-                    )
-                    error = (out.double() - exact).norm() / exact.norm()
-                    assert error <= 5e-7, f"{case}: {error}"
-    assert served > 0
-
-
-@on_hopper
-@pytest.mark.parametrize("tile", sm90_tf32_wide_forward.TILES, ids=str)
-def test_every_tile_of_pixels_by_channels_and_phases(tile):
+@pytest.mark.parametrize(
+    ("family", "tile"),
+    [
+        (family, tile)
+        for family in (sm90_tf32_flat_forward, sm90_tf32_wide_forward)
+        for tile in family.TILES
+    ],
+    ids=named,
+)
+def test_every_tile_of_many_channels(family, tile):
     torch.backends.cudnn.allow_tf32 = True
     served = 0
     for case in (
@@ -186,13 +180,11 @@ def test_every_tile_of_pixels_by_channels_and_phases(tile):
         Case(2, 100, 150, 1, (11, 13), (3, 3), (2, 2), (1, 1), (1, 0), (2, 2)),  # empty phases
         Case(4, 33, 21, 1, (5, 67), (3, 7), (1, 3), (1, 2)),
     ):
-        for candidate in candidates(problem_of(case), HOPPER):
-            chosen = (candidate.stem, candidate.tile) == (sm90_tf32_wide_forward.STEM, tile)
-            if chosen and candidate.refusal is None:
-                served += 1
-                with tuning.using(candidate):
-                    tensors = operands(case, torch.float32, "contiguous", "cuda")
-                    assert_maps_right(case, tensors, tf32=True)
+        for candidate in of_tile(family, tile, case):
+            served += 1
+            with tuning.using(candidate):
+                tensors = operands(case, torch.float32, "contiguous", "cuda")
+                assert_maps_right(case, tensors, tf32=True)
     assert served > 0
 
 
@@ -278,13 +270,11 @@ def test_every_tile_that_adds_overlaps_in_registers(tile, layout):
         Case(3, 20, 4, 5, (11, 131), (3, 5), (2, 4), (1, 2), (0, 1)),
         Case(2, 100, 3, 1, (61, 60), (3, 3), (1, 1), (1, 1)),
     ):
-        for candidate in candidates(problem_of(case), HOPPER):
-            chosen = (candidate.stem, candidate.tile) == (sm90_tf32_overlap_forward.STEM, tile)
-            if chosen and candidate.refusal is None:
-                served += 1
-                with tuning.using(candidate):
-                    tensors = operands(case, torch.float32, layout, "cuda")
-                    assert_maps_right(case, tensors, tf32=True)
+        for candidate in of_tile(sm90_tf32_overlap_forward, tile, case):
+            served += 1
+            with tuning.using(candidate):
+                tensors = operands(case, torch.float32, layout, "cuda")
+                assert_maps_right(case, tensors, tf32=True)
     assert served > 0
 
 
@@ -320,7 +310,7 @@ def test_the_same_call_gives_the_same_bits():
         Case(1, 1, 1, 70_000, (2, 2), (2, 2), (2, 2)),
         Case(1, 1, 1, 1, (70_000, 3), (3, 3), (2, 1)),
     ),
-    ids=str,
+    ids=named,
 )
 def test_sizes_beyond_a_grid_dimension(case):
     assert_maps_right(case, operands(case, torch.float32, "contiguous", "cuda"))
