@@ -27,6 +27,7 @@ _pytorch = torch._C._VariableFunctions.conv_transpose2d
 """PyTorch's own function, which `enable` leaves alone."""
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
+_STRIDED = torch.strided
 _DEFAULT_RULES = (
     Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
     torch._C._disabled_torch_function_impl,
@@ -108,9 +109,10 @@ def _is_sound(
     output_padding: tuple[int, int],
     dilation: tuple[int, int],
     groups: int,
+    unobserved: bool,
 ) -> bool:
     """Whether PyTorch would compute the call, and an output with pixels; input is 4-d."""
-    if weight.dim() != 4 or weight.layout is not torch.strided or weight.is_nested:
+    if weight.dim() != 4 or weight.layout is not _STRIDED or weight.is_nested:
         return False
     device = input.device
     dtype = input.dtype
@@ -120,7 +122,7 @@ def _is_sound(
         return False
     if bias is not None and (
         bias.device != device
-        or bias.layout is not torch.strided
+        or bias.layout is not _STRIDED
         or (bias.dtype is not dtype and _computed_dtype(bias) is not _computed_dtype(input))
     ):
         return False
@@ -134,6 +136,8 @@ def _is_sound(
         dilation,
         groups,
     )
+    if unobserved:
+        return _has_sound_output(*sizes)
     if torch.compiler.is_compiling():
         # The operator's fake implementation refuses what remains, without narrowing the graph's
         # sizes.
@@ -236,27 +240,31 @@ def conv_transpose2d(
         TypeError: for arguments of the wrong type, with PyTorch's own message.
         TconvError: where a kernel cannot be compiled or launched.
     """
+    unobserved = not torch.compiler.is_compiling() and ops.unobserved(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if type(input) not in _PLAIN or type(weight) not in _PLAIN or type(bias) not in _PLAIN:
-        kinds: set[Any] = {type(input), type(weight), type(bias)} - _PLAIN
-        if not all(issubclass(kind, Tensor) for kind in kinds):
+    if not unobserved:
+        if type(input) not in _PLAIN or type(weight) not in _PLAIN or type(bias) not in _PLAIN:
+            kinds: set[Any] = {type(input), type(weight), type(bias)} - _PLAIN
+            if not all(issubclass(kind, Tensor) for kind in kinds):
+                if has_torch_function_variadic(input, weight, bias):
+                    # What stands in for a tensor, such as torch.fx's proxy, notes our function.
+                    return handle_torch_function(
+                        conv_transpose2d, (input, weight, bias), *arguments
+                    )
+                return _pytorch(*arguments)
+            if any(map(_has_own_rules, kinds)):
+                if input.device.type == "cuda":
+                    _decline("tensors of type " + ", ".join(sorted(k.__name__ for k in kinds)))
+                return _pytorch(*arguments)
             if has_torch_function_variadic(input, weight, bias):
-                # What stands in for a tensor, such as torch.fx's proxy, notes our function.
+                # PyTorch's default rule calls us again, and gives the result its class back.
                 return handle_torch_function(conv_transpose2d, (input, weight, bias), *arguments)
+        elif input is None or weight is None:
             return _pytorch(*arguments)
-        if any(map(_has_own_rules, kinds)):
-            if input.device.type == "cuda":
-                _decline("tensors of type " + ", ".join(sorted(k.__name__ for k in kinds)))
-            return _pytorch(*arguments)
-        if has_torch_function_variadic(input, weight, bias):
-            # PyTorch's default rule calls us again, and gives the result its class back.
-            return handle_torch_function(conv_transpose2d, (input, weight, bias), *arguments)
-    elif input is None or weight is None:
-        return _pytorch(*arguments)
 
     # `device.type` takes half a microsecond to make its name.
     device = "cuda" if input.is_cuda else input.device.type
-    if torch.jit.is_tracing():
+    if not unobserved and torch.jit.is_tracing():
         # A traced module is TorchScript, which must load, or become ONNX, where tconv is not.
         if device == "cuda":
             _decline("torch.jit.trace")
@@ -264,7 +272,7 @@ def conv_transpose2d(
     if device != "cuda" and device != "cpu":
         return _pytorch(*arguments)
     dtype = input.dtype
-    if dtype not in ops.DTYPES or input.layout is not torch.strided or input.is_nested:
+    if dtype not in ops.DTYPES or input.layout is not _STRIDED or input.is_nested:
         if device == "cuda" or settings.emulate():
             _decline(f"{dtype} tensors of layout {input.layout}")
         return _pytorch(*arguments)
@@ -273,7 +281,7 @@ def conv_transpose2d(
     padding_pair = _pair(padding)
     output_padding_pair = _pair(output_padding)
     dilation_pair = _pair(dilation)
-    group_count = _integer(groups)
+    group_count = groups if type(groups) is int else _integer(groups)
     if (
         stride_pair is None
         or padding_pair is None
@@ -283,14 +291,15 @@ def conv_transpose2d(
     ):
         return _pytorch(*arguments)
     geometry = (stride_pair, padding_pair, output_padding_pair, dilation_pair, group_count)
+    forward = ops.forward_unobserved if unobserved else ops.forward
     dimensions = input.dim()
     if dimensions == 4:
-        if _is_sound(input, weight, bias, *geometry):
-            return ops.forward(input, weight, bias, *geometry)
+        if _is_sound(input, weight, bias, *geometry, unobserved):
+            return forward(input, weight, bias, *geometry)
     elif dimensions == 3:
         batch = input.unsqueeze(0)
-        if _is_sound(batch, weight, bias, *geometry):
-            return ops.forward(batch, weight, bias, *geometry).squeeze(0)
+        if _is_sound(batch, weight, bias, *geometry, unobserved):
+            return forward(batch, weight, bias, *geometry).squeeze(0)
     return _pytorch(*arguments)
 
 

@@ -117,10 +117,9 @@ def _runner() -> ModuleType:
 
 
 def _runs_our_kernels(tensor: Tensor) -> bool:
-    if tensor.dtype not in DTYPES:
-        return False
     # A device's `type` is made anew each time, which takes longer than all else here.
-    return tensor.is_cuda or (tensor.is_cpu and settings.emulate())
+    ours = tensor.is_cuda or (tensor.is_cpu and settings.emulate())
+    return ours and tensor.dtype in DTYPES
 
 
 # PyTorch's own operators: the CPU's implementation, and that of any device we have no kernels for
@@ -790,28 +789,28 @@ _register()
 # The ways in
 
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-def _unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
+def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
     """Whether the dispatcher would do nothing for a call on these tensors but call us.
 
     True of an ordinary eager call: no subclass, mode, transform, tracer or profiler. Autocast is
-    left to `forward`, the only one of the three that it changes.
+    left to `forward`, the only one of the three that it changes. Whoever asks has asked
+    `torch.compiler.is_compiling` before.
     """
     return (
         type(first) in _PLAIN
         and type(second) in _PLAIN
-        and type(third) in _PLAIN
+        and (third is None or (type(third) in _PLAIN and not third.is_neg()))
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and not torch._C._are_functorch_transforms_active()
-        and torch._C._get_tracing_state() is None
+        and not torch._C._is_tracing()
         and not torch._C._autograd._profiler_enabled()
         and forward_ad._current_level < 0
         and not first.is_neg()
         and not second.is_neg()
-        and (third is None or not third.is_neg())
     )
 
 
@@ -843,18 +842,37 @@ def forward(
     The arguments must be sound: `functional.conv_transpose2d` is where they are checked. Under
     autocast their dtypes may differ.
     """
-    arguments = (input, weight, bias, stride, padding, output_padding, dilation, groups)
-    if torch.compiler.is_compiling() or not _unobserved(input, weight, bias):
-        return _forward_op(*arguments)
+    geometry = (stride, padding, output_padding, dilation, groups)
+    if torch.compiler.is_compiling() or not unobserved(input, weight, bias):
+        return _forward_op(input, weight, bias, *geometry)
+    return forward_unobserved(input, weight, bias, *geometry)
+
+
+def forward_unobserved(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    output_padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> Tensor:
+    """As `forward`, of a call that is not compiled and of tensors that are `unobserved`.
+
+    For who has asked already: asking takes longer than all else that is done here.
+    """
     if torch._C._is_any_autocast_enabled():
         device = input.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            cast = (_cast(tensor, device, dtype) for tensor in arguments[:3])
-            arguments = (*cast, *arguments[3:])
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:3]):
-        return TconvForward.apply(_forward_impl, *arguments)
-    return _forward_impl(*arguments)
+            input = _cast(input, device, dtype)
+            weight = _cast(weight, device, dtype)
+            bias = _cast(bias, device, dtype)
+    geometry = (stride, padding, output_padding, dilation, groups)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
+        return TconvForward.apply(_forward_impl, input, weight, bias, *geometry)
+    return _forward_impl(input, weight, bias, *geometry)
 
 
 def input_gradient(
@@ -892,7 +910,7 @@ def input_gradient(
         dilation,
         groups,
     )
-    if torch.compiler.is_compiling() or not _unobserved(grad_output, weight):
+    if torch.compiler.is_compiling() or not unobserved(grad_output, weight):
         return _input_gradient_op(*arguments)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(grad_output, weight):
         return TconvInputGradient.apply(_input_gradient_impl, *arguments)
@@ -937,7 +955,7 @@ def weight_gradient(
         groups,
         channels_last,
     )
-    if torch.compiler.is_compiling() or not _unobserved(input, grad_output):
+    if torch.compiler.is_compiling() or not unobserved(input, grad_output):
         return _weight_gradient_op(*arguments)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(input, grad_output):
         return TconvWeightGradient.apply(_weight_gradient_impl, *arguments)
