@@ -6,12 +6,13 @@ Arguments have been checked by `functional`; none of the tensors is empty.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError, LaunchError
 from tconv.jit import runtime, tensor_map
+from tconv.jit.module import Kernel, Launch
 from tconv.jit.target import Target
 from tconv.kernels.family import Operands, TensorView
 from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
@@ -66,13 +68,11 @@ def forward(
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
     geometry = (stride, padding, output_padding, dilation, groups)
-    size, channels_last = _output_form(
-        input.shape, input.stride(), weight.shape, weight.stride(), geometry
-    )
-    output = _empty(input, size, channels_last)
     if bias is not None:
         bias = bias.contiguous()
-    _launch("forward", geometry, input, weight, output, bias=bias)
+    call = _find("forward", geometry, input, weight, None, bias)
+    output = input.new_empty_strided(call.y_shape, call.strides[2])
+    _launch(call, input, weight, output, bias)
     return output
 
 
@@ -104,7 +104,8 @@ def input_gradient(
         (grad_output.shape[0], weight.shape[0], *input_size),
         is_channels_last(grad_output) or is_channels_last(weight),
     )
-    _launch("input_gradient", geometry, gradient, weight, grad_output)
+    call = _find("input_gradient", geometry, gradient, weight, grad_output)
+    _launch(call, gradient, weight, grad_output)
     return gradient
 
 
@@ -134,7 +135,8 @@ def weight_gradient(
     """
     geometry = (stride, padding, output_padding, dilation, groups)
     shape = (input.shape[1], grad_output.shape[1] // groups, *kernel_size)
-    partial = _launch("weight_gradient", geometry, input, shape, grad_output)
+    call = _find("weight_gradient", geometry, input, shape, grad_output)
+    partial = _launch(call, input, None, grad_output)
     assert partial is not None
     # In order, and in the sums' own type: torch.sum over the leading dimension is deterministic.
     total = partial[0] if partial.shape[0] == 1 else partial.sum(0)
@@ -154,17 +156,16 @@ _PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 def _empty(like: Tensor, size: Sizes, channels_last: bool) -> Tensor:
     """An uninitialised tensor of that dtype and device."""
-    if not channels_last:
-        return like.new_empty(size)  # half a microsecond less than torch.empty
-    return torch.empty(
-        size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
-    )
+    # Half a microsecond less than `new_empty`, and that again less than `torch.empty`.
+    return like.new_empty_strided(size, _dense_strides(size, channels_last))
 
 
-class _Launchable(Protocol):
-    def launch(
-        self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False
-    ) -> None: ...
+def _dense_strides(shape: Sizes, channels_last: bool) -> Sizes:
+    """What `torch.empty` gives a tensor of that shape, none of whose sizes is 0."""
+    _, channels, height, width = shape
+    if channels_last:
+        return height * width * channels, 1, width * channels, channels
+    return channels * height * width, height * width, width, 1
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class _Prepared:
     """A plan and its kernels, on one device or in the emulator."""
 
     plan: Plan
-    kernels: tuple[_Launchable | EmulatedKernel, ...]  # of its launches
+    kernels: tuple[Kernel | EmulatedKernel, ...]  # of its launches
 
 
 @functools.lru_cache(maxsize=4096)
@@ -187,17 +188,6 @@ def _axes(
     axes = zip(input_size, kernel_size, stride, padding, output_padding, dilation, strict=True)
     height, width = (Axis(*map(int, axis)) for axis in axes)
     return height, width
-
-
-@functools.lru_cache(maxsize=4096)
-def _output_form(
-    x_shape: Sizes, x_strides: Sizes, w_shape: Sizes, w_strides: Sizes, geometry: Geometry
-) -> tuple[Sizes, bool]:
-    """The output's shape, and whether it is channels_last."""
-    axes = _axes(x_shape[2:], w_shape[2:], *geometry[:4])
-    shape = (x_shape[0], w_shape[1] * geometry[4], *(axis.output_size for axis in axes))
-    channels_last = fits_channels_last(x_shape, x_strides) or fits_channels_last(w_shape, w_strides)
-    return shape, channels_last
 
 
 class _Address(NamedTuple):
@@ -244,7 +234,7 @@ class _Bound:
     tensors of the same sizes and strides.
     """
 
-    kernel: _Launchable | EmulatedKernel
+    kernel: Kernel | EmulatedKernel
     grid: int
     template: bytes
     addresses: tuple[_Address, ...]
@@ -253,7 +243,7 @@ class _Bound:
     @classmethod
     def of(
         cls,
-        kernel: _Launchable | EmulatedKernel,
+        kernel: Kernel | EmulatedKernel,
         grid: int,
         source: KernelSource,
         arguments: Callable[[Operands], bytes],
@@ -305,10 +295,22 @@ class _Call:
     """A map on tensors of given sizes, strides and alignment, wherever they lie."""
 
     problem: Problem
+    y_shape: tuple[int, ...]
     strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of x, w, y
     settings: tuple[str | None, str, bool]
     device: int | None
-    choice: Candidate | None
+    choice: Candidate | None = None
+
+    def on(self, choice: Candidate) -> _Call:
+        """This call on a candidate, untuned."""
+        found = self._chosen.get(choice)
+        if found is None:  # of two threads that make one at a time, both go on with the first's
+            found = self._chosen.setdefault(choice, dataclasses.replace(self, choice=choice))
+        return found
+
+    @functools.cached_property
+    def _chosen(self) -> dict[Candidate, _Call]:
+        return {}
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -325,20 +327,20 @@ class _Call:
         )
 
     @functools.cached_property
-    def filled(self) -> Callable[[tuple[int, ...]], list[tuple[_Launchable, int, bytes]]]:
-        """From the operands' addresses to kernel, grid and arguments of each launch on a device.
+    def filled(self) -> Callable[[tuple[int, ...]], list[Launch]]:
+        """From the operands' addresses to the launches on a device.
 
         Remembered: a program's calls soon meet the allocator's same few addresses again, and
         filling in takes longer than a launch.
         """
         launches = self.launches  # not `self`, which would hold itself
 
-        def fill(addresses: tuple[int, ...]) -> list[tuple[_Launchable, int, bytes]]:
+        def fill(addresses: tuple[int, ...]) -> list[Launch]:
             filled = []
             for bound in launches:
                 assert not isinstance(bound.kernel, EmulatedKernel)
                 arguments = bound.arguments(addresses, tensor_map.encode)
-                filled.append((bound.kernel, bound.grid, arguments))
+                filled.append(bound.kernel.prepare(bound.grid, arguments))
             return filled
 
         return functools.lru_cache(maxsize=64)(fill)
@@ -364,18 +366,24 @@ def _call(
     x_strides: Sizes,
     w_shape: Sizes,
     w_strides: Sizes,
-    y_shape: Sizes,
-    y_strides: Sizes,
+    y_shape: Sizes | None,
+    y_strides: Sizes | None,
     dtype: torch.dtype,
     device: int | None,
     tf32: bool,
     bias: bool,
     aligned: bool,
     settings: tuple[str | None, str, bool],
-    choice: Candidate | None,
 ) -> _Call:
+    """What is known of a call by all that it depends on; y is None where the call makes it."""
     height, width = _axes(x_shape[2:], w_shape[2:], *geometry[:4])
     groups = geometry[4]
+    if y_shape is None or y_strides is None:
+        y_shape = (x_shape[0], w_shape[1] * groups, height.output_size, width.output_size)
+        y_strides = _dense_strides(
+            y_shape,
+            fits_channels_last(x_shape, x_strides) or fits_channels_last(w_shape, w_strides),
+        )
     tensors = ((x_shape, x_strides), (w_shape, w_strides), (y_shape, y_strides))
     in_channels, out_channels = x_shape[1], y_shape[1]
     problem = Problem(
@@ -396,74 +404,82 @@ def _call(
         wide_offsets=any(_reach(*tensor) > WIDE_OFFSET for tensor in tensors),
         x_aligned=direction == "forward" and aligned and _on_vectors(x_strides, dtype.itemsize),
     )
-    return _Call(problem, (x_strides, w_strides, y_strides), settings, device, choice)
+    return _Call(problem, y_shape, (x_strides, w_strides, y_strides), settings, device)
 
 
-def _launch(
+def _find(
     direction: Direction,
     geometry: Geometry,
     x: Tensor,
     w: Tensor | tuple[int, ...],
-    y: Tensor,
+    y: Tensor | None,
     bias: Tensor | None = None,
-    choice: Candidate | None = None,
-) -> Tensor | None:
-    """Runs one map; returns the workspace of partial results, None where there is none.
-
-    `w` is a shape where the direction computes it; `choice` runs that candidate, untuned.
-    """
-    device = x.device.index if x.is_cuda else None
-    w_address, w_shape, w_strides = (
-        (w.data_ptr(), w.shape, w.stride()) if isinstance(w, Tensor) else (0, w, _NO_STRIDES)
-    )
-    x_address = x.data_ptr()
+) -> _Call:
+    """The call on these tensors; `w` is a shape and `y` None where the direction computes it."""
+    device = x.get_device() if x.is_cuda else None
+    w_shape, w_strides = (w.shape, w.stride()) if isinstance(w, Tensor) else (w, _NO_STRIDES)
     dtype = x.dtype
-    key = (
+    return _call(
         direction,
         geometry,
         x.shape,
         x.stride(),
         w_shape,
         w_strides,
-        y.shape,
-        y.stride(),
+        None if y is None else y.shape,
+        None if y is None else y.stride(),
         dtype,
         device,
         dtype is torch.float32 and tf32_allowed(),
         bias is not None,
-        x_address % 16 == 0,
+        x.data_ptr() % 16 == 0,
         # On a device the last two mean nothing.
         (settings.kernel(), "", False)
         if device is not None
         else (settings.kernel(), settings.emulate_arch(), settings.sanitize()),
     )
-    call = _call(*key, choice)
-    if choice is None and (tuning.is_on() or tuning.is_forced()):
+
+
+def _launch(
+    call: _Call,
+    x: Tensor,
+    w: Tensor | None,
+    y: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor | None:
+    """Runs a call on its kernel, or on the one that tuning chooses; returns what `_run` does."""
+    if tuning.may_choose():
 
         def launch(candidate: Candidate) -> None:
-            results = _launch(direction, geometry, x, w, y, bias, candidate)
+            results = _run(call.on(candidate), x, w, y, bias)
             if results is not None and len(results) > 1:  # their sum belongs to what it takes
                 results.sum(0)
 
-        choice = tuning.choose(call.problem, device, launch)
+        choice = tuning.choose(call.problem, call.device, launch)
         if choice is not None:
-            call = _call(*key, choice)
+            return _run(call.on(choice), x, w, y, bias)
+    return _run(call, x, w, y, bias)
+
+
+def _run(call: _Call, x: Tensor, w: Tensor | None, y: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Launches a call's kernels; returns the workspace of partial results, None without one."""
     partial = packed = None
     if call.partial_shape is not None:
-        accumulated = torch.float64 if dtype is torch.float64 else torch.float32
+        accumulated = torch.float64 if x.dtype is torch.float64 else torch.float32
         partial = torch.empty(call.partial_shape, dtype=accumulated, device=x.device)
     if call.packed_elements:
         packed = x.new_empty(call.packed_elements, dtype=torch.float32)
     addresses = (
-        x_address,
-        w_address,
+        x.data_ptr(),
+        0 if w is None else w.data_ptr(),
         y.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if packed is None else packed.data_ptr(),
         0 if partial is None else partial.data_ptr(),
     )
+    device = call.device
     if device is None:
-        used = [t for t in (x, w, y, bias, packed, partial) if isinstance(t, Tensor)]
+        used = [t for t in (x, w, y, bias, packed, partial) if t is not None]
         memory = _allocations(used)
         for bound in call.launches:
             assert isinstance(bound.kernel, EmulatedKernel)
@@ -474,8 +490,8 @@ def _launch(
     # The packing waits for all that came before it; the kernel behind it need not wait to start.
     dependent = False
     try:
-        for kernel, grid, arguments in call.filled(addresses):
-            kernel.launch(grid, arguments, stream, dependent)
+        for launch in call.filled(addresses):
+            launch.start(stream, dependent)
             dependent = True
     except LaunchError as error:
         raise LaunchError(f"{error}\nplan: {call.plan}") from error
@@ -499,7 +515,7 @@ def _prepare(
     chosen = plan(problem, target) if choice is None else make_plan(problem, target, choice)
     sources = [launch.source for launch in chosen.launches]
 
-    def load(source: KernelSource) -> _Launchable | EmulatedKernel:
+    def load(source: KernelSource) -> Kernel | EmulatedKernel:
         if device is None:
             return EmulatedKernel(source, sanitize=sanitize)
         return runtime.load(source, device)

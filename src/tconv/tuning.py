@@ -98,9 +98,9 @@ def is_on() -> bool:
     return _depth > 0 or torch._C._get_cudnn_benchmark()
 
 
-def is_forced() -> bool:
-    """Whether this thread is within `using`."""
-    return _forced.get() is not None
+def may_choose() -> bool:
+    """Whether `choose` may have something to say: tuning is on, or this thread within `using`."""
+    return _depth > 0 or torch._C._get_cudnn_benchmark() or _forced.get() is not None
 
 
 def timer_for(device: int | None) -> Timer | None:

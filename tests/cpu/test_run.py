@@ -11,18 +11,23 @@ import torch
 from tconv import run
 from tconv.kernels.family import Operands
 from tconv.kernels.source import TENSOR_MAP, KernelSource
+from tconv.memory_format import is_channels_last, memory_format
 
 STREAM = 0x1000
 
 
 class Recorded:
-    """A kernel that notes its launches."""
+    """A kernel, and each of its launches, that notes what is started."""
 
-    def __init__(self, launched: list[tuple[Any, ...]]) -> None:
+    def __init__(self, launched: list[tuple[Any, ...]], of: tuple[Any, ...] = ()) -> None:
         self.launched = launched
+        self.of = of
 
-    def launch(self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False) -> None:
-        self.launched.append((grid, arguments, stream, dependent))
+    def prepare(self, grid: int, arguments: bytes) -> Recorded:
+        return Recorded(self.launched, (grid, arguments))
+
+    def start(self, stream: int = 0, dependent: bool = False) -> None:
+        self.launched.append((*self.of, stream, dependent))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -31,29 +36,42 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
 ) -> None:
     launched: list[tuple[Any, ...]] = []
     kernel = Recorded(launched)
-    launches = [(kernel, 7, b"packing"), (kernel, 8, b"kernel")][0 if packed else 1 :]
+    launches = [kernel.prepare(7, b"packing"), kernel.prepare(8, b"kernel")][0 if packed else 1 :]
     call = SimpleNamespace(
-        partial_shape=None, packed_elements=5 if packed else 0, filled=lambda addresses: launches
+        device=0,
+        partial_shape=None,
+        packed_elements=5 if packed else 0,
+        filled=lambda addresses: launches,
     )
-    monkeypatch.setattr(run, "_call", lambda *key: call)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     real = torch.zeros(1, 16, 4, 4)
-    x = SimpleNamespace(
-        is_cuda=True,
-        device=torch.device("cpu", 0),
-        dtype=real.dtype,
-        shape=real.shape,
-        stride=real.stride,
-        data_ptr=real.data_ptr,
-        new_empty=real.new_empty,
-    )
-    geometry = ((1, 1), (0, 0), (0, 0), (1, 1), 1)
     for _ in range(2):  # the second call's packing is no dependent launch either
-        run._launch("forward", geometry, x, real, real)  # type: ignore[arg-type]
+        run._launch(call, real, real, real)  # type: ignore[arg-type]
     expected = [(8, b"kernel", STREAM, packed)]
     if packed:
         expected.insert(0, (7, b"packing", STREAM, False))
     assert launched == expected * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight_shape"),
+    [((2, 4, 5, 7), (4, 6, 3, 2)), ((1, 4, 1, 1), (4, 6, 1, 1)), ((3, 1, 4, 1), (1, 1, 2, 1))],
+)
+@pytest.mark.parametrize("channels_last", ["neither", "input", "weight"])
+def test_the_output_has_the_strides_that_torch_would_give_it(
+    shape: tuple[int, ...], weight_shape: tuple[int, ...], channels_last: str
+) -> None:
+    x, w = torch.zeros(shape), torch.zeros(weight_shape)
+    if channels_last == "input":
+        x = x.to(memory_format=torch.channels_last)
+    if channels_last == "weight":
+        w = w.to(memory_format=torch.channels_last)
+    geometry = ((2, 1), (0, 0), (1, 0), (1, 1), 1)
+    call = run._find("forward", geometry, x, w, None)
+    size = torch.nn.functional.conv_transpose2d(x, w, None, *geometry[:3], 1, geometry[3]).shape
+    format_ = memory_format(is_channels_last(x) or is_channels_last(w))
+    expected = torch.empty(size, memory_format=format_)
+    assert (call.y_shape, call.strides[2]) == (expected.shape, expected.stride())
 
 
 def test_arguments_are_filled_in_once_for_the_same_addresses(
@@ -80,12 +98,14 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
     kernel = Recorded([])
     strides = dict.fromkeys("xwy", (1, 1, 1, 1))
     bound = run._Bound.of(kernel, 3, source, arguments, strides)
-    call = run._Call(None, ((), (), ()), (None, "", False), 0, None)  # type: ignore[arg-type]
+    call = run._Call(None, (), ((), (), ()), (None, "", False), 0)  # type: ignore[arg-type]
     call.__dict__["launches"] = (bound,)
     for _ in range(2):
         for base in (0x1000, 0x2000):
-            ((filled, grid, written),) = call.filled((base, base + 1, base + 2, 0, 0, 0))
-            assert (filled, grid) == (kernel, 3)
+            (filled,) = call.filled((base, base + 1, base + 2, 0, 0, 0))
+            assert isinstance(filled, Recorded)
+            grid, written = filled.of
+            assert grid == 3
             offsets = source.offsets
             at = offsets["source_map"]
             assert written[at : at + 128] == (base + 16).to_bytes(128, "little")

@@ -240,15 +240,14 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     clock = iter(range(100, 0, -1))  # what is timed last is the fastest
     monkeypatch.setattr(tuning, "timer_for", lambda device: lambda call: call() or next(clock))
     used = []
-    honest = run._call
+    honest = run._Call.on
 
-    def bind(*arguments):
-        call = honest(*arguments)
-        if arguments[-1] is not None:  # a candidate, timed or chosen
-            used.append((call.problem, (call.plan.stem, call.plan.tile)))
+    def on(call, candidate):  # timed or chosen
+        call = honest(call, candidate)
+        used.append((call.problem, (call.plan.stem, call.plan.tile)))
         return call
 
-    monkeypatch.setattr(run, "_call", bind)
+    monkeypatch.setattr(run._Call, "on", on)
     tuning.forget()
 
     x, w = torch.randn(1, 3, 4, 4), torch.randn(3, 2, 3, 3)

@@ -100,28 +100,19 @@ class Kernel:
         )
 
     def launch(self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False) -> None:
-        """Start the kernel on a stream and return at once.
+        """Start the kernel on a stream and return at once: `prepare`, and the launch's `start`."""
+        self.prepare(grid, arguments).start(stream, dependent)
 
-        A dependent launch may start while the launch in front of it in the stream still runs, once
-        all blocks of that one have called `griddepcontrol_launch_dependents` or are over. Its
-        kernel calls `griddepcontrol_wait` before it touches what that launch writes.
-
-        NOTE: the launch in front must be a plain one, which starts when all before it are over, and
-        some thread of the dependent one must wait, so that it is not over first. A plain launch
-        behind both then starts after both, and memory may be used again in the stream's order, as
-        the caching allocator does: the next call's packing, into the same memory, is plain.
+    def prepare(self, grid: int, arguments: bytes) -> Launch:
+        """A launch of the kernel, to be started as often as its arguments stay what they are.
 
         Args:
             grid: number of blocks, 1 to 2**31 - 1.
             arguments: the bytes of the entry point's `Arguments`, as `KernelSource.pack` makes
                 them.
-            stream: the stream's handle (`torch.cuda.Stream.cuda_stream`), of this device.
-            dependent: as above; on a device before 9.0, or with a driver before 12.3, no
-                difference.
 
         Raises:
-            LaunchError: with the launch's shape and the CUDA error; an error that an earlier
-                kernel left behind shows up here too.
+            LaunchError: for a grid or a number of bytes that the kernel cannot be launched with.
         """
         if not 0 < grid <= MAX_GRID:
             raise self._refusal(grid, f"the grid must have 1 to {MAX_GRID} blocks")
@@ -130,32 +121,7 @@ class Kernel:
                 grid,
                 f"its arguments take {self.argument_bytes} bytes, got {len(arguments)}",
             )
-        # The kernel has one parameter, so the driver wants the address of one pointer to it. The
-        # driver copies the parameter before it returns, hence straight from the bytes object.
-        parameter = c_char_p(arguments)
-        if dependent and self._launch_dependent is not None:
-            configuration = self._configurations.get((grid, stream))
-            if configuration is None:
-                configuration = self._configure_dependent(grid, stream)
-            (result,) = self._launch_dependent(
-                configuration, self._function, addressof(parameter), 0
-            )
-        else:
-            (result,) = self._launch(
-                self._function,
-                grid,
-                1,
-                1,
-                self.threads,
-                1,
-                1,
-                self.shared_bytes,
-                stream,
-                addressof(parameter),
-                0,
-            )
-        if result:
-            self._launch_again(result, grid, arguments, stream, dependent)
+        return Launch(self, grid, arguments)
 
     def blocks_per_multiprocessor(self) -> int:
         """How many blocks of it one SM holds at once."""
@@ -191,52 +157,6 @@ class Kernel:
             self._configurations.clear()
         self._configurations[grid, stream] = made
         return made
-
-    def _launch_again(
-        self, result: Any, grid: int, arguments: bytes, stream: int, dependent: bool
-    ) -> None:
-        """Deal with a launch that failed: again with our context, if that is what it lacked.
-
-        A thread that has called nothing of CUDA yet, as one of autograd's, has no context, and
-        one that works on another device has another. Asking before each launch would slow down
-        all the others. The second launch is a plain one, which is right for a dependent one too.
-        """
-        driver = self._driver
-        codes = driver.CUresult
-        context_errors = (
-            codes.CUDA_ERROR_INVALID_CONTEXT,
-            codes.CUDA_ERROR_INVALID_HANDLE,
-            codes.CUDA_ERROR_CONTEXT_IS_DESTROYED,
-        )
-        # What a driver would say to the attribute of a dependent launch.
-        refusals = (codes.CUDA_ERROR_NOT_SUPPORTED,) if dependent else ()
-        if result in (*context_errors, *refusals):
-            parameter = c_char_p(arguments)
-            with _current_context(self.device):
-                (result,) = self._launch(
-                    self._function,
-                    grid,
-                    1,
-                    1,
-                    self.threads,
-                    1,
-                    1,
-                    self.shared_bytes,
-                    stream,
-                    addressof(parameter),
-                    0,
-                )
-            if not result:
-                return
-        reason = libraries.error_text(driver, result)
-        # The errors that an earlier kernel's fault leaves in the context: illegal address, launch
-        # timeout, assert, and the hardware exceptions from 714 to 719.
-        if int(result) in (700, 702, 710, *range(714, 720)):
-            reason += (
-                ". An earlier kernel on this device may have failed: CUDA reports that at the "
-                "next call. Run again with CUDA_LAUNCH_BLOCKING=1 to see which"
-            )
-        raise self._refusal(grid, reason)
 
     def _refusal(self, grid: int, reason: str) -> LaunchError:
         return LaunchError(
@@ -297,6 +217,108 @@ class Kernel:
                 f"got {'none' if not sizes else 'more'}"
             )
         return sizes[0]
+
+
+class Launch:
+    """A kernel's launch but for its stream; made by `Kernel.prepare`, immutable, thread-safe.
+
+    What every start of it has in common is made once: a start is a call of the driver.
+
+    Args:
+        kernel: what to launch.
+        grid: number of blocks.
+        arguments: the bytes of the entry point's `Arguments`.
+    """
+
+    __slots__ = ("_address", "_grid", "_kernel", "_parameter")
+
+    def __init__(self, kernel: Kernel, grid: int, arguments: bytes) -> None:
+        self._kernel = kernel
+        self._grid = grid
+        # The kernel has one parameter, so the driver wants the address of one pointer to it. The
+        # driver copies the parameter before it returns, hence straight from the bytes object.
+        self._parameter = c_char_p(arguments)
+        self._address = addressof(self._parameter)
+
+    def start(self, stream: int = 0, dependent: bool = False) -> None:
+        """Start the kernel on a stream and return at once.
+
+        A dependent launch may start while the launch in front of it in the stream still runs, once
+        all blocks of that one have called `griddepcontrol_launch_dependents` or are over. Its
+        kernel calls `griddepcontrol_wait` before it touches what that launch writes.
+
+        NOTE: the launch in front must be a plain one, which starts when all before it are over, and
+        some thread of the dependent one must wait, so that it is not over first. A plain launch
+        behind both then starts after both, and memory may be used again in the stream's order, as
+        the caching allocator does: the next call's packing, into the same memory, is plain.
+
+        Args:
+            stream: the stream's handle (`torch.cuda.Stream.cuda_stream`), of the kernel's device.
+            dependent: as above; on a device before 9.0, or with a driver before 12.3, no
+                difference.
+
+        Raises:
+            LaunchError: with the launch's shape and the CUDA error; an error that an earlier
+                kernel left behind shows up here too.
+        """
+        kernel = self._kernel
+        if dependent and kernel._launch_dependent is not None:
+            configuration = kernel._configurations.get((self._grid, stream))
+            if configuration is None:
+                configuration = kernel._configure_dependent(self._grid, stream)
+            (result,) = kernel._launch_dependent(configuration, kernel._function, self._address, 0)
+        else:
+            result = self._start_plain(stream)
+        if result:
+            self._start_again(result, stream, dependent)
+
+    def _start_plain(self, stream: int) -> Any:
+        kernel = self._kernel
+        (result,) = kernel._launch(
+            kernel._function,
+            self._grid,
+            1,
+            1,
+            kernel.threads,
+            1,
+            1,
+            kernel.shared_bytes,
+            stream,
+            self._address,
+            0,
+        )
+        return result
+
+    def _start_again(self, result: Any, stream: int, dependent: bool) -> None:
+        """Deal with a launch that failed: again with our context, if that is what it lacked.
+
+        A thread that has called nothing of CUDA yet, as one of autograd's, has no context, and
+        one that works on another device has another. Asking before each launch would slow down
+        all the others. The second launch is a plain one, which is right for a dependent one too.
+        """
+        kernel = self._kernel
+        codes = kernel._driver.CUresult
+        context_errors = (
+            codes.CUDA_ERROR_INVALID_CONTEXT,
+            codes.CUDA_ERROR_INVALID_HANDLE,
+            codes.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        )
+        # What a driver would say to the attribute of a dependent launch.
+        refusals = (codes.CUDA_ERROR_NOT_SUPPORTED,) if dependent else ()
+        if result in (*context_errors, *refusals):
+            with _current_context(kernel.device):
+                result = self._start_plain(stream)
+            if not result:
+                return
+        reason = libraries.error_text(kernel._driver, result)
+        # The errors that an earlier kernel's fault leaves in the context: illegal address, launch
+        # timeout, assert, and the hardware exceptions from 714 to 719.
+        if int(result) in (700, 702, 710, *range(714, 720)):
+            reason += (
+                ". An earlier kernel on this device may have failed: CUDA reports that at the "
+                "next call. Run again with CUDA_LAUNCH_BLOCKING=1 to see which"
+            )
+        raise kernel._refusal(self._grid, reason)
 
 
 @functools.cache
