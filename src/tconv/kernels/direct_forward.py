@@ -266,6 +266,20 @@ class Layout:
         tiles_y, tiles_x = self.tiles_yx
         return self.group_tiles * self.problem.batch * tiles_y * tiles_x
 
+    @property
+    def rows_in_image(self) -> float:
+        """Share of the tiles' rows that warps compute.
+
+        A warp whose first row lies behind the image's last is done where one step holds all input
+        channels; in deeper tiles it takes part in the barriers, and computes.
+        """
+        if self.chunks > 1:
+            return 1.0
+        of_warp = max(1, 32 // (self.tile.threads_x * self.threads_o))
+        height = self.problem.height
+        pixel_rows = -(-height.output_size // height.stride)
+        return -(-pixel_rows // of_warp) * of_warp / (self.tiles_yx[0] * self.tile_rows)
+
     def blocks(self, target: Target) -> int:
         """Blocks that an SM holds."""
         bound = bound_blocks(self.problem, self.tile)
@@ -344,16 +358,16 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: what the busiest SM issues, or waits for of shared memory, and the bytes.
 
     The two overlap, but never wholly: a part of the lesser is added. Factors are fitted by least
-    squares of the logarithm to 165 rows of the sweeps of 89 layers, benchmarks/fit_costs.py: off by
-    14% in the root mean square.
+    squares of the logarithm to 184 rows of the sweeps of 89 layers, benchmarks/fit_costs.py: off by
+    12% in the root mean square.
     """
     laid = layout(problem, tile)
     issue, shared = thread_work(laid)
     tiles = -(-laid.tiles // target.multiprocessors)
     resident = min(tiles, laid.blocks(target))
-    # Of the issue slots: few warps leave more of them empty.
-    efficiency = min(0.85, 0.45 + 0.12 * resident)
-    busy = 0.93 * tiles * max(issue / efficiency, WARPS * shared) / 1.7e9
+    # Of the issue slots: a block has one warp for each scheduler, which alone seldom fills them.
+    efficiency = min(0.85, 0.06 + 0.23 * resident)
+    busy = 0.94 * tiles * max(issue / efficiency, WARPS * shared) / 1.7e9
     # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
     rounds = laid.tiles / grid(problem, target, tile)
     uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 / resident
@@ -363,20 +377,22 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         else:
             uneven *= 1.48 if tile.threads_x == 32 else 1.75
     moved = problem.bytes / 4e12 * uneven
-    return max(busy, moved) + 0.225 * min(busy, moved) + 6e-6
+    return max(busy, moved) + 0.22 * min(busy, moved) + 5.3e-6
 
 
 def thread_work(laid: Layout) -> tuple[float, float]:
     """Instructions of a warp for one tile, and the cycles that shared memory is busy with them.
 
-    A shared access of 16 bytes a lane takes 4 cycles, 2 where several lanes read the same.
+    Means of the warps, of which some may have no row in the image. A shared access of 16 bytes a
+    lane takes 4 cycles, 2 where several lanes read the same.
     """
     problem, tile = laid.problem, laid.tile
     channels = problem.in_channels_per_group
+    rows = laid.thread_rows * laid.rows_in_image
     inputs = laid.window_vectors * (laid.y.span + 1) * laid.groups_y
     weights = problem.height.kernel * laid.row_weights / 4
-    issue = laid.thread_rows * channels * (laid.products + laid.groups_y * 4 + inputs + weights)
-    shared = laid.thread_rows * channels * (4.0 * inputs + 2.0 * weights)
+    issue = rows * channels * (laid.products + laid.groups_y * 4 + inputs + weights)
+    shared = rows * channels * (4.0 * inputs + 2.0 * weights)
 
     used, _ = laid.patch_vectors
     vector = 4 if laid.source_vectors else 1
@@ -386,8 +402,8 @@ def thread_work(laid: Layout) -> tuple[float, float]:
     issue += steps * (places * (40 + laid.depth * each) + 60) + 150
     shared += steps * places * laid.depth * vector * (3 if problem.math == "tf32" else 1)
 
-    full = len(laid.y.used) * laid.thread_rows
-    empty = problem.height.stride * laid.thread_rows - full
+    full = len(laid.y.used) * rows
+    empty = problem.height.stride * rows - full
     outputs = laid.channels * tile.pixels * problem.width.stride
     stores = outputs / laid.store_vector + 6 * laid.channels * 32 / tile.threads_x
     issue += full * (outputs / 2 + outputs / laid.store_vector + stores) + empty * stores
