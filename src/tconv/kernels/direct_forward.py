@@ -358,16 +358,19 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: what the busiest SM issues, or waits for of shared memory, and the bytes.
 
     The two overlap, but never wholly: a part of the lesser is added. Factors are fitted by least
-    squares of the logarithm to 184 rows of the sweeps of 89 layers, benchmarks/fit_costs.py: off by
-    12% in the root mean square.
+    squares of the logarithm to the 184 rows that benchmarks/fit_costs.py reads of it: off by
+    13% in the root mean square.
     """
     laid = layout(problem, tile)
     issue, shared = thread_work(laid)
     tiles = -(-laid.tiles // target.multiprocessors)
     resident = min(tiles, laid.blocks(target))
-    # Of the issue slots: a block has one warp for each scheduler, which alone seldom fills them.
-    efficiency = min(0.85, 0.06 + 0.23 * resident)
-    busy = 0.94 * tiles * max(issue / efficiency, WARPS * shared) / 1.7e9
+    # Of the issue slots: few warps leave more of them empty.
+    efficiency = min(0.85, 0.45 + 0.12 * resident)
+    busy = 0.97 * tiles * max(issue / efficiency, WARPS * shared) / 1.7e9
+    # A block begins with its weights, which a thread copies, and for TF32 rounds, one by one.
+    passes = 2 if problem.math == "tf32" else 1
+    busy += 200 * passes * laid.weights / THREADS / 1.7e9
     # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
     rounds = laid.tiles / grid(problem, target, tile)
     uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 / resident
@@ -377,7 +380,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         else:
             uneven *= 1.48 if tile.threads_x == 32 else 1.75
     moved = problem.bytes / 4e12 * uneven
-    return max(busy, moved) + 0.22 * min(busy, moved) + 5.3e-6
+    return max(busy, moved) + 0.2 * min(busy, moved) + 5.5e-6
 
 
 def thread_work(laid: Layout) -> tuple[float, float]:
