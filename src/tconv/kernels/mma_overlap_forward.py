@@ -461,8 +461,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: what the busiest SM issues, multiplies or waits for, and the bytes.
 
     They overlap, but never wholly: a part of the lesser is added. Factors are fitted by least
-    squares of the logarithm to 76 rows of the sweeps of 89 layers, benchmarks/fit_costs.py: off by
-    9% in the root mean square.
+    squares of the logarithm to the 76 rows that benchmarks/fit_costs.py reads of it: off by
+    6% in the root mean square.
     """
     laid = laid_out(problem, tile)
     issue, shared, multiply = step_work(laid)
@@ -472,7 +472,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     resident = min(-(-tiles // target.multiprocessors), blocks)
     rounds = -(-tiles // (target.multiprocessors * resident))
     # Of the issue slots: few warps leave more of them empty.
-    efficiency = 0.29 + 0.02 * resident * tile.warps
+    efficiency = 0.32 + 0.026 * resident * tile.warps
     busiest = max(issue / 4, shared, multiply)
     step = resident * busiest / efficiency
     if resident == 1:
@@ -480,28 +480,32 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         step += 0.18 * (issue / 4 + shared + multiply - busiest)
     # The two barriers of a step, and the way of its first products, come on top; half a step more
     # is where a tile starts.
-    busy = rounds * (steps + 0.5) * (step + 620) / 1.7e9
+    busy = rounds * (steps + 0.5) * (step + 530) / 1.7e9
+    # Rows and columns that neighbouring tiles and strips read as well.
     halo = 1 + laid.span_y / laid.tile_rows(target)
+    halo *= max(1.0, laid.strips * laid.columns / problem.width.size)
     uneven = rounds * resident * target.multiprocessors / tiles
     moved = problem.bytes / 4e12 * halo * (1 + 0.3 * (uneven - 1))
-    return max(busy, moved) + 0.35 * min(busy, moved) + 6.7e-6
+    return max(busy, moved) + 0.41 * min(busy, moved) + 6.8e-6
 
 
 def step_work(laid: Layout) -> tuple[float, float, float]:
     """Of a block's step: instructions, cycles of shared memory, and of the tensor cores."""
     problem, division = laid.problem, laid.division
     warps = division.m_groups * division.k_groups * division.n_groups
-    each = laid.passes * laid.fragments
-    products = warps * each * division.k_steps * division.row_tiles
-    reads = warps * each * division.k_steps * 2
-    stores = warps * each * division.row_tiles * 2
+    fragments = warps * laid.passes * laid.fragments
+    products = fragments * division.k_steps * division.row_tiles
+    reads = fragments * division.k_steps * 2
+    stores = fragments * division.row_tiles * 2
     vector = 4 if laid.source_vectors else 1
     copies = laid.depth * laid.step_rows * laid.columns / vector / 32
     outputs = laid.units * laid.step_rows * problem.width.stride
     taps = problem.taps / problem.height.stride * division.k_groups
     gathered = laid.units * laid.step_rows * taps
-    issue = products + 3 * reads + stores + 5 * copies + 2 * gathered
-    issue += outputs * (2 if laid.direct else 4) + laid.units * laid.step_rows * 25
+    issue = products + 3 * reads + stores + 5 * copies + 5.6 * gathered
+    # By way of shared memory an output is written and read, and each store asks if it lies inside.
+    each = 2 if laid.direct else 4 + 8 / image_tiles.store_vector(problem)
+    issue += outputs * each + laid.units * laid.step_rows * 25
     issue += laid.tile.warps * 100
     shared = reads + 2 * stores + copies * vector + gathered + outputs * (0 if laid.direct else 2)
     return issue, shared, products * 1024 / 640

@@ -361,7 +361,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: what is busiest and a part of the rest.
 
     A warpgroup waits for a step's copies before it multiplies, so that little of them is hidden.
-    The factors of the last line are fitted to 26 rows of the sweeps, benchmarks/fit_costs.py.
+    The factors of the last line are fitted to the 26 rows that benchmarks/fit_costs.py reads of it.
     """
     laid = layout(problem, tile)
     steps, step = steps_of(laid, target), step_cycles(laid)
