@@ -28,11 +28,17 @@ def store_vector(problem: Problem) -> int:
     return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
 
 
-def mma_why_not(problem: Problem, target: Target) -> str | None:
-    """One sentence where products on `mma.sync` with TF32 cannot serve, else None."""
+def mma_why_not(problem: Problem, target: Target, strict: bool = False) -> str | None:
+    """One sentence where products on `mma.sync` with TF32 cannot serve, else None.
+
+    Args:
+        problem: what is asked for.
+        target: the GPU.
+        strict: the kernel has products for strict float32 too.
+    """
     if target.capability < (8, 0):
         return f"multiplies TF32 by mma.sync, which sm_80 brought, the target is {target.arch}"
-    if problem.math != "tf32":
+    if problem.dtype != "float32" or (problem.math != "tf32" and not strict):
         return f"multiplies TF32, the layer's math is {problem.math} of {problem.dtype}"
     if problem.y_layout != "contiguous":
         return f"writes contiguous outputs, not {problem.y_layout}"

@@ -19,7 +19,16 @@
 //             group or of other channels comes up
 //   store     a warp gathers its outputs in shared memory in the order of the rows, at most 8 of
 //             them at a time, then writes them piece by piece
+//
+// Layer::split: strict float32, three products for one (<common/split.cuh>). Weights lie in shared
+// memory as both parts, pixels are split in registers, and the products of 8 channels of a slot go to
+// a temporary, those of low parts first: the tensor cores cut their sums after every product, and an
+// ordinary addition, which rounds, takes it to the unit's sums. The warps of a row gather it together
+// and each writes whole rows of some channels, from lines of 128 bytes on: fewer sectors have parts.
+#include <common/constant_tables.cuh>
 #include <common/image_tiles.cuh>
+#include <common/split.cuh>
+#include <ptx/barrier.cuh>
 #include <ptx/mma.cuh>
 
 namespace {
@@ -61,16 +70,24 @@ constexpr int patch_pitch = 4 * used_vectors;
 // NOTE: 8 modulo 16: four channels by eight neighbouring pixels lie in all 32 banks.
 constexpr int patch_channel = patch_rows * patch_pitch + (24 - patch_rows * patch_pitch % 16) % 16;
 
-// [kind][8 input channels][slot in y][slot in x][fragment of rows][lane][4]
-constexpr int slot_weights = row_fragments * 128;
+// [kind][8 input channels][slot in y][slot in x][fragment of rows][high, low][lane][4]
+constexpr int fragment_weights = Layer::split ? 256 : 128;
+constexpr int slot_weights = row_fragments * fragment_weights;
 constexpr int step_weights = Layer::slots_y * Layer::slots_x * slot_weights;
 constexpr int kind_weights = steps_8 * step_weights;
 
-// A warp's outputs of one pass: pieces of rows, of as many channels. A piece starts `head` after a
+// Warps that gather their outputs together: those of the same rows and channels.
+constexpr int team_warps = Layer::split ? Layer::parts : 1;
+constexpr int teams = warps / team_warps;
+static_assert(warps % team_warps == 0, "a warp's units are all of the same part");
+static_assert(teams < 16, "each has a barrier of its own, and 0 is __syncthreads()'s");
+
+// A team's outputs of one pass: pieces of rows, of as many channels. A piece starts `head` after a
 // multiple of 4 of the row.
 constexpr int pass_channels = Layer::unit_channels < 8 ? Layer::unit_channels : 8;
 constexpr int head = Layer::head;
-constexpr int piece = part_columns * stride_x;
+constexpr int team_columns = Layer::split ? tile_columns : part_columns;
+constexpr int piece = team_columns * stride_x;
 constexpr int output_pitch = Layer::output_pitch;
 static_assert(head + piece <= output_pitch && output_pitch % 4 == 0, "rows start on a vector");
 static_assert(Layer::unit_channels <= 8 || Layer::unit_channels == 16, "a pass is a lane's row");
@@ -84,7 +101,7 @@ using Position = image_tiles::Position<channel_tiles, tile_channels>;
 
 struct Shared {
     alignas(16) float patch[2][depth * patch_channel];
-    alignas(16) float outputs[warps][pass_channels * output_pitch];
+    alignas(16) float outputs[teams][pass_channels * output_pitch];
     Weights weights;
     Position positions[2];  // of this tile and the next: here they cost no registers
 };
@@ -160,8 +177,8 @@ struct Block {
                       Layer::unit_channels +
                   out % Layer::unit_channels;
         int slot = Layer::tap_slot_y[tap_y] * Layer::slots_x + Layer::tap_slot_x[tap_x];
-        return kind * kind_weights + in / 8 * step_weights + slot * slot_weights + row / 16 * 128 +
-               (row % 8 * 4 + in % 4) * 4 + row / 8 % 2 + in / 4 % 2 * 2;
+        return kind * kind_weights + in / 8 * step_weights + slot * slot_weights +
+               row / 16 * fragment_weights + (row % 8 * 4 + in % 4) * 4 + row / 8 % 2 + in / 4 % 2 * 2;
     }
 
     // Calls function(in, out, place of the weight, tap in y, tap in x) for a thread's weights.
@@ -219,7 +236,13 @@ struct Block {
     TCONV_DEVICE void round_weights() const {
         for_weights([&](int, int, int place, int, int) {
             float& value = shared.weights.values[place];
-            value = operand<true>(value);
+            if constexpr (Layer::split) {
+                Split parts(value);
+                value = __uint_as_float(parts.high);
+                (&value)[128] = __uint_as_float(parts.low);
+            } else {
+                value = operand<true>(value);
+            }
         });
     }
 
@@ -375,6 +398,73 @@ struct Block {
         }
     }
 
+    // The same with split operands. Each step's and slot's products leave the tensor cores.
+    TCONV_DEVICE void multiply_split(const float* patch, const Unit& unit, int first_8, int count) {
+        static_assert(!Layer::split || warp_rows == 1, "split tiles have one row of pixels a warp");
+        int lane = own_thread() % 32;
+        const float* source = patch + lane % 4 * patch_channel + unit.row * patch_pitch +
+                              (unit.part * part_columns + skew + pixel_of(lane / 4));
+        const float* weight = shared.weights.values + unit.kind() * kind_weights +
+                              first_8 * step_weights + lane * 4;
+        // NOTE: ptxas loads as many slots ahead as it sees, until it spills. Which fragments of rows
+        // have a tap is the slot's in x alone, but for units of several phases in y.
+        constexpr bool unrolled = Layer::unit_phases > 1;
+#pragma unroll 1
+        for (int k = 0; k < count; ++k) {
+#pragma unroll(unrolled ? Layer::slots_y : 1)
+            for (int slot = 0; slot < Layer::slots_y; ++slot) {
+                if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot)) continue;
+                const float* row = source + entry(Layer::offset_y, slot) * patch_pitch;
+                const float* fragment = weight + slot * (Layer::slots_x * slot_weights);
+#pragma unroll(unrolled ? Layer::slots_x : 1)
+                for (int x = 0; x < Layer::slots_x; ++x) {
+                    const float* from = row + entry(Layer::offset_x, x);
+                    uint32_t b_high[fragments][2], b_low[fragments][2];
+#pragma unroll
+                    for (int n = 0; n < fragments; ++n) {
+#pragma unroll
+                        for (int v = 0; v < 2; ++v) {
+                            Split parts(from[4 * v * patch_channel + 8 * n]);
+                            b_high[n][v] = parts.high;
+                            b_low[n][v] = parts.low;
+                        }
+                    }
+#pragma unroll
+                    for (int m = 0; m < row_fragments; ++m) {
+                        // NOTE: uniform over the warp.
+                        if (unrolled ? !has_tap(m, slot, x)
+                                     : !(entry(Layer::slot_fragments, x) >> m & 1)) {
+                            continue;
+                        }
+                        auto parts = reinterpret_cast<const Vector<uint32_t, 4>*>(
+                            fragment + x * slot_weights + m * fragment_weights);
+                        Vector<uint32_t, 4> high = parts[0], low = parts[32];
+#pragma unroll
+                        for (int n = 0; n < fragments; ++n) {
+                            constexpr float zero[4] = {};
+                            float sum[4];
+                            ptx::mma_m16n8k8_tf32(sum, low.values, b_high[n], zero);
+                            ptx::mma_m16n8k8_tf32(sum, high.values, b_low[n]);
+                            ptx::mma_m16n8k8_tf32(sum, high.values, b_high[n]);
+#pragma unroll
+                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += sum[v];
+                        }
+                    }
+                }
+            }
+            source += 8 * patch_channel;
+            weight += step_weights;
+        }
+    }
+
+    TCONV_DEVICE void add_products(const float* patch, const Unit& unit, int first_8, int count) {
+        if constexpr (Layer::split) {
+            multiply_split(patch, unit, first_8, count);
+        } else {
+            multiply(patch, unit, first_8, count);
+        }
+    }
+
     // --- outputs --------------------------------------------------------------------------------
 
     // The phases that have taps come first in every table, those without are listed apart.
@@ -429,9 +519,25 @@ struct Block {
         template <int count, typename Values>
         TCONV_DEVICE void write(float* row, const Values& values) const {
             int lane = int(threadIdx.x) % 32 * stored;
+            if constexpr (Layer::split && stored < 4) {
+                constexpr int most = image_tiles::most_behind<stored>;
+                int behind = image_tiles::behind_line<stored>(row - lane);
+                row -= behind;
+                int own = lane - behind;
 #pragma unroll
-            for (int k = 0; k < count; k += 32 * stored) {
-                if (k + lane >= first && k + lane < last) store(row + k, values.vector(k + lane));
+                for (int k = 0; k < count + most; k += 32 * stored) {
+                    // NOTE: the first tile's first outputs are those of phases before the output.
+                    bool begun = k >= most + head + stride_x + stored || own + k >= first;
+                    if (begun && own + k < last) store(row + k, values.vector(own + k));
+                }
+                row += behind;
+            } else {
+#pragma unroll
+                for (int k = 0; k < count; k += 32 * stored) {
+                    if (k + lane >= first && k + lane < last) {
+                        store(row + k, values.vector(k + lane));
+                    }
+                }
             }
             if constexpr (head > 0 && stored > 1) {
                 if (edge >= 0) ptx::st_global_cs(row + (edge - lane), values.element(edge));
@@ -509,11 +615,20 @@ struct Block {
         }
     }
 
+    TCONV_DEVICE static void team_barrier() {
+        if constexpr (team_warps == 1) {
+            __syncwarp();
+        } else {
+            ptx::bar_sync(1 + own_thread() / (32 * team_warps), 32 * team_warps);
+        }
+    }
+
     TCONV_DEVICE void store_sums(const Unit& unit) {
         constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;
         constexpr bool whole = Layer::out_channels % tile_channels == 0;
-        Rows rows(arguments, position(), unit.part, part_columns);
-        float* outputs = shared.outputs[own_thread() / 32];
+        Rows rows(arguments, position(), Layer::split ? 0 : unit.part, team_columns);
+        float* outputs = shared.outputs[own_thread() / (32 * team_warps)];
+        float* own = outputs + (Layer::split ? unit.part * (part_columns * stride_x) : 0);
         int unit_channel = unit.channel_block * Layer::unit_channels;
         const float* bias = shared.weights.bias + unit_channel;
 #pragma unroll
@@ -525,21 +640,30 @@ struct Block {
                 if (unsigned(y) >= unsigned(arguments.destination_height)) continue;
 #pragma unroll
                 for (int half = 0; half < halves; ++half) {
-                    __syncwarp();  // the last pass has been read
-                    gather(outputs, bias, i, phase, half);
-                    __syncwarp();
+                    team_barrier();  // the last pass has been read
+                    gather(own, bias, i, phase, half);
+                    team_barrier();
                     int channel = unit_channel + 8 * half;
                     float* row = rows.destination + (channel * arguments.destination_stride_c +
                                                      y * arguments.destination_stride_h);
                     const float* from = outputs;
                     int rest = Layer::out_channels - rows.channel - channel;
-                    constexpr int together = pass_channels < 4 ? pass_channels : 2;
+                    if constexpr (Layer::split) {
+#pragma unroll 1
+                        for (int c = unit.part; c < pass_channels; c += team_warps) {
+                            if (!whole && c >= rest) break;
+                            rows.write<head + piece>(row + c * arguments.destination_stride_c,
+                                                     Gathered{from + c * output_pitch});
+                        }
+                    } else {
+                        constexpr int together = pass_channels < 4 ? pass_channels : 2;
 #pragma unroll together
-                    for (int c = 0; c < pass_channels; ++c) {
-                        if (!whole && c >= rest) break;
-                        rows.write<head + piece>(row, Gathered{from});
-                        row += arguments.destination_stride_c;
-                        from += output_pitch;
+                        for (int c = 0; c < pass_channels; ++c) {
+                            if (!whole && c >= rest) break;
+                            rows.write<head + piece>(row, Gathered{from});
+                            row += arguments.destination_stride_c;
+                            from += output_pitch;
+                        }
                     }
                 }
             }
@@ -572,13 +696,14 @@ struct Block {
 
     // --- tiles ----------------------------------------------------------------------------------
 
-    // Whether all of a unit lies beyond the output.
+    // Whether all of a unit lies beyond the output, or of the row that its warp writes with others.
     TCONV_DEVICE bool is_outside(const Unit& unit) const {
         const Position& at = position();
         int y = (at.tile_y * tile_rows + unit.row) * Layer::stride_y + Layer::first_output_y;
         int x = (at.tile_x * tile_columns + unit.part * part_columns) * stride_x +
                 Layer::first_output_x;
-        return y >= arguments.destination_height || x >= arguments.destination_width;
+        return y >= arguments.destination_height ||
+               (team_warps == 1 && x >= arguments.destination_width);
     }
 
     TCONV_DEVICE void compute_units() {
@@ -589,8 +714,10 @@ struct Block {
                 Unit unit(i);
                 if (is_outside(unit)) continue;
                 clear_sums();
-                multiply(shared.patch[stage ^ 1], unit, 0, steps_8);
-                store_sums(unit);
+                add_products(shared.patch[stage ^ 1], unit, 0, steps_8);
+                // NOTE: found again, what is known of it would not fit the registers beside split
+                // operands.
+                store_sums(Layer::split ? Unit(int(ptx::opaque(uint32_t(i)))) : unit);
             }
         } else {
             clear_sums();
@@ -602,7 +729,7 @@ struct Block {
                 if (unit.row >= tile_rows || is_outside(unit)) continue;
                 int rest = steps_8 - first / 8;
                 int count = rest < depth / 8 ? rest : depth / 8;
-                multiply(shared.patch[stage ^ 1], unit, first / 8, count);
+                add_products(shared.patch[stage ^ 1], unit, first / 8, count);
             }
             Unit unit(own_thread() / 32);
             if (unit.row < tile_rows && !is_outside(unit)) store_sums(unit);

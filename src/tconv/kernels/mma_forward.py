@@ -1,8 +1,12 @@
-"""`mma_forward`: layers bound by what they move, on `mma.sync` with TF32 (`mma_forward.cu`)."""
+"""`mma_forward`: layers bound by what they move, on `mma.sync` with TF32 (`mma_forward.cu`).
+
+Tiles marked `split` compute strict float32: three products of TF32 for one.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -46,6 +50,7 @@ class Tile:
             channels.
         sums: accumulators of a thread, at most.
         blocks: blocks that an SM must hold, which bounds the registers.
+        split: operands are a high and a low part each; the warps of a row write it together.
     """
 
     warps: int
@@ -56,6 +61,7 @@ class Tile:
     rounds: int
     sums: int
     blocks: int
+    split: bool = False
 
     @property
     def threads(self) -> int:
@@ -69,9 +75,10 @@ class Tile:
 
     def __str__(self) -> str:
         """Output channels x rows x columns at most; warps and rounds."""
+        split = "/split" if self.split else ""
         return (
             f"{16 * self.channel_blocks}x{self.rows}x{8 * self.fragments * self.parts}"
-            f"/{self.warps}x{self.rounds}"
+            f"/{self.warps}x{self.rounds}{split}"
         )
 
 
@@ -83,6 +90,10 @@ TILES = (
     Tile(warps=4, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=4),
     Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=2),
     Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=2, sums=96, blocks=1),
+    Tile(8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True),
+    Tile(8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=2, sums=48, blocks=2, split=True),
+    Tile(8, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True),
+    Tile(4, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=4, split=True),
 )
 
 
@@ -187,6 +198,9 @@ class Layout:
         needed = -(-len(self.problem.width.q_range) // 8)
         parts = -(-needed // most)
         tile_parts = min(parts, self.tile.parts)
+        # The warps that write a row together are so in each round.
+        while self.tile.split and self.tile.warps % tile_parts:
+            tile_parts += 1
         tiles = -(-parts // tile_parts)
         return -(-needed // (tiles * tile_parts)), tile_parts
 
@@ -270,8 +284,40 @@ class Layout:
         return -(-len(found) // self.phase_groups)
 
     @property
+    def meets_zeros(self) -> bool:
+        """Whether a row of some product has no tap there, and so a weight of zero."""
+        y = set(zip(self.y.phases, self.y.slots, strict=True))
+        x = set(zip(self.x.phases, self.x.slots, strict=True))
+        channels, phases_x = self.unit_channels, len(self.x.used)
+        rows = self.unit_phases * phases_x * channels
+
+        def has_tap(first_phase: int, row: int, slot_y: int, slot_x: int) -> bool:
+            index = row // channels
+            phase_y = self.y.used[first_phase + index // phases_x]
+            return (phase_y, slot_y) in y and (self.x.used[index % phases_x], slot_x) in x
+
+        return any(
+            len({has_tap(first, row, *slots) for row in range(m, min(m + 16, rows))}) > 1
+            for first in range(0, len(self.y.used), self.unit_phases)
+            for m in range(0, rows, 16)
+            for slots in itertools.product(set(self.y.slots), set(self.x.slots))
+        )
+
+    @property
+    def slot_fragments(self) -> tuple[int, ...]:
+        """Of each slot in x: a bit for each fragment of rows whose phases in x have a tap there."""
+        x, channels, phases = self.x, self.unit_channels, len(self.x.used)
+        found = [0] * len(x.offsets)
+        for phase, slot in zip(x.phases, x.slots, strict=True):
+            first = x.used.index(phase) * channels
+            for row in range(first, self.unit_phases * phases * channels, phases * channels):
+                for fragment in range(row // 16, (row + channels - 1) // 16 + 1):
+                    found[slot] |= 1 << fragment
+        return tuple(found)
+
+    @property
     def products(self) -> int:
-        """Instructions `mma` of a unit for 8 input channels."""
+        """Products of a unit for 8 input channels, three `mma` each where operands are split."""
         return self.slot_products * self.fragments * self.warp_rows
 
     @property
@@ -287,6 +333,8 @@ class Layout:
     @property
     def round_on_load(self) -> bool:
         """Whether products round the pixels that they read, or each step all of its patch."""
+        if self.tile.split:
+            return True
         reads = self.loads * self.fragments * self.units
         patch = self.patch_rows * self.patch_vectors / 2
         return reads <= LATE_LOADS * patch
@@ -328,10 +376,20 @@ class Layout:
         return -(self.problem.width.padding % self.problem.width.stride) % 4
 
     @property
+    def team_warps(self) -> int:
+        """Warps that gather their outputs together."""
+        return self.parts if self.tile.split else 1
+
+    @property
+    def team_columns(self) -> int:
+        """Pixels of a row that they gather."""
+        return 8 * self.fragments * self.team_warps
+
+    @property
     def output_pitch(self) -> int:
-        """Elements between the output rows that a warp gathers."""
+        """Elements between the output rows that they gather."""
         return output_pitch(
-            self.head + 8 * self.fragments * self.problem.width.stride,
+            self.head + self.team_columns * self.problem.width.stride,
             self.problem.width.stride,
             self.unit_channels % 8 == 0,
         )
@@ -340,13 +398,15 @@ class Layout:
     def weights(self) -> int:
         """Floats of a tile's weights and bias."""
         slots = len(self.y.offsets) * len(self.x.offsets)
-        weights = self.kinds * self.steps_8 * slots * self.row_fragments * 128
+        fragment = 256 if self.tile.split else 128
+        weights = self.kinds * self.steps_8 * slots * self.row_fragments * fragment
         return weights + -(-self.tile_channels // 4) * 4
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        outputs = self.tile.warps * min(8, self.unit_channels) * self.output_pitch
+        teams = self.tile.warps // self.team_warps
+        outputs = teams * min(8, self.unit_channels) * self.output_pitch
         floats = 2 * self.depth * self.patch_channel + outputs + self.weights
         return 4 * floats + POSITIONS_BYTES
 
@@ -421,7 +481,7 @@ def bound_blocks(problem: Problem, tile: Tile) -> int:
 
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
-    refusal = image_tiles.mma_why_not(problem, target)
+    refusal = image_tiles.mma_why_not(problem, target, strict=True)
     if refusal is not None:
         return refusal
     if problem.taps > MOST_TAPS:
@@ -431,7 +491,15 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
+    if tile.split != (problem.math == "ieee"):
+        served = "strict float32" if tile.split else "TF32"
+        return f"multiplies {served}, the layer's math is {problem.math}"
     laid = layout(problem, tile)
+    if tile.split and laid.meets_zeros:
+        return (
+            "phases with and without a tap share a product, "
+            "where strict float32 keeps infinities from those without"
+        )
     most = tile.registers - OTHER_REGISTERS
     if laid.sums > min(tile.sums, most):
         return f"a thread would hold {laid.sums} sums, its registers allow {tile.sums}"
@@ -536,7 +604,9 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("channel_blocks", laid.channel_blocks),
         ("row_groups", laid.row_groups),
         ("depth", laid.depth),
+        ("slot_fragments", laid.slot_fragments),
         ("round_on_load", laid.round_on_load),
+        ("split", tile.split),
         ("source_vectors", laid.source_vectors),
         ("store_vector", laid.store_vector),
         ("output_pitch", laid.output_pitch),

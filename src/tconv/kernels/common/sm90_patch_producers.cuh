@@ -4,6 +4,7 @@
 #include <common/float16_operands.cuh>
 #include <common/sm90_patch_repairs.cuh>
 #include <common/sm90_patch_tiles.cuh>
+#include <common/split.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/convert.cuh>
@@ -11,21 +12,6 @@
 #include <ptx/tensor_map.cuh>
 
 namespace {
-
-// A value as the sum of two operands. What is not finite, or would be rounded to infinity, is a low
-// part alone: the other operand's low part would bring the opposite infinity, or a zero.
-//
-// The low part has 12 bits where an operand holds 11: cutting the last one off, as the tensor core
-// does, errs as much as rounding it.
-struct Split {
-    uint32_t high, low;
-
-    TCONV_DEVICE explicit Split(float value) {
-        bool rounds = fabsf(value) < __uint_as_float(0x7f7ff000u);
-        high = __float_as_uint(value) + 0x1000u & (rounds ? 0xffffe000u : 0);
-        low = __float_as_uint(value - __uint_as_float(high));
-    }
-};
 
 // Rounds or splits 8 channels of a pixel into its part of the stage, with 32-byte swizzle: bit 4 of
 // the address is exclusive-ored with bit 7.
