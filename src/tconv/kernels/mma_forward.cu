@@ -522,13 +522,14 @@ struct Block {
             if constexpr (Layer::split && stored < 4) {
                 constexpr int most = image_tiles::most_behind<stored>;
                 int behind = image_tiles::behind_line<stored>(row - lane);
-                row -= behind;
+                row = ptx::opaque(row - behind);
                 int own = lane - behind;
+                int until = int(ptx::opaque(uint32_t(last - own)));
 #pragma unroll
                 for (int k = 0; k < count + most; k += 32 * stored) {
                     // NOTE: the first tile's first outputs are those of phases before the output.
                     bool begun = k >= most + head + stride_x + stored || own + k >= first;
-                    if (begun && own + k < last) store(row + k, values.vector(own + k));
+                    if (begun && k < until) store(row + k, values.vector(own + k));
                 }
                 row += behind;
             } else {

@@ -90,10 +90,18 @@ TILES = (
     Tile(warps=4, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=4),
     Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=2),
     Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=2, sums=96, blocks=1),
-    Tile(8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True),
-    Tile(8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=2, sums=48, blocks=2, split=True),
-    Tile(8, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True),
-    Tile(4, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=4, split=True),
+    Tile(
+        8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True
+    ),
+    Tile(
+        8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=2, sums=48, blocks=2, split=True
+    ),
+    Tile(
+        8, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True
+    ),
+    Tile(
+        4, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=4, split=True
+    ),
 )
 
 
@@ -518,6 +526,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
     They overlap, but never wholly: a fifth of the lesser is added.
     """
+    if tile.split:
+        return split_cost(problem, target, tile)
     laid = layout(problem, tile)
     issue, shared, multiply = tile_work(laid)
     blocks = laid.blocks(target)
@@ -545,6 +555,57 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
             measured *= 1.5  # many steps one after another, and few tiles beside each other
     launch = 10e-6 if problem.width.output_size % 4 == 0 else 7e-6
     return 0.95 * measured * (max(busy, moved) + min(busy, moved) / 5) + launch
+
+
+def split_cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of a tile of strict float32: as above, from counted instructions.
+
+    No figure of it is fitted. Whole rows of kb75 and kb81 took 1.2 to 1.6 times what as many bytes on
+    whole sectors do, where they were all that a kernel wrote.
+    """
+    laid = layout(problem, tile)
+    issue, shared, multiply = split_work(laid)
+    blocks = laid.blocks(target)
+    rounds = laid.tiles / grid(problem, target, tile)
+    tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
+    resident = min(tiles, blocks) * tile.warps
+    efficiency = min(0.8, 0.35 + 0.03 * resident)
+    busiest = max(issue / 4, shared, multiply)
+    rest = issue / 4 + shared + multiply - busiest
+    busy = tiles * (busiest / efficiency + 0.15 * rest) / 1.7e9
+    uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.4 / resident
+    if problem.width.output_size % 4:
+        uneven *= 1.15 if laid.tiles_yx[1] == 1 else 1.3
+    moved = problem.bytes / 4e12 * uneven
+    return max(busy, moved) + 0.15 * min(busy, moved) + 6e-6
+
+
+def split_work(laid: Layout) -> tuple[float, float, float]:
+    """Of one tile of strict float32: instructions, cycles of shared memory and of the tensor cores.
+
+    Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and 4
+    additions, a vector of an output row 4 and 5 where no tap reaches it.
+    """
+    problem, tile = laid.problem, laid.tile
+    steps = laid.units * laid.steps_8
+    products = steps * laid.products
+    reads = steps * laid.loads * laid.fragments * 2
+    weights = steps * laid.slot_products * 2
+    issue = 7 * products + 6 * reads + weights + 20 * steps * laid.loads + 70 * laid.units
+
+    vector = 4 if laid.source_vectors else 1
+    copies = laid.steps_8 * 8 * laid.patch_rows * laid.patch_vectors * 4 / vector / 32
+    issue += 5 * copies + laid.chunks * tile.warps * 180
+
+    rows = laid.tile_rows * laid.tile_channels
+    elements = rows * laid.tile_columns * problem.width.stride / 32
+    used = len(laid.y.used)
+    passes = laid.units * laid.unit_phases * (laid.unit_channels // 16 + 1)
+    issue += 1.2 * elements * used + 45 * passes
+    issue += used * (4 * elements / laid.store_vector + 20 * rows)
+    issue += (problem.height.stride - used) * (5 * elements / laid.store_vector + 20 * rows)
+    shared = reads + 4 * weights + copies * vector + 2 * elements * used
+    return issue, shared, 3 * products / 0.6
 
 
 def tile_work(laid: Layout) -> tuple[float, float, float]:

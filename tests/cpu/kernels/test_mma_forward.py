@@ -18,10 +18,10 @@ from emulated_plans import (
     problem_of,
     run,
 )
-from layer_cases import Case, operands, random_cases
+from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.target import Target
 from tconv.kernels import mma_forward as family
-from tconv.plan import Plan
+from tconv.plan import Plan, plan
 from tconv.problem import Problem
 
 CASES = (
@@ -44,6 +44,19 @@ CASES = (
     Case(1, 2, 18, 3, (6, 7), (3, 4), (2, 3), (2, 1), (0, 0), (2, 3), bias=False),
 )
 
+# Strict float32: groups of few channels, rows of several tiles and of several warps, all widths of
+# stores, several steps, phases in y apart and together.
+STRICT_CASES = (
+    Case(2, 8, 16, 4, (5, 40), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+    Case(1, 8, 24, 2, (3, 300), (3, 3), (1, 1), (1, 1), bias=False),
+    Case(1, 70, 12, 1, (5, 150), (2, 2), (2, 2)),
+    *(CASES[i] for i in (0, 2, 3, 4, 6, 9, 11, 13, 14)),
+)
+
+
+def strict(case: Case, **changes) -> Problem:
+    return problem_of(case, **({"math": "ieee"} | changes))
+
 
 def plans(problem: Problem, target: Target = HOPPER) -> list[Plan]:
     return emulated_plans.plans(problem, family.STEM, target)
@@ -64,8 +77,19 @@ def test_every_tile_that_serves(case):
         assert_right(run(chosen, t, blocks=1), case, t)
 
 
+@pytest.mark.parametrize("case", STRICT_CASES, ids=str)
+def test_every_strict_tile_that_serves(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = plans(strict(case))
+    assert served
+    for chosen in distinct(served):
+        assert_right(run(chosen, t, blocks=1), case, t, "ieee")
+
+
 def test_cases_serve_every_tile():
-    assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+    served = [p.tile for case in CASES for p in plans(problem_of(case))]
+    served += [p.tile for case in STRICT_CASES for p in plans(strict(case))]
+    assert set(served) == set(family.TILES)
 
 
 def test_cases_cover_every_way_of_laying_out():
@@ -76,6 +100,79 @@ def test_cases_cover_every_way_of_laying_out():
         assert {min(getattr(one, name), 2) for one in laid} == {1, 2}, name
     assert any(one.units > one.tile.warps for one in laid)
     assert any(one.units < one.tile.warps for one in laid)
+
+
+def test_strict_cases_cover_every_way_of_laying_out():
+    laid = [family.layout(p.problem, p.tile) for case in STRICT_CASES for p in plans(strict(case))]
+    for name in ("source_vectors", "head", "unit_channels"):
+        assert len({getattr(one, name) for one in laid}) > 1, name
+    assert {one.store_vector for one in laid} == {1, 2, 4}
+    for name in ("chunks", "phase_groups", "unit_phases", "row_fragments", "parts"):
+        assert {min(getattr(one, name), 2) for one in laid} == {1, 2}, name
+    assert {one.parts for one in laid} == {1, 2, 4, 8}
+    assert any(one.units > one.tile.warps for one in laid)
+    assert any(one.units < one.tile.warps for one in laid)
+    assert any(one.tiles_yx[1] > 1 for one in laid)
+
+
+def test_random_strict_layers():
+    served = 0
+    for case in random_cases(12, seed=7):
+        t = operands(case, torch.float32, "contiguous", "cpu")
+        for turn, chosen in enumerate(plans(strict(case, x_aligned=False))[:2]):
+            assert_right(run(chosen, t, blocks=turn + 1), case, t, "ieee")
+            served += 1
+    assert served > 8
+
+
+@pytest.mark.parametrize("operand", ("x", "w"))
+def test_values_that_are_not_finite(operand):
+    # Weights of 0.25 have no low part: an infinity times it would be a NaN.
+    case = STRICT_CASES[0]
+    chosen = plans(strict(case))[0]
+    for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, -0x800000):
+        t = operands(case, torch.float32, "contiguous", "cpu")
+        t.w[:, ::2] = 0.25
+        changed = getattr(t, operand)
+        place = (0, 3, 2, 17) if operand == "x" else (3, 5, 1, 2)
+        changed.view(torch.int32)[place] = bits
+        out = run(chosen, t)
+        want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
+        assert torch.equal(out.isnan(), want.isnan())
+        assert torch.equal(out.isinf(), want.isinf())
+        infinite = want.isinf()
+        assert torch.equal(out[infinite].double(), want[infinite].double())
+
+
+def test_infinities_stay_with_the_outputs_that_read_them():
+    # Units of both phases in y together, of phases in y apart, and of one phase.
+    for index, place in ((4, (0, 3, 2, 37)), (5, (0, 3, 7, 5)), (6, (0, 3, 2, 17))):
+        case = STRICT_CASES[index]
+        t = operands(case, torch.float32, "contiguous", "cpu")
+        t.x[place] = -float("inf")
+        out = run(plans(strict(case))[0], t)
+        want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
+        assert torch.equal(out.isinf(), want.isinf()) and torch.equal(out.isnan(), want.isnan())
+
+
+def test_the_largest_finite_values_stay_finite():
+    # To nearest in TF32 they are infinite; cut, they err by 2^-11.
+    case = Case(1, 8, 16, 1, (4, 8), (1, 2), bias=False)
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.x.fill_(torch.finfo(torch.float32).max)
+    t.w.fill_(2.0**-6)
+    out = run(plans(strict(case))[0], t)
+    want = reference(case, t.x, t.w, None, t.grad_output)[0]
+    assert torch.isfinite(out).all()
+    assert ((out.double() - want).abs() <= 2.0**-10 * want).all()
+
+
+def test_small_values_keep_their_low_parts():
+    case = STRICT_CASES[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.x.mul_(2.0**-90)
+    t.bias.mul_(2.0**-90)
+    assert_right(run(plans(strict(case))[0], t), case, t, "ieee")
 
 
 def test_random_layers():
@@ -92,6 +189,29 @@ def test_reads_any_strides(layout):
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
     for chosen in plans(problem_of(case, x_layout=x_layout, x_aligned=False))[:2]:
         assert_right(run(chosen, t), case, t)
+
+
+@pytest.mark.parametrize("layout", ("channels_last", "strided"))
+def test_strict_tiles_read_any_strides(layout):
+    case = STRICT_CASES[0]
+    t = operands(case, torch.float32, layout, "cpu")
+    x_layout = "channels_last" if layout == "channels_last" else "contiguous"
+    for chosen in plans(strict(case, x_layout=x_layout, x_aligned=False))[:2]:
+        assert_right(run(chosen, t), case, t, "ieee")
+
+
+@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+@pytest.mark.parametrize("case", (STRICT_CASES[0], STRICT_CASES[4], STRICT_CASES[5]), ids=str)
+def test_strict_tiles_with_wide_offsets_and_sanitizers(case, wide):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = plans(strict(case, wide_offsets=wide))[0]
+    assert_right(run(chosen, t, sanitize=True, blocks=2), case, t, "ieee")
+
+
+@pytest.mark.parametrize("case", (STRICT_CASES[0], STRICT_CASES[2], STRICT_CASES[4]), ids=str)
+def test_result_of_strict_tiles_does_not_depend_on_the_order_of_threads(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    assert_order_free(plans(strict(case))[0], t, blocks=2, others=3)
 
 
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
@@ -120,13 +240,21 @@ def test_outputs_without_taps_hold_the_bias_alone():
 def test_refusals_give_their_reasons():
     problem = problem_of(CASES[0])
     assert "sm_80" in family.why_not(problem, Target.named("sm_75"))
-    assert "ieee" in family.why_not(dataclasses.replace(problem, math="ieee"), HOPPER)
+    half = dataclasses.replace(problem, dtype="float16", math="ieee")
+    assert "ieee of float16" in family.why_not(half, HOPPER)
+    for math, tile in (("ieee", family.TILES[0]), ("tf32", family.TILES[-1])):
+        other = dataclasses.replace(problem, math=math)
+        assert family.why_not(other, HOPPER) is None
+        assert f"the layer's math is {math}" in family.tile_why_not(other, HOPPER, tile)
+    # Four channels of three phases are one product; two of the phases have no tap at one slot.
+    mixed = strict(Case(1, 4, 4, 1, (8, 8), (1, 5), (1, 4)))
+    assert "infinities" in family.tile_why_not(mixed, HOPPER, family.TILES[-1])
     last = dataclasses.replace(problem, y_layout="channels_last")
     assert "contiguous" in family.why_not(last, HOPPER)
     long = problem_of(Case(1, 16, 1, 1, (20, 20), (12, 12)))
     assert "taps" in family.why_not(long, HOPPER)
     deep = problem_of(Case(1, 1024, 64, 1, (8, 8), (4, 4), (2, 2), (1, 1)))
-    assert "shared memory" in family.tile_why_not(deep, HOPPER, family.TILES[-2])
+    assert "shared memory" in family.tile_why_not(deep, HOPPER, family.TILES[5])
 
 
 def test_output_must_start_on_a_vector():
@@ -145,6 +273,15 @@ LAYERS = {
     "2x2 s2, 64 to 32": Case(8, 64, 32, 1, (128, 128), (2, 2), (2, 2)),
     "1x4 s1x2, 64 to 32": Case(16, 64, 32, 1, (1, 4096), (1, 4), (1, 2), (0, 1)),
     "3x3, 16 to 8": Case(16, 16, 8, 1, (128, 128), (3, 3), (1, 1), (1, 1)),
+}
+STRICT_LAYERS = {
+    "3x5 s2x3 d2x1, 8 to 16": Case(
+        16, 8, 16, 4, (128, 256), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)
+    ),
+    "3x3 s5 d2": LAYERS["3x3 s5 d2"],
+    "4x4 s2, 4 to 8": Case(16, 4, 8, 4, (128, 128), (4, 4), (2, 2), (1, 1)),
+    "2x2 s2, 64 to 32": LAYERS["2x2 s2, 64 to 32"],
+    "3x3, 8 to 8": Case(16, 8, 8, 8, (128, 128), (3, 3), (1, 1), (1, 1), bias=False),
 }
 
 
@@ -172,3 +309,26 @@ def test_nothing_spills_elsewhere(arch):
 def test_nothing_spills_in_any_variant(changes):
     for name in ("4x4 s2, 64 to 3", "3x3 s5 d2"):
         assert compiled(problem_of(LAYERS[name], **changes)) > 0
+
+
+@pytest.mark.parametrize("name", STRICT_LAYERS)
+def test_strict_tiles_spill_nowhere(name):
+    for arch in ("sm_80", "sm_90a"):
+        assert compiled(strict(STRICT_LAYERS[name]), arch) > 0
+
+
+@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
+def test_strict_tiles_spill_in_no_variant(changes):
+    for name in ("3x5 s2x3 d2x1, 8 to 16", "3x3 s5 d2"):
+        assert compiled(strict(STRICT_LAYERS[name], **changes)) > 0
+
+
+def test_strict_layers_compile_every_tile():
+    served = {p.tile for case in STRICT_LAYERS.values() for p in plans(strict(case))}
+    assert served == {tile for tile in family.TILES if tile.split}
+
+
+@pytest.mark.parametrize("name", ("3x5 s2x3 d2x1, 8 to 16", "3x3 s5 d2"))
+def test_the_plan_prefers_products_to_multiply_adds(name):
+    chosen = plan(strict(STRICT_LAYERS[name]), HOPPER)
+    assert chosen.stem == family.STEM and chosen.tile.split
