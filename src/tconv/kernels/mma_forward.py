@@ -560,11 +560,14 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 def split_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of a tile of strict float32: as above, from counted instructions.
 
-    No figure of it is fitted. Whole rows of kb75 and kb81 took 1.2 to 1.6 times what as many bytes on
-    whole sectors do, where they were all that a kernel wrote.
+    No figure of it is fitted. Whole rows that begin between sectors took 1.2 to 1.6 times what as
+    many bytes on whole sectors do, where they were all that a kernel wrote.
     """
     laid = layout(problem, tile)
-    issue, shared, multiply = split_work(laid)
+    issue, shared, products = split_work(laid)
+    # Multiply-adds of an SM in a cycle: by data sheets, but on Hopper, where mma.sync has 60%.
+    rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
+    multiply = products * 1024 / rate
     blocks = laid.blocks(target)
     rounds = laid.tiles / grid(problem, target, tile)
     tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
@@ -581,10 +584,10 @@ def split_cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 
 def split_work(laid: Layout) -> tuple[float, float, float]:
-    """Of one tile of strict float32: instructions, cycles of shared memory and of the tensor cores.
+    """Of one tile of strict float32: instructions, cycles of shared memory, and `mma`.
 
-    Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and 4
-    additions, a vector of an output row 4 and 5 where no tap reaches it.
+    Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
+    4 additions, a vector of an output row 4, or 5 where no tap reaches it.
     """
     problem, tile = laid.problem, laid.tile
     steps = laid.units * laid.steps_8
@@ -605,7 +608,7 @@ def split_work(laid: Layout) -> tuple[float, float, float]:
     issue += used * (4 * elements / laid.store_vector + 20 * rows)
     issue += (problem.height.stride - used) * (5 * elements / laid.store_vector + 20 * rows)
     shared = reads + 4 * weights + copies * vector + 2 * elements * used
-    return issue, shared, 3 * products / 0.6
+    return issue, shared, 3 * products
 
 
 def tile_work(laid: Layout) -> tuple[float, float, float]:

@@ -131,10 +131,14 @@ def test_inputs_that_a_tensor_map_cannot_describe_run_the_general_kernel(tmp_pat
     assert launched[3] == list(module.PLANNED_KERNELS[0].structures)
 
 
-@pytest.mark.parametrize("kernel", ("direct_forward", "mma_forward"))
-def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(kernel, tmp_path, monkeypatch):
+# Channels of TF32, and fewer.
+@pytest.mark.parametrize(
+    ("kernel", "channels"), (("direct_forward", 2), ("mma_forward", 16), ("mma_forward", 2))
+)
+def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(
+    kernel, channels, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TCONV_KERNEL", kernel)
-    channels = 16 if kernel == "mma_forward" else 2  # those of TF32, and fewer
     layer = Layer(4 * channels, 8, (4, 4), (2, 2), (1, 1), groups=4, size=(5, 10))
     export_file(None, layer, tmp_path / "model_new.py")
     module = load(tmp_path / "model_new.py")
