@@ -21,6 +21,7 @@ from layer_cases import (
 )
 from tconv import tuning
 from tconv.kernels import (
+    mma_forward,
     sm90_split_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
@@ -290,6 +291,27 @@ def test_layers_of_few_channels(layout, kernel, monkeypatch):
         Case(1, 16, 12, 2, (11, 131), (3, 5), (2, 3), (1, 2)),
     ):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+
+
+@on_hopper
+@pytest.mark.parametrize("tile", [t for t in mma_forward.TILES if t.split], ids=named)
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+def test_every_strict_tile_of_few_channels(layout, tile):
+    torch.backends.cudnn.allow_tf32 = False
+    served = 0
+    for case in (
+        Case(4, 8, 16, 4, (65, 256), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),  # empty phases
+        Case(2, 32, 64, 1, (33, 128), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+        Case(3, 4, 8, 2, (41, 300), (4, 4), (2, 2), (1, 1), bias=False),
+        Case(2, 70, 12, 1, (21, 150), (1, 2), (1, 2)),  # several steps
+        Case(2, 9, 20, 1, (17, 33), (3, 3), (1, 1), (1, 1)),
+    ):
+        for candidate in of_tile(mma_forward, tile, case, "ieee"):
+            served += 1
+            with tuning.using(candidate):
+                tensors = operands(case, torch.float32, layout, "cuda")
+                assert_maps_right(case, tensors)
+    assert served > 0
 
 
 def test_the_same_call_gives_the_same_bits():
