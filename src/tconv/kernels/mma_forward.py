@@ -580,7 +580,8 @@ def split_cost(problem: Problem, target: Target, tile: Tile) -> float:
     if problem.width.output_size % 4:
         uneven *= 1.15 if laid.tiles_yx[1] == 1 else 1.3
     moved = problem.bytes / 4e12 * uneven
-    return max(busy, moved) + 0.15 * min(busy, moved) + 6e-6
+    # A start as of the tiles for TF32: more than direct_forward takes.
+    return max(busy, moved) + 0.15 * min(busy, moved) + 7e-6
 
 
 def split_work(laid: Layout) -> tuple[float, float, float]:
