@@ -36,6 +36,11 @@ PATCH_CASES = (
     Case(1, 16, 48, 2, (6, 44), (3, 3), (1, 1), (1, 1)),
     Case(1, 16, 72, 1, (6, 20), (3, 4), (2, 2), (1, 1), (1, 0)),
     Case(1, 16, 128, 1, (5, 24), (3, 3), (1, 1), (1, 1)),
+    # Several tiles along x, whose rows begin anywhere between two sectors.
+    Case(1, 16, 32, 1, (5, 212), (3, 3)),
+    Case(2, 16, 24, 1, (3, 133), (3, 3)),
+    Case(1, 16, 64, 1, (3, 132), (4, 4), (2, 2), (1, 1)),
+    Case(1, 16, 20, 2, (2, 131), (2, 3), (2, 3), (0, 2)),
 )
 
 # The shapes that those kernels are for; sizes do not change the code.

@@ -83,7 +83,9 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "row_groups": plan.problem.groups * len(laid.m_class),
         "row_step": laid.row_step,
         # The launch that repairs has these and the patches in common with the one before it.
+        # Sizes of a tile, and from its start to the next one's.
         "tile": (plan.tile.rows, plan.tile.columns),
+        "tile_step": (plan.tile.rows, laid.tile_step),
         "patch_row": laid.patch_row,
         "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
         "packed_blocks": plan.packing.grid,
@@ -100,7 +102,7 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
         "wide": _is_wide(plan),
         "x_shape": plan.problem.x_shape,
         "y_shape": plan.problem.y_shape,
-        "images": (laid.pitch, laid.image_positions),
+        "images": laid.images,
         "tiles": laid.tiles,
         "rows": laid.rows if plan.tile.paired else None,
         "packed_blocks": plan.packing.grid,

@@ -150,14 +150,15 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
     half = constants["half"]
     # A row of pixels stands for row_step rows of the input, and for all their phases.
     steps = (parameters.stride[0] * constants["row_step"], parameters.stride[1])
-    tiles_y, tiles_x = (
-        ceiling_divide(
-            (y.shape[2 + i] - 1 + parameters.padding[i]) // steps[i]
-            - parameters.padding[i] // steps[i]
-            + 1,
-            constants["tile"][i],
-        )
+    counts = (
+        (y.shape[2 + i] - 1 + parameters.padding[i]) // steps[i]
+        - parameters.padding[i] // steps[i]
+        + 1
         for i in (0, 1)
+    )
+    tiles_y, tiles_x = (
+        1 + ceiling_divide(max(0, count - constants["tile"][i]), constants["tile_step"][i])
+        for i, count in enumerate(counts)
     )
     tiles = constants["row_groups"] * x.shape[0] * tiles_y * tiles_x
     if y.stride(3) != 1 or not (constants["map_box"] is None or is_aligned(x)):
@@ -226,8 +227,7 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
         return None
     packed = torch.empty(constants["packed_elements"], dtype=torch.float32, device=x.device)
     operands, again = constants["operands"], constants["again"]
-    pitch, image_positions = constants["images"]
-    images = {"batch": x.shape[0], "pitch": pitch, "image_positions": image_positions}
+    images = {"batch": x.shape[0], **constants["images"]}
     packing = {
         "packed": packed.data_ptr(),
         **images,

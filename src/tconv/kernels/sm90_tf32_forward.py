@@ -54,6 +54,9 @@ PIECE_BYTES = WARPS * FRAGMENT_BYTES
 STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
 """(stages of a ring, raw patches under way): the first that fits is taken."""
 
+SECTOR = 8
+"""Outputs in a sector of device memory."""
+
 MOST_ROW_STEP = 4
 MOST_AHEAD = 6
 """Pairs that weights without a place in shared memory are asked for before their use."""
@@ -80,6 +83,8 @@ class Tile:
             L2 as they are used.
         half: whether it multiplies in float16, TF32's significand at twice the rate, and a launch
             after it computes the tiles again that float16 cannot hold.
+        sectors: whether tiles overlap in x, so that each writes whole sectors of device memory
+            where rows do not begin on them.
     """
 
     columns: int
@@ -87,6 +92,7 @@ class Tile:
     m_tiles: int
     resident: bool = False
     half: bool = False
+    sectors: bool = False
 
     @property
     def sums(self) -> int:
@@ -96,7 +102,7 @@ class Tile:
     def __str__(self) -> str:
         """Matrix rows x image rows x columns."""
         size = f"{self.m_tiles * WARPGROUP_ROWS}x{self.rows}x{self.columns}"
-        return size + self.half * " half" + self.resident * " resident"
+        return size + self.half * " half" + self.resident * " resident" + self.sectors * " sectors"
 
 
 TILES = (
@@ -105,6 +111,10 @@ TILES = (
     Tile(columns=88, rows=2, m_tiles=1, resident=True, half=True),
     Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True),
     Tile(columns=64, rows=2, m_tiles=2, resident=True, half=True),
+    Tile(columns=104, rows=2, m_tiles=1, resident=True, half=True, sectors=True),
+    Tile(columns=64, rows=2, m_tiles=2, resident=True, half=True, sectors=True),
+    Tile(columns=88, rows=2, m_tiles=1, half=True, sectors=True),
+    Tile(columns=64, rows=2, m_tiles=2, half=True, sectors=True),
     # For signals: images of one row.
     Tile(columns=128, rows=1, m_tiles=1, resident=True, half=True),
     Tile(columns=88, rows=3, m_tiles=1, half=True),
@@ -194,6 +204,13 @@ class Layout:
         return next(width for width in (4, 2, 1) if self.problem.width.output_size % width == 0)
 
     @property
+    def tile_step(self) -> int:
+        """Columns of pixels from a tile to the next."""
+        if not self.tile.sectors:
+            return self.tile.columns
+        return self.tile.columns - overlap(self.problem.width.stride)
+
+    @property
     def output_shift(self) -> int:
         """Columns of a tile's first output behind a multiple of `vector`."""
         x = self.problem.width
@@ -204,10 +221,10 @@ class Layout:
         """Shared memory in which the epilogue gathers output rows."""
         stride = self.problem.width.stride
         columns = self.tile.columns * stride
-        if stride == 1:
+        if stride == 1 and not self.tile.sectors:
             pitch = columns + (0 if columns % 16 == 8 else 8)
         else:
-            columns += self.output_shift
+            columns += 3 if self.tile.sectors else self.output_shift
             pitch = columns + (40 - columns % 32) % 32
         passes = 2 if 8 % stride == 0 else 1
         return RINGS * WARPS * (warp_channels(self.problem) // passes) * pitch * 4
@@ -317,7 +334,8 @@ class Layout:
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         rows, columns = self.q_ranges
-        return -(-len(rows) // self.tile.rows), -(-len(columns) // self.tile.columns)
+        beyond = max(0, len(columns) - self.tile.columns)  # the first tile
+        return -(-len(rows) // self.tile.rows), 1 + -(-beyond // self.tile_step)
 
     @property
     def tiles(self) -> int:
@@ -417,6 +435,14 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     )
 
 
+def overlap(stride: int) -> int:
+    """Columns that tiles have in common for all sectors that begin in a tile to be in it whole.
+
+    Steps are whole sectors, and whole vectors of inputs. Tiles have a multiple of 8 columns.
+    """
+    return next(n for n in (4, 8) if n * stride >= SECTOR - 1 and n * stride % SECTOR == 0)
+
+
 def warp_channels(problem: Problem) -> int:
     """Output channels of a warp's 16 rows, each with all phases in x."""
     return WARP_ROWS // problem.width.stride
@@ -464,6 +490,12 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS)
         if refusal is not None:
             return f"the launch that repairs it: {refusal}"
+    if tile.sectors:
+        x = problem.width
+        if layout(problem, tile).tiles_yx[1] == 1:
+            return "tiles would overlap in x, and there is one"
+        if x.output_size % SECTOR == (x.q_range.start * x.stride - x.padding) % SECTOR == 0:
+            return "pieces of rows are whole sectors without an overlap of tiles"
     return laid_why_not(layout(problem, tile), target, MOST_PRODUCTS)
 
 
@@ -621,13 +653,21 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if problem.x_aligned and laid.stages(target)[1] == 1:
         stage *= 1 + fit.single
     output = fit.output if problem.width.stride == 1 else fit.phased
+    edge = fit.edge
+    if tile.sectors:
+        # By hand, from 47 rows of five layers: no ends of pieces, fewer and wider stores.
+        edge, output = 0, output * (0.8 if tile.resident else 1)
     of_tile = laid.chunks * stage + tile.m_tiles * (output * pixels + fit.row * tile.rows)
     waves = -(-laid.tiles // (RINGS * target.multiprocessors))
     cycles = waves * RINGS * of_tile + laid.resident_bytes / L2_BYTES_PER_CYCLE
     busy = cycles / 1.7e9
-    ends = 1 + fit.edge / (tile.columns * problem.width.stride)
+    ends = 1 + edge / (tile.columns * problem.width.stride)
     moved = problem.bytes * ends / (fit.bytes * 1e12)
     modelled = max(busy, moved) + fit.both * min(busy, moved) + fit.launch * 1e-6
+    if tile.sectors:
+        # What is computed twice takes power, and with it clock, where products are many.
+        intensity = problem.flops / problem.bytes
+        modelled *= 1 + 0.16 * min(1, max(0, (intensity - 100) / 44))
     # By hand: no such tile is among the fit's rows, and on images its halo costs more.
     return modelled * (1.06 if tile.rows == 1 else 1)
 
@@ -689,6 +729,7 @@ def kernel_source(
         ("weight_words", (repairs or laid).weight_words),
         ("tensor_map", problem.x_aligned),
         ("tile_columns", tile.columns),
+        ("tile_step", laid.tile_step),
         ("tile_rows", tile.rows),
         ("patch_rows", laid.patch_rows),
         ("patch_columns", laid.patch_columns),

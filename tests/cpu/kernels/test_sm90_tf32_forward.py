@@ -85,6 +85,31 @@ def test_values_that_are_not_finite():
         assert torch.equal(out.isinf(), want.isinf())
 
 
+@pytest.mark.parametrize("case", PATCH_CASES[-4:], ids=str)
+def test_tiles_that_overlap_write_into_any_rows(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    overlapping = [p for p in plans(problem_of(case)) if p.tile.sectors]
+    assert overlapping
+    for place in range(4):
+        assert_written_alone(overlapping[place % len(overlapping)], case, t, place)
+
+
+def test_a_tile_that_is_repaired_leaves_its_neighbours_outputs():
+    # What two tiles compute is written by one of them.
+    case = PATCH_CASES[-4]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    x = t.x.clone()
+    x[0, 3, 2, 20] = 1e5
+    t = dataclasses.replace(t, x=x)
+    chosen = next(p for p in plans(problem_of(case)) if p.tile.sectors)
+    repaired, left = run(chosen, t), run(dataclasses.replace(chosen, repairs=()), t)
+    assert_right(repaired, case, t)
+    changed = (repaired != left).any(0).any(0).any(0).nonzero()
+    first, last = int(changed.min()), int(changed.max())
+    assert first < 20 < last < chosen.tile.columns
+    assert torch.equal(repaired[..., last + 1 :], left[..., last + 1 :])
+
+
 # What to do to an input and a weight so that float16 does not hold them as TF32 would.
 UNHELD = {
     "large": lambda x, w: x[0, 3, 2].fill_(1e5),

@@ -91,14 +91,99 @@ private:
     }
 };
 
+// The same for tiles that overlap: a row is gathered as far behind a multiple of 4 as it lies in
+// device memory, and written in vectors of 4 from its first whole sector on.
+struct SectorWriter {
+    static constexpr int width = 4;
+    static constexpr int row_vectors = own_columns / width;
+    static constexpr int edges = overlapped ? out_columns - own_columns : 1;
+
+    const Arguments& arguments;
+    int left;
+    bool first, last;  // of the tiles along x
+
+    // Columns of a row's first output behind the last multiple of `size`, a power of 2.
+    TCONV_DEVICE int shift(const float* line, int channel, int size) const {
+        auto place = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(line) / sizeof(float));
+        place += channel * static_cast<uint32_t>(arguments.destination_stride_c);
+        return int(place) & (size - 1);
+    }
+
+    TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
+        line = ptx::opaque(line);  // as above
+        constexpr int pieces = (pass_channels * row_vectors + 31) / 32;
+        constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
+        constexpr bool keeps = Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128;
+        int lane = keeps ? threadIdx.x % 32 : ptx::opaque(threadIdx.x % 32);
+#pragma unroll
+        for (int start = 0; start < pieces; start += batch) {
+            Vector<float, width> values[batch];
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                int place = min(32 * (start + i) + lane, pass_channels * row_vectors - 1);
+                int channel = place / row_vectors;
+                int column = before(line, channel) + place % row_vectors * width;
+                values[i] = *reinterpret_cast<const Vector<float, width>*>(
+                    &rows[channel][shift(line, channel, width) + column]);
+            }
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                int place = 32 * (start + i) + lane;
+                int channel = place / row_vectors;
+                int column = before(line, channel) + place % row_vectors * width;
+                if (channel >= channels) continue;
+                float* to = line + (channel * arguments.destination_stride_c + column);
+                if (exists(column) && exists(column + width - 1)) {
+                    write_vector(to, values[i]);
+                } else {
+#pragma unroll
+                    for (int k = 0; k < width; ++k) {
+                        if (exists(column + k)) to[k] = values[i].values[k];
+                    }
+                }
+            }
+        }
+        if (!first && !last) return;
+#pragma unroll
+        for (int start = 0; start < pass_channels * edges; start += 32) {
+            int channel = (start + lane) / edges;
+            int edge = (start + lane) % edges;
+            bool in_front = edge < before(line, channel);
+            int column = in_front ? edge : own_columns + edge;
+            if (channel < channels && (in_front ? first : last) && exists(column)) {
+                line[channel * arguments.destination_stride_c + column] =
+                    rows[channel][shift(line, channel, width) + column];
+            }
+        }
+    }
+
+private:
+    // Columns before a row's first whole sector.
+    TCONV_DEVICE int before(const float* line, int channel) const {
+        return (sector - shift(line, channel, sector)) & (sector - 1);
+    }
+
+    TCONV_DEVICE bool exists(int column) const {
+        return static_cast<unsigned>(left + column) <
+               static_cast<unsigned>(arguments.destination_width);
+    }
+};
+
 // Each warp interleaves its channels' phases in shared memory and writes pieces of whole rows.
+// Vectors of `width` outputs lie on their size, in tiles that overlap pairs of them.
 template <int width>
 TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                         const Sums& sums) {
     int lane = threadIdx.x % 32;
     auto& outputs = shared.outputs[warp - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
-    RowWriter<width> writer{arguments, left};
+    auto writer = [&] {
+        if constexpr (overlapped) {
+            return SectorWriter{arguments, left, at.tile_x == 0, at.tile_x == arguments.tiles_x - 1};
+        } else {
+            return RowWriter<width>{arguments, left};
+        }
+    }();
 #pragma unroll
     for (int m = 0; m < Layer::m_tiles; ++m) {
         int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
@@ -122,15 +207,22 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
             if (out_y < 0 || out_y >= arguments.destination_height) continue;
 #pragma unroll
             for (int pass = 0; pass < passes; ++pass) {
+                int first = first_channel + pass * pass_channels;
+                float* line = static_cast<float*>(arguments.destination) +
+                              at.image * arguments.destination_stride_n +
+                              (Index(at.group) * Layer::out_channels + first) *
+                                  arguments.destination_stride_c +
+                              out_y * arguments.destination_stride_h + left;
 #pragma unroll
                 for (int i = 0; i < 2 / passes; ++i) {
                     int half = pass + i;
                     int row = lane / 4 + 8 * i;
                     int channel = row / Layer::stride_x;
                     if (channel >= pass_channels) continue;
-                    float* to =
-                        outputs[channel] + out_shift + row % Layer::stride_x +
-                        lane % 4 * 2 * Layer::stride_x;
+                    int shift = out_shift;
+                    if constexpr (overlapped) shift = writer.shift(line, channel, 4);
+                    float* to = outputs[channel] + shift + row % Layer::stride_x +
+                                lane % 4 * 2 * Layer::stride_x;
 #pragma unroll
                     for (int j = 0; j < columns / 8; ++j) {
                         float even = sums[m][r][4 * j + 2 * half];
@@ -140,7 +232,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                             even *= unit, odd *= unit;
                         }
                         if constexpr (Layer::bias) even += bias[half], odd += bias[half];
-                        if constexpr (Layer::stride_x == 1) {
+                        if constexpr (Layer::stride_x == 1 && (width > 1 || !overlapped)) {
                             *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);
                         } else {
                             to[8 * j * Layer::stride_x] = even;
@@ -149,16 +241,10 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                     }
                 }
                 __syncwarp();
-                int channel = first_channel + pass * pass_channels;
-                float* line = static_cast<float*>(arguments.destination) +
-                              at.image * arguments.destination_stride_n +
-                              (Index(at.group) * Layer::out_channels + channel) *
-                                  arguments.destination_stride_c +
-                              out_y * arguments.destination_stride_h + left;
                 writer.write(outputs, line,
                              Layer::out_channels % Layer::warp_channels == 0
                                  ? pass_channels
-                                 : min(pass_channels, Layer::out_channels - channel));
+                                 : min(pass_channels, Layer::out_channels - first));
                 __syncwarp();
             }
         }

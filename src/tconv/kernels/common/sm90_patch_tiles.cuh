@@ -39,15 +39,28 @@ constexpr int chunks = (Layer::in_channels + channels_per_stage - 1) / channels_
 constexpr int passes = 8 % Layer::stride_x == 0 ? 2 : 1;
 constexpr int pass_channels = Layer::warp_channels / passes;
 constexpr int out_columns = columns * Layer::stride_x;
+
+// Tiles that overlap in x: of each row a tile writes whole sectors of device memory, the first that
+// begins in it and as many as its step is long. What is before and behind them is its neighbours',
+// or, where it has none, its own.
+constexpr int sector = 8;  // outputs
+constexpr bool overlapped = Layer::tile_step < columns;
+constexpr int own_columns = Layer::tile_step * Layer::stride_x;
+static_assert(Layer::tile_step % 4 == 0, "tiles keep the skew");
+static_assert(!overlapped || (own_columns % sector == 0 && own_columns + sector - 1 <= out_columns),
+              "a tile has all sectors that begin in its step");
+
 // Columns of a row's first output behind the last multiple of a vector: there it is gathered too, so
-// that vectors lie on their size in both.
+// that vectors lie on their size in both. In tiles that overlap each row finds its own.
 constexpr int out_first = Layer::first_q_x * Layer::stride_x - Layer::padding_x;
 constexpr int out_shift = (out_first % Layer::vector + Layer::vector) % Layer::vector;
+constexpr int most_shift = overlapped ? 3 : out_shift;
 static_assert(columns % 4 == 0, "tiles keep the shift");
 static_assert(Layer::stride_x > 1 || out_shift == 0, "pairs of sums are stored together");
-constexpr int out_pitch = Layer::stride_x == 1
-                              ? columns + (columns % 16 == 8 ? 0 : 8)
-                              : out_shift + out_columns + (40 - (out_shift + out_columns) % 32) % 32;
+constexpr int out_pitch =
+    Layer::stride_x == 1 && !overlapped
+        ? columns + (columns % 16 == 8 ? 0 : 8)
+        : most_shift + out_columns + (40 - (most_shift + out_columns) % 32) % 32;
 
 // Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][part][thread][4], a
 // fragment being the weights of one warp for one product: one part, or in float16, where they are
@@ -149,7 +162,7 @@ struct Position {
     }
 
     TCONV_DEVICE int first_q_y() const { return Layer::first_q_y + tile_y * Layer::tile_rows; }
-    TCONV_DEVICE int first_q_x() const { return Layer::first_q_x + tile_x * columns; }
+    TCONV_DEVICE int first_q_x() const { return Layer::first_q_x + tile_x * Layer::tile_step; }
 };
 
 using Sums = float[Layer::m_tiles][Layer::tile_rows][columns / 2];
