@@ -77,7 +77,7 @@ constexpr int step_weights = Layer::slots_y * Layer::slots_x * slot_weights;
 constexpr int kind_weights = steps_8 * step_weights;
 
 // Warps that gather their outputs together: those of the same rows and channels.
-constexpr int team_warps = Layer::split ? Layer::parts : 1;
+constexpr int team_warps = Layer::team ? Layer::parts : 1;
 constexpr int teams = warps / team_warps;
 static_assert(warps % team_warps == 0, "a warp's units are all of the same part");
 static_assert(teams < 16, "each has a barrier of its own, and 0 is __syncthreads()'s");
@@ -86,7 +86,7 @@ static_assert(teams < 16, "each has a barrier of its own, and 0 is __syncthreads
 // multiple of 4 of the row.
 constexpr int pass_channels = Layer::unit_channels < 8 ? Layer::unit_channels : 8;
 constexpr int head = Layer::head;
-constexpr int team_columns = Layer::split ? tile_columns : part_columns;
+constexpr int team_columns = Layer::team ? tile_columns : part_columns;
 constexpr int piece = team_columns * stride_x;
 constexpr int output_pitch = Layer::output_pitch;
 static_assert(head + piece <= output_pitch && output_pitch % 4 == 0, "rows start on a vector");
@@ -519,7 +519,7 @@ struct Block {
         template <int count, typename Values>
         TCONV_DEVICE void write(float* row, const Values& values) const {
             int lane = int(threadIdx.x) % 32 * stored;
-            if constexpr (Layer::split && stored < 4) {
+            if constexpr (Layer::team && stored < 4) {
                 constexpr int most = image_tiles::most_behind<stored>;
                 int behind = image_tiles::behind_line<stored>(row - lane);
                 row = ptx::opaque(row - behind);
@@ -624,72 +624,78 @@ struct Block {
         }
     }
 
+    // The phase with taps, among these, in whose wake a phase in y without one is written: the last
+    // before it, or the first.
+    TCONV_DEVICE static constexpr int before(int empty) {
+        int found = 0;
+        for (int k = 1; k < Layer::phases_y; ++k) {
+            if (Layer::phase_y[k] < Layer::empty_y[empty]) found = k;
+        }
+        return found;
+    }
+
+    // Where `row` is this lane's place in output row y, of a phase with taps: the rows beside it that no
+    // tap reaches.
+    // NOTE: at once. Rows that follow each other in memory share a sector, and written at other times
+    // take a quarter longer.
+    TCONV_DEVICE void store_empty(const Rows& rows, float* row, int y, int phase, float bias) const {
+#pragma unroll
+        for (int k = 0; k < Layer::stride_y - Layer::phases_y; ++k) {
+            constexpr auto& phases = Layer::phase_y;
+            if (before(k) != phase) continue;
+            int down = Layer::empty_y[k] - phases[before(k)];
+            if (unsigned(y + down) >= unsigned(arguments.destination_height)) continue;
+            rows.template write<head + piece>(row + down * arguments.destination_stride_h,
+                                              Same{bias});
+        }
+    }
+
     TCONV_DEVICE void store_sums(const Unit& unit) {
         constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;
         constexpr bool whole = Layer::out_channels % tile_channels == 0;
-        Rows rows(arguments, position(), Layer::split ? 0 : unit.part, team_columns);
+        Rows rows(arguments, position(), Layer::team ? 0 : unit.part, team_columns);
         float* outputs = shared.outputs[own_thread() / (32 * team_warps)];
-        float* own = outputs + (Layer::split ? unit.part * (part_columns * stride_x) : 0);
+        float* own = outputs + (Layer::team ? unit.part * (part_columns * stride_x) : 0);
         int unit_channel = unit.channel_block * Layer::unit_channels;
         const float* bias = shared.weights.bias + unit_channel;
 #pragma unroll
         for (int i = 0; i < warp_rows; ++i) {
+            // NOTE: all phases of some channels before the next: their rows are neighbours in memory.
 #pragma unroll
-            for (int phase = 0; phase < Layer::unit_phases; ++phase) {
-                int y = rows.y + (unit.row + i) * Layer::stride_y +
-                        phase_y(unit.phase_group * Layer::unit_phases + phase);
-                if (unsigned(y) >= unsigned(arguments.destination_height)) continue;
-#pragma unroll
-                for (int half = 0; half < halves; ++half) {
-                    team_barrier();  // the last pass has been read
-                    gather(own, bias, i, phase, half);
-                    team_barrier();
-                    int channel = unit_channel + 8 * half;
-                    float* row = rows.destination + (channel * arguments.destination_stride_c +
-                                                     y * arguments.destination_stride_h);
-                    const float* from = outputs;
-                    int rest = Layer::out_channels - rows.channel - channel;
-                    if constexpr (Layer::split) {
+            for (int pass = 0; pass < halves * Layer::unit_phases; ++pass) {
+                int half = pass / Layer::unit_phases, phase = pass % Layer::unit_phases;
+                int index = unit.phase_group * Layer::unit_phases + phase;
+                int y = rows.y + (unit.row + i) * Layer::stride_y + phase_y(index);
+                bool exists = unsigned(y) < unsigned(arguments.destination_height);
+                if (Layer::phases_y == Layer::stride_y && !exists) continue;
+                team_barrier();  // the last pass has been read
+                gather(own, bias, i, phase, half);
+                team_barrier();
+                int channel = unit_channel + 8 * half;
+                float* row = rows.destination + (channel * arguments.destination_stride_c +
+                                                 y * arguments.destination_stride_h);
+                const float* from = outputs;
+                int rest = Layer::out_channels - rows.channel - channel;
+                if constexpr (Layer::team) {
 #pragma unroll 1
-                        for (int c = unit.part; c < pass_channels; c += team_warps) {
-                            if (!whole && c >= rest) break;
-                            rows.write<head + piece>(row + c * arguments.destination_stride_c,
-                                                     Gathered{from + c * output_pitch});
+                    for (int c = unit.part; c < pass_channels; c += team_warps) {
+                        if (!whole && c >= rest) break;
+                        float* to = row + c * arguments.destination_stride_c;
+                        if (exists) {
+                            rows.write<head + piece>(to, Gathered{from + c * output_pitch});
                         }
-                    } else {
-                        constexpr int together = pass_channels < 4 ? pass_channels : 2;
+                        store_empty(rows, to, y, index, bias[8 * half + c]);
+                    }
+                } else {
+                    constexpr int together = pass_channels < 4 ? pass_channels : 2;
 #pragma unroll together
-                        for (int c = 0; c < pass_channels; ++c) {
-                            if (!whole && c >= rest) break;
-                            rows.write<head + piece>(row, Gathered{from});
-                            row += arguments.destination_stride_c;
-                            from += output_pitch;
-                        }
+                    for (int c = 0; c < pass_channels; ++c) {
+                        if (!whole && c >= rest) break;
+                        if (exists) rows.write<head + piece>(row, Gathered{from});
+                        store_empty(rows, row, y, index, bias[8 * half + c]);
+                        row += arguments.destination_stride_c;
+                        from += output_pitch;
                     }
-                }
-            }
-        }
-    }
-
-    // The rows of phases in y that no tap reaches, a warp at a time.
-    TCONV_DEVICE void store_empty() const {
-        constexpr int empty = Layer::stride_y - Layer::phases_y;
-        if constexpr (empty > 0) {
-            Rows rows(arguments, position(), 0, tile_columns);
-#pragma unroll 1
-            for (int i = own_thread() / 32; i < tile_rows * tile_channels; i += warps) {
-                int channel = i % tile_channels;
-                float bias = shared.weights.bias[channel];
-                float* first = rows.destination + channel * arguments.destination_stride_c;
-#pragma unroll
-                for (int k = 0; k < empty; ++k) {
-                    int y = rows.y + i / tile_channels * Layer::stride_y + Layer::empty_y[k];
-                    if (unsigned(y) >= unsigned(arguments.destination_height) ||
-                        rows.channel + channel >= Layer::out_channels) {
-                        continue;
-                    }
-                    rows.write<head + tile_columns * stride_x>(
-                        first + y * arguments.destination_stride_h, Same{bias});
                 }
             }
         }
@@ -718,7 +724,7 @@ struct Block {
                 add_products(shared.patch[stage ^ 1], unit, 0, steps_8);
                 // NOTE: found again, what is known of it would not fit the registers beside split
                 // operands.
-                store_sums(Layer::split ? Unit(int(ptx::opaque(uint32_t(i)))) : unit);
+                store_sums(Layer::team ? Unit(int(ptx::opaque(uint32_t(i)))) : unit);
             }
         } else {
             clear_sums();
@@ -745,7 +751,6 @@ struct Block {
         load_weights(first);
         while (true) {
             compute_units();
-            store_empty();
             if (next_tile() >= arguments.tiles) return;
             if (new_weights) {
                 __syncthreads();  // no thread still reads the last tile's weights

@@ -50,7 +50,8 @@ class Tile:
             channels.
         sums: accumulators of a thread, at most.
         blocks: blocks that an SM must hold, which bounds the registers.
-        split: operands are a high and a low part each; the warps of a row write it together.
+        split: operands are a high and a low part each.
+        team: the warps of a row gather its outputs together, and each writes whole rows.
     """
 
     warps: int
@@ -62,6 +63,7 @@ class Tile:
     sums: int
     blocks: int
     split: bool = False
+    team: bool = False
 
     @property
     def threads(self) -> int:
@@ -75,7 +77,7 @@ class Tile:
 
     def __str__(self) -> str:
         """Output channels x rows x columns at most; warps and rounds."""
-        split = "/split" if self.split else ""
+        split = "/split" if self.split else "/team" if self.team else ""
         return (
             f"{16 * self.channel_blocks}x{self.rows}x{8 * self.fragments * self.parts}"
             f"/{self.warps}x{self.rounds}{split}"
@@ -90,17 +92,11 @@ TILES = (
     Tile(warps=4, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=4),
     Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=1, sums=64, blocks=2),
     Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, rounds=2, sums=96, blocks=1),
-    Tile(
-        8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True
-    ),
-    Tile(
-        8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=2, sums=48, blocks=2, split=True
-    ),
-    Tile(
-        8, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, split=True
-    ),
-    Tile(
-        4, fragments=4, parts=4, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=4, split=True
+    Tile(8, fragments=4, parts=8, channel_blocks=1, rows=1, rounds=1, sums=48, blocks=2, team=True),
+    Tile(8, fragments=2, parts=8, channel_blocks=1, rows=1, rounds=1, sums=72, blocks=3, team=True),
+    *(
+        Tile(warps, 4, parts, 1, 1, rounds, sums=48, blocks=16 // warps, split=True, team=True)
+        for warps, parts, rounds in ((8, 8, 1), (8, 4, 1), (4, 4, 1))
     ),
 )
 
@@ -207,7 +203,7 @@ class Layout:
         parts = -(-needed // most)
         tile_parts = min(parts, self.tile.parts)
         # The warps that write a row together are so in each round.
-        while self.tile.split and self.tile.warps % tile_parts:
+        while self.tile.team and self.tile.warps % tile_parts:
             tile_parts += 1
         tiles = -(-parts // tile_parts)
         return -(-needed // (tiles * tile_parts)), tile_parts
@@ -386,7 +382,7 @@ class Layout:
     @property
     def team_warps(self) -> int:
         """Warps that gather their outputs together."""
-        return self.parts if self.tile.split else 1
+        return self.parts if self.tile.team else 1
 
     @property
     def team_columns(self) -> int:
@@ -526,8 +522,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
     They overlap, but never wholly: a fifth of the lesser is added.
     """
-    if tile.split:
-        return split_cost(problem, target, tile)
+    if tile.team:
+        return team_cost(problem, target, tile)
     laid = layout(problem, tile)
     issue, shared, multiply = tile_work(laid)
     blocks = laid.blocks(target)
@@ -557,14 +553,14 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     return 0.95 * measured * (max(busy, moved) + min(busy, moved) / 5) + launch
 
 
-def split_cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds of a tile of strict float32: as above, from counted instructions.
+def team_cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of a tile whose warps write together: as above, from counted instructions.
 
     No figure of it is fitted. Whole rows that begin between sectors took 1.2 to 1.6 times what as
     many bytes on whole sectors do, where they were all that a kernel wrote.
     """
     laid = layout(problem, tile)
-    issue, shared, products = split_work(laid)
+    issue, shared, products = team_work(laid)
     # Multiply-adds of an SM in a cycle: by data sheets, but on Hopper, where mma.sync has 60%.
     rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
     multiply = products * 1024 / rate
@@ -584,8 +580,8 @@ def split_cost(problem: Problem, target: Target, tile: Tile) -> float:
     return max(busy, moved) + 0.15 * min(busy, moved) + 7e-6
 
 
-def split_work(laid: Layout) -> tuple[float, float, float]:
-    """Of one tile of strict float32: instructions, cycles of shared memory, and `mma`.
+def team_work(laid: Layout) -> tuple[float, float, float]:
+    """Of one tile whose warps write together: instructions, cycles of shared memory, and `mma`.
 
     Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
     4 additions, a vector of an output row 4, or 5 where no tap reaches it.
@@ -595,7 +591,12 @@ def split_work(laid: Layout) -> tuple[float, float, float]:
     products = steps * laid.products
     reads = steps * laid.loads * laid.fragments * 2
     weights = steps * laid.slot_products * 2
-    issue = 7 * products + 6 * reads + weights + 20 * steps * laid.loads + 70 * laid.units
+    if tile.split:
+        issue = 7 * products + 6 * reads + weights + 20 * steps * laid.loads + 70 * laid.units
+    else:
+        weights /= 2
+        issue = products + (2 if laid.round_on_load else 1) * reads + weights
+        issue += 12 * steps + 70 * laid.units
 
     vector = 4 if laid.source_vectors else 1
     copies = laid.steps_8 * 8 * laid.patch_rows * laid.patch_vectors * 4 / vector / 32
@@ -609,7 +610,7 @@ def split_work(laid: Layout) -> tuple[float, float, float]:
     issue += used * (4 * elements / laid.store_vector + 20 * rows)
     issue += (problem.height.stride - used) * (5 * elements / laid.store_vector + 20 * rows)
     shared = reads + 4 * weights + copies * vector + 2 * elements * used
-    return issue, shared, 3 * products
+    return issue, shared, (3 if tile.split else 1) * products
 
 
 def tile_work(laid: Layout) -> tuple[float, float, float]:
@@ -672,6 +673,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("slot_fragments", laid.slot_fragments),
         ("round_on_load", laid.round_on_load),
         ("split", tile.split),
+        ("team", tile.team),
         ("source_vectors", laid.source_vectors),
         ("store_vector", laid.store_vector),
         ("output_pitch", laid.output_pitch),
