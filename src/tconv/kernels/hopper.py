@@ -34,3 +34,13 @@ def tap_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
         ("dilation_y", problem.height.dilation),
         ("dilation_x", problem.width.dilation),
     )
+
+
+def division(divisor: int) -> tuple[int, int]:
+    """What common/division.cuh multiplies by and shifts, for values below 2**30.
+
+    Exact, since the multiplier is at most one above 2**(30 + shift) / divisor, and values have 30
+    bits (Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994).
+    """
+    shift = (divisor - 1).bit_length()
+    return -(-(1 << 30 + shift) // divisor), shift

@@ -29,6 +29,7 @@
 // row of the output, and a tile is whole rows of positions. The storers write both rows' pieces in
 // the order of memory: where a row ends within a sector, the next one's store follows at once.
 #include <common/constant_tables.cuh>
+#include <common/division.cuh>
 #include <common/float16_operands.cuh>
 #include <common/sm90_tf32_flat_packing.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
@@ -38,6 +39,7 @@
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/registers.cuh>
+#include <ptx/setmaxnreg.cuh>
 #include <ptx/tensor_map.cuh>
 #include <ptx/wgmma.cuh>
 
@@ -76,6 +78,12 @@ constexpr int swap_bit = flat::apart                  ? -1
                          : phases == 2 || phases == 8 ? 1
                          : phases == 4                ? 0
                                                       : -1;
+// Beside storers a thread has 128 registers, of which the consumers need more.
+[[maybe_unused]] constexpr int producer_registers = 64;
+[[maybe_unused]] constexpr int storer_registers = 96;
+[[maybe_unused]] constexpr int consumer_registers = 168;
+static_assert(producer_registers + storer_registers + consumers * consumer_registers <= 4 * 128,
+              "what 512 threads get");
 constexpr int out_groups = flat::apart ? 1 : consumers;
 constexpr int width = Layer::vector;  // outputs written at a time
 static_assert(!flat::paired || storers, "who writes has the outputs of both consumers");
@@ -110,7 +118,10 @@ struct Shared {
     uint64_t weights_empty[consumers][Layer::weight_stages];
     uint64_t places_full[2];
     uint64_t places_empty[2];
+    uint64_t slices_full[slice_sets][halves];  // of the outputs, for the storers
+    uint64_t slices_empty[slice_sets][halves];
     uint64_t leading;
+    uint64_t noted;  // `fits` is
     int fits;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
@@ -169,6 +180,11 @@ struct Position {
             // Row sets innermost: they share their pixels.
             int rest = tile / Layer::row_sets;
             row_set = tile - rest * Layer::row_sets;
+            // Some have more slots than others. Where a block would always get the same, each of
+            // its turns begins with the next.
+            if (gridDim.x % Layer::row_sets == 0) {
+                row_set = (row_set + tile / int(gridDim.x)) % Layer::row_sets;
+            }
             next = rest / Layer::groups;
             group = rest - next * Layer::groups;
             left = 0;
@@ -293,41 +309,9 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
     }
 }
 
-template <typename Fields>
-TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
-    Turn<2> turn;
-    Tiles own(arguments);
-    for (int tile = own.first; tile < own.end; tile += own.step) {
-        Position at(tile, arguments);
-        ptx::mbarrier_wait_parity(&shared.places_empty[turn.stage], turn.parity ^ 1);
-        int count = columns, spacing = 1;
-        if constexpr (flat::paired) {
-            count = arguments.rows;
-            spacing = arguments.pitch;
-        }
-        for (int i = threadIdx.x % 32; i < count; i += 32) {
-            unsigned position = at.first + i * spacing;
-            unsigned image = position / unsigned(arguments.image_positions);
-            unsigned rest = position - image * arguments.image_positions;
-            unsigned row = rest / unsigned(arguments.pitch);
-            Place place;
-            place.y = int(row + Layer::first_q_y) * Layer::stride_y - Layer::padding_y;
-            place.x = int(rest - row * arguments.pitch + Layer::first_q_x) * Layer::stride_x -
-                      Layer::padding_x;
-            place.offset = Index(image) * arguments.destination_stride_n +
-                           place.y * arguments.destination_stride_h + place.x;
-            if (image >= unsigned(arguments.batch)) place.y = none;
-            shared.places[turn.stage][i] = place;
-        }
-        ptx::mbarrier_arrive(&shared.places_full[turn.stage]);
-        turn.advance();
-    }
-}
-
 // Whether float16 holds all weights and pixels: from what the packing's blocks have noted.
 template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments, Shared& shared) {
-    ptx::griddepcontrol_wait();
     const auto* notes = static_cast<const uint32_t*>(arguments.notes);
     uint32_t largest = 0;
 #pragma unroll 8
@@ -339,45 +323,60 @@ TCONV_DEVICE void read_notes(const Fields& arguments, Shared& shared) {
         shared.fits = float16_operands::fit(largest, Layer::weight_scale);
         if (blockIdx.x == 0) *static_cast<int*>(arguments.verdict) = shared.fits;
     }
+    ptx::mbarrier_arrive(&shared.noted);
 }
 
-// After a block's last tile, for all its threads: TF32 operands for the launch that repairs.
 template <typename Fields>
-TCONV_DEVICE void pack_again(const Fields& arguments, Shared& shared) {
-    using Staged = flat::packing::Shared;
-    static_assert(sizeof(Staged) <= Layer::shared_bytes, "the host allots enough");
-    __syncthreads();
-    if (shared.fits) return;
-    __syncthreads();
-    if (threadIdx.x < flat::packing::threads) {
-        // Where stages, barriers and all else lay.
-        flat::packing::pack_items(arguments, static_cast<uint32_t*>(arguments.packed_again),
-                                  reinterpret_cast<Staged&>(shared));
+TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
+    Turn<2> turn;
+    Tiles own(arguments);
+    if constexpr (Layer::half) {
+        ptx::griddepcontrol_wait();
+        // NOTE: not before the packing is over: it sets the verdict back that the launch that
+        // repairs looks at.
+        ptx::griddepcontrol_launch_dependents();
+    }
+    for (int tile = own.first; tile < own.end; tile += own.step) {
+        Position at(tile, arguments);
+        ptx::mbarrier_wait_parity(&shared.places_empty[turn.stage], turn.parity ^ 1);
+        int count = columns, spacing = 1;
+        if constexpr (flat::paired) {
+            count = arguments.rows;
+            spacing = arguments.pitch;
+        }
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            unsigned position = at.first + i * spacing;
+            unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
+            unsigned rest = position - image * arguments.image_positions;
+            unsigned row = divide(rest, arguments.pitch_multiplier, arguments.pitch_shift);
+            Place place;
+            place.y = int(row + Layer::first_q_y) * Layer::stride_y - Layer::padding_y;
+            place.x = int(rest - row * arguments.pitch + Layer::first_q_x) * Layer::stride_x -
+                      Layer::padding_x;
+            place.offset = Index(image) * arguments.destination_stride_n +
+                           place.y * arguments.destination_stride_h + place.x;
+            if (image >= unsigned(arguments.batch)) place.y = none;
+            shared.places[turn.stage][i] = place;
+        }
+        ptx::mbarrier_arrive(&shared.places_full[turn.stage]);
+        turn.advance();
+        if constexpr (Layer::half) {
+            if (tile == own.first) read_notes(arguments, shared);
+        }
     }
 }
 
-// Whether the launch that repairs has anything to do.
+// Whether the launch that repairs has anything to do. Most blocks find the verdict while the kernel
+// in front still runs, and are gone before its end; one waits, so that this launch is not over first.
 template <typename Fields>
 TCONV_DEVICE bool is_needed(const Fields& arguments) {
+    const auto* verdict = static_cast<const volatile int*>(arguments.verdict);
+    if (blockIdx.x != 0 && *verdict == 1) return false;
     ptx::griddepcontrol_wait();
-    return *static_cast<const int*>(arguments.verdict) == 0;
+    return *verdict == 0;
 }
 
 using Sums = float[columns / 2];
-
-// The named barriers of a slice: its consumers arrive and the storers wait, or each consumer waits
-// for the storers, but not for the other consumer.
-constexpr int full_threads = (1 + consumers / slice_sets) * warpgroup;
-constexpr int empty_threads = 2 * warpgroup;
-TCONV_DEVICE int slice_full(int set, int half) { return 6 + set * 2 + half; }
-TCONV_DEVICE int slice_empty(int consumer, int half) { return 10 + consumer * 2 + half; }
-
-// By the storers.
-TCONV_DEVICE void hand_back_slice(int set, int half) {
-    __syncwarp();
-    ptx::bar_arrive(slice_empty(set, half), empty_threads);
-    if constexpr (slice_sets == 1) ptx::bar_arrive(slice_empty(1, half), empty_threads);
-}
 
 // Columns from `first` on of a half of a warp's rows, into shared memory.
 template <int first, int half>
@@ -401,20 +400,22 @@ TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer
     }
 }
 
-// All of a warp's outputs, slice by slice, to the storers. A row group that does not exist has
-// none, but its slices turn with the others.
+// All of a warp's outputs, slice by slice, to the storers; `parity`: of the tile. A row group that
+// does not exist has none, but its slices turn with the others.
+// NOTE: by mbarriers, at which all lanes arrive: compute-sanitizer's racecheck does not know that
+// bar.arrive orders what comes before it.
 template <int half = 0>
 TCONV_DEVICE void hand_over(Shared& shared, const flat::WarpRows& rows, bool exists, int consumer,
-                            const float (&bias)[2], const Sums& sums) {
+                            const float (&bias)[2], const Sums& sums, uint32_t parity) {
     if constexpr (half < halves) {
-        ptx::bar_sync(slice_empty(consumer, half), empty_threads);
+        int set = consumer % slice_sets;
+        ptx::mbarrier_wait_parity(&shared.slices_empty[set][half], parity ^ 1);
         if (exists) {
             leave<0, half>(shared, rows, consumer, bias, sums);
             if constexpr (halves == 1) leave<0, 1>(shared, rows, consumer, bias, sums);
         }
-        __syncwarp();
-        ptx::bar_arrive(slice_full(consumer % slice_sets, half), full_threads);
-        hand_over<half + 1>(shared, rows, exists, consumer, bias, sums);
+        ptx::mbarrier_arrive(&shared.slices_full[set][half]);
+        hand_over<half + 1>(shared, rows, exists, consumer, bias, sums, parity);
     }
 }
 
@@ -537,10 +538,8 @@ TCONV_DEVICE void leave_and_write_out(const Arguments& arguments, Shared& shared
 TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
     int warp = threadIdx.x % warpgroup / 32;
     Turn<2> places;
+    uint32_t parity = 0;
     Tiles own(arguments);
-    for (int slice = 0; slice < slice_sets * halves && own.first < own.end; ++slice) {
-        hand_back_slice(slice / halves, slice % halves);
-    }
     for (int tile = own.first; tile < own.end; tile += own.step) {
         Position at(tile, arguments);
         ptx::mbarrier_wait_parity(&shared.places_full[places.stage], places.parity);
@@ -548,7 +547,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
 #pragma unroll 1
         for (int slice = 0; slice < slice_sets * halves; ++slice) {
             int set = slice / halves, half = slice % halves;
-            ptx::bar_sync(slice_full(set, half), full_threads);
+            ptx::mbarrier_wait_parity(&shared.slices_full[set][half], parity);
             flat::WarpRows rows(at.row_group(set), warp);
             rows.channel += half * slice_channels;
             if (at.row_group(set) < Layer::row_groups && rows.phase_y < Layer::stride_y) {
@@ -564,12 +563,32 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
                                               channel_count, to);
                 }
             }
-            // No one waits after the last tile.
-            if (tile + own.step < own.end) hand_back_slice(set, half);
+            ptx::mbarrier_arrive(&shared.slices_empty[set][half]);
         }
+        parity ^= 1;
         ptx::mbarrier_arrive(&shared.places_empty[places.stage]);
         places.advance();
     }
+}
+
+// By the consumers, after the last tile, whose slices turned with `parity`: TF32 operands for the
+// launch that repairs.
+template <typename Fields>
+TCONV_DEVICE void pack_again(const Fields& arguments, Shared& shared, uint32_t parity) {
+    using Staged = flat::packing::Shared;
+    static_assert(sizeof(Staged) <= Layer::shared_bytes, "the host allots enough");
+    static_assert(flat::packing::threads == consumers * warpgroup, "all of them pack");
+    ptx::mbarrier_wait_parity(&shared.noted, 0);
+    if (shared.fits) return;
+    if constexpr (storers) {
+        for (int slice = 0; slice < slice_sets * halves; ++slice) {
+            ptx::mbarrier_wait_parity(&shared.slices_empty[slice / halves][slice % halves], parity);
+        }
+    }
+    flat::packing::sync();
+    // Where stages, barriers and all else lay.
+    flat::packing::pack_items(arguments, static_cast<uint32_t*>(arguments.packed_again),
+                              reinterpret_cast<Staged&>(shared));
 }
 
 // Of a slot, or where it is the only one, what is known when this is compiled.
@@ -613,7 +632,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
     int consumer = threadIdx.x / warpgroup - 1;
     Turn<Layer::pixel_stages> pixels;
     Turn<Layer::weight_stages> weights;
-    Turn<2> places;  // where the consumers write
+    Turn<2> places;             // where the consumers write
+    uint32_t slice_parity = 0;  // where they do not
     uint64_t pixel_matrix = ptx::matrix_descriptor(shared.pixels[0], 16, 8 * line_bytes,
                                                    ptx::Swizzle::bytes_128);
     uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[consumer][0], 16,
@@ -698,7 +718,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
             }
         }
         if constexpr (storers) {
-            hand_over(shared, work.rows, work.exists, consumer, work.bias, sums);
+            hand_over(shared, work.rows, work.exists, consumer, work.bias, sums, slice_parity);
+            slice_parity ^= 1;
         } else {
             ptx::mbarrier_wait_parity(&shared.places_full[places.stage], places.parity);
             if (work.exists && work.rows.phase_y < Layer::stride_y) {
@@ -710,6 +731,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         }
     }
     if (consumer == 0 && until_lead >= 0) hand_back(&shared.leading);
+    if constexpr (Layer::half) pack_again(arguments, shared, slice_parity ^ 1);
 }
 
 }  // namespace
@@ -718,8 +740,6 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
     TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     constexpr int warps = warpgroup / 32;
-    // The launch that repairs has nothing to do as a rule: let it look as soon as a block is over.
-    if constexpr (Layer::half) ptx::griddepcontrol_launch_dependents();
     if constexpr (Layer::repair) {
         if (!is_needed(arguments)) return;
     }
@@ -738,17 +758,26 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             ptx::mbarrier_init(&shared.places_full[stage], 32);
             ptx::mbarrier_init(&shared.places_empty[stage], (storers ? 1 : consumers) * warpgroup);
         }
+        for (int set = 0; set < slice_sets; ++set) {
+            for (int half = 0; half < halves; ++half) {
+                ptx::mbarrier_init(&shared.slices_full[set][half],
+                                   consumers / slice_sets * warpgroup);
+                ptx::mbarrier_init(&shared.slices_empty[set][half], warpgroup);
+            }
+        }
         ptx::mbarrier_init(&shared.leading, warps);
+        ptx::mbarrier_init(&shared.noted, 32);
         ptx::fence_mbarrier_init();
     }
     find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;
+    // NOTE: setmaxnreg counts in branches that do not join again: what follows belongs into one of them.
     if (role == 0) {
+        if constexpr (storers) ptx::setmaxnreg_dec<producer_registers>();
         int warp = threadIdx.x / 32;
         if (warp == 3) {
             produce_places(arguments, shared);
-            if constexpr (Layer::half) read_notes(arguments, shared);
         } else if (threadIdx.x % 32 == 0) {
             if (warp == 0) {
                 produce_pixels(arguments, shared);
@@ -759,9 +788,10 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             }
         }
     } else if (role <= consumers) {
+        if constexpr (storers) ptx::setmaxnreg_inc<consumer_registers>();
         consume(arguments, shared);
     } else if constexpr (storers) {
+        ptx::setmaxnreg_dec<storer_registers>();
         store(arguments, shared);
     }
-    if constexpr (Layer::half) pack_again(arguments, shared);
 }

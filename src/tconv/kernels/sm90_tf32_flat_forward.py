@@ -96,8 +96,8 @@ class Tile:
 TILES = (
     *(Tile(columns, half=True) for columns in (256, 208, 144, 88)),
     *(Tile(columns, storers=True, half=True) for columns in (160, 128, 96)),
-    *(Tile(columns, storers=True, half=True, paired=True) for columns in (160, 144, 128)),
-    Tile(208, apart=True, half=True),
+    *(Tile(columns, storers=True, half=True, paired=True) for columns in (192, 160, 144, 128)),
+    *(Tile(columns, apart=True, half=True) for columns in (216, 208)),
     Tile(160, apart=True, storers=True, half=True),
     # For few channels, which fill half of a stage in float16, and values that it cannot hold.
     *(Tile(columns) for columns in (208, 96)),
@@ -168,6 +168,19 @@ class Layout:
     def image_positions(self) -> int:
         """Positions from one image to the next."""
         return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
+
+    @property
+    def images(self) -> dict[str, int]:
+        """Fields of `struct Arguments`: how images follow each other in the line."""
+        pitch, image = hopper.division(self.pitch), hopper.division(self.image_positions)
+        return {
+            "pitch": self.pitch,
+            "pitch_multiplier": pitch[0],
+            "pitch_shift": pitch[1],
+            "image_positions": self.image_positions,
+            "image_multiplier": image[0],
+            "image_shift": image[1],
+        }
 
     @property
     def positions(self) -> int:
@@ -412,7 +425,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             return f"the launch that repairs it: {refusal}"
     if laid.pack_bytes > target.shared_per_block:
         return f"the packing has no room for {problem.taps} taps"
-    if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**31 - 2**10:
+    if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**30 - 2**10:
         return f"{laid.positions} positions are over a tensor map's size"
     if laid.stages(target) == (0, 0):
         if tile.resident:
@@ -456,7 +469,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         outputs *= 1.6 * (tile.columns / 128) ** 0.5
     if tile.storers:
         # 16.2 before the outputs went over in slices; by hand since.
-        left = 8 if tile.paired else 13
+        left = 12 if tile.paired else 13
         of_tile = max(main, 23.3 * outputs) + left * outputs + 288
     else:
         of_tile = main + 26 * outputs + 288
@@ -469,7 +482,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.storers and waves == 1:
         modelled *= 1.1  # measured: there is no next tile whose products they could write beside
     # By hand, for stylegan2_mod and fcn8s.
-    modelled *= (1.07 if tile.apart and tile.storers else 1) * (0.88 if tile.resident else 1)
+    modelled *= (1.03 if tile.apart and tile.storers else 1) * (0.88 if tile.resident else 1)
+    modelled *= 1.03 if tile.storers and tile.columns > 160 else 1
     # What 278 rows with dependent launches showed since: rows on 16 bytes cost less, phases with
     # different slots more.
     on_vectors = problem.width.output_size % 4 == 0
@@ -669,16 +683,23 @@ def _forward_arguments(
     }
 
 
-_IMAGES = (("batch", "int"), ("pitch", "int"), ("image_positions", "int"))
+_IMAGES = tuple(
+    (name, "int")
+    for name in (
+        "batch",
+        "pitch",
+        "pitch_multiplier",
+        "pitch_shift",
+        "image_positions",
+        "image_multiplier",
+        "image_shift",
+    )
+)
 
 
 def _images(laid: Layout) -> dict[str, int | float | bytes]:
     """The fields of `_IMAGES`: how images follow each other in the line."""
-    return {
-        "batch": laid.problem.batch,
-        "pitch": laid.pitch,
-        "image_positions": laid.image_positions,
-    }
+    return {"batch": laid.problem.batch, **laid.images}
 
 
 def _packing_fields(index: str) -> tuple[tuple[str, str], ...]:

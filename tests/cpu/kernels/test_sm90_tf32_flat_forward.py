@@ -119,6 +119,17 @@ def test_blocks_that_take_several_tiles_some_without_products(schedule):
         assert_right(run(chosen, t, schedule, blocks=2), case, t)
 
 
+@pytest.mark.parametrize("blocks", (2, 4, 8))
+def test_blocks_that_are_a_multiple_of_the_row_sets(blocks):
+    # Channels in two groups, phases with two slots and with one: a block takes them all by turns.
+    case = Case(3, 40, 70, 1, (14, 15), (3, 3), (2, 2), (1, 1), (1, 1))
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in served(problem_of(case), half=True):
+        if chosen.tile.apart:
+            assert family.layout(chosen.problem, chosen.tile).row_sets == 4
+            assert_right(run(alone(chosen), t, blocks=blocks), case, t)
+
+
 # Row sets whose weights differ in number, groups, a row group that is none, and empty phases; more
 # positions than a tile's.
 RESIDENT = (

@@ -14,6 +14,7 @@
 #include <ptx/convert.cuh>
 #include <ptx/cuda.cuh>
 #include <ptx/max.cuh>
+#include <ptx/redux.cuh>
 
 namespace float16_operands {
 
@@ -49,12 +50,6 @@ TCONV_DEVICE float largest(float before, const float (&values)[count]) {
 }
 
 // For all lanes of a warp: of bits of magnitudes.
-TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, lanes));
-    }
-    return bits;
-}
+TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) { return ptx::redux_sync_max_u32(bits); }
 
 }  // namespace float16_operands

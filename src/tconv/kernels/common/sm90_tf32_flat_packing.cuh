@@ -9,11 +9,13 @@
 // n * image_positions + y * pitch + x, and holds zeros where y or x lie beyond the image.
 #pragma once
 
+#include <common/division.cuh>
 #include <common/float16_operands.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/memory.cuh>
+#include <ptx/registers.cuh>
 
 namespace flat::packing {
 
@@ -28,6 +30,7 @@ constexpr int line_words = 32;
 constexpr int word_channels = half ? 2 : 1;
 constexpr int depth = line_words * word_channels;  // channels of a line
 [[maybe_unused]] constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
+[[maybe_unused]] constexpr bool whole = Layer::in_channels % depth == 0;  // lines of channels
 
 constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 [[maybe_unused]] constexpr int phases = flat::row_phases;
@@ -48,7 +51,11 @@ union Shared {
 // What is noted where pixels do not fit: larger than any weight.
 [[maybe_unused]] constexpr uint32_t misfit = 0xffffffffu;
 
-// Of the threads that pack; in another kernel than the packing there are more.
+// In another kernel than the packing there are more threads; those of warpgroups 1 and 2 pack.
+TCONV_DEVICE int own_thread() {
+    return int(threadIdx.x) - (Layer::threads == threads ? 0 : threads / 2);
+}
+
 TCONV_DEVICE void sync() {
     if constexpr (Layer::threads == threads) {
         __syncthreads();
@@ -57,15 +64,26 @@ TCONV_DEVICE void sync() {
     }
 }
 
+// A place of an item in device memory: of the line's first channel, of which the others are `step`
+// apart.
+struct Place {
+    const float* at;
+    bool exists;
+};
+
 // Reads `count` places of each of the warp's words, all under way at once, rounds and keeps them:
-// `into` has one row of `pitch` for each word. Returns what is to be noted of them.
-template <int count, bool weights, typename Load>
-TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Load load) {
+// `into` has one row of `pitch` for each word. Returns what is to be noted of them. Of the line's
+// channels `in_left` exist.
+template <int count, bool weights, typename Find>
+TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Index step, int in_left,
+                            Find find) {
     constexpr int batch = 4 / word_channels;  // places under way
     constexpr int words = line_words / warps;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = own_thread() % 32, warp = own_thread() / 32;
     // In float16, neighbours.
     auto word = [&](int i) { return half ? warp * words + i : warp + i * warps; };
+    constexpr int next_channel = half ? 1 : warps;
+    int first_channel = word(0) * word_channels;
     uint32_t noted = 0;
     float largest = 0.0f;
 #pragma unroll 1
@@ -73,11 +91,15 @@ TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Load load) {
         float values[batch][words * word_channels];
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            int place = (first + i) * 32 + lane;
+            Place place = find((first + i) * 32 + lane);
+            // NOTE: a pointer that goes on, else each address is computed anew, in ten instructions.
+            const float* from = place.at + first_channel * step;
 #pragma unroll
             for (int c = 0; c < words * word_channels; ++c) {
-                int channel = word(c / word_channels) * word_channels + c % word_channels;
-                values[i][c] = load(channel, place);
+                bool exists =
+                    place.exists && (whole || first_channel + c * next_channel < in_left);
+                values[i][c] = exists ? ptx::ld_global_nc(from) : 0.0f;
+                from = ptx::opaque(from + next_channel * step);
             }
         }
 #pragma unroll
@@ -144,25 +166,24 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
     uint32_t* into = shared.weights[0];
     uint32_t noted;
     if (dense) {
-        noted = stage<rounds, true>(into, weight_pitch, part_weights, [&](int in, int place) {
-            bool exists = in < in_left && place < left;
-            return exists ? weight[in * arguments.weight_stride_in + place] : 0.0f;
-        });
+        noted = stage<rounds, true>(
+            into, weight_pitch, part_weights, arguments.weight_stride_in, in_left,
+            [&](int place) { return Place{weight + place, place < left}; });
     } else {
-        noted = stage<rounds, true>(into, weight_pitch, part_weights, [&](int in, int place) {
-            bool exists = in < in_left && place < left;
-            int out = place / taps;
-            int tap = place - out * taps;
-            return exists ? weight[in * arguments.weight_stride_in +
-                                   out * arguments.weight_stride_out +
-                                   tap / Layer::kernel_x * arguments.weight_stride_h +
-                                   tap % Layer::kernel_x * arguments.weight_stride_w]
-                          : 0.0f;
-        });
+        noted = stage<rounds, true>(
+            into, weight_pitch, part_weights, arguments.weight_stride_in, in_left,
+            [&](int place) {
+                int out = place / taps;
+                int tap = place - out * taps;
+                return Place{weight + out * arguments.weight_stride_out +
+                                 tap / Layer::kernel_x * arguments.weight_stride_h +
+                                 tap % Layer::kernel_x * arguments.weight_stride_w,
+                             place < left};
+            });
     }
     sync();
     // A warp writes four lines at a time.
-    int lane = threadIdx.x % 32;
+    int lane = own_thread() % 32;
     int piece = lane % 8;
 #pragma unroll 1
     for (int phase = 0; phase < Layer::stride_y * flat::shares_x; ++phase) {
@@ -184,7 +205,7 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                                (64 * line_words);
             constexpr int rows = Layer::part_channels * phases;
 #pragma unroll 1
-            for (int i = threadIdx.x / 8; i < rows * count; i += threads / 8) {
+            for (int i = own_thread() / 8; i < rows * count; i += threads / 8) {
                 int slot = i / rows;
                 int row = i - slot * rows;
                 int channel = first_channel + row / phases;
@@ -226,34 +247,29 @@ TCONV_DEVICE uint32_t pack_pixels(const Fields& arguments, uint32_t* packed, Sha
                            (Index(group) * Layer::in_channels + chunk * depth) *
                                arguments.source_stride_c;
     int in_left = Layer::in_channels - chunk * depth;
-    Index offsets[positions / 32];
-#pragma unroll
-    for (int i = 0; i < positions / 32; ++i) {
-        unsigned position = first + i * 32 + threadIdx.x % 32;
-        unsigned image = position / unsigned(arguments.image_positions);
-        unsigned rest = position - image * arguments.image_positions;
-        unsigned y = rest / unsigned(arguments.pitch);
-        unsigned x = rest - y * arguments.pitch;
-        bool inside = image < unsigned(arguments.batch) && y < unsigned(arguments.source_height) &&
-                      x < unsigned(arguments.source_width);
-        offsets[i] = inside ? Index(image) * arguments.source_stride_n +
-                                  Index(y) * arguments.source_stride_h +
-                                  Index(x) * arguments.source_stride_w
-                            : Index(-1);
-    }
     uint32_t noted = stage<positions / 32, false>(
-        shared.pixels[0], position_pitch, positions, [&](int in, int place) {
-            Index offset = offsets[place / 32];
-            bool exists = offset >= 0 && in < in_left;
-            return exists ? channel[in * arguments.source_stride_c + offset] : 0.0f;
+        shared.pixels[0], position_pitch, positions, arguments.source_stride_c, in_left,
+        [&](int place) {
+            unsigned position = first + place;
+            unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
+            unsigned rest = position - image * arguments.image_positions;
+            unsigned y = divide(rest, arguments.pitch_multiplier, arguments.pitch_shift);
+            unsigned x = rest - y * arguments.pitch;
+            bool inside = image < unsigned(arguments.batch) &&
+                          y < unsigned(arguments.source_height) &&
+                          x < unsigned(arguments.source_width);
+            return Place{channel + Index(image) * arguments.source_stride_n +
+                             Index(y) * arguments.source_stride_h +
+                             Index(x) * arguments.source_stride_w,
+                         inside};
         });
     sync();
     packed += arguments.weight_elements + (Index(plane) * arguments.positions + first) * line_words;
     uint4* to = reinterpret_cast<uint4*>(packed);
-    int piece = threadIdx.x % 8;
+    int piece = own_thread() % 8;
 #pragma unroll
     for (int i = 0; i < positions / (threads / 8); ++i) {
-        int p = i * (threads / 8) + threadIdx.x / 8;
+        int p = i * (threads / 8) + own_thread() / 8;
         if (first + p < unsigned(arguments.positions)) {
             to[p * 8 + piece] = gather(shared.pixels[piece * 4] + p, position_pitch);
         }

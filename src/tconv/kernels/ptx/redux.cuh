@@ -1,0 +1,15 @@
+// redux.sync (sm_80): one value of a whole warp's.
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace ptx {
+
+// The largest; all lanes must come here.
+TCONV_DEVICE uint32_t redux_sync_max_u32(uint32_t value) {
+    uint32_t largest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(value));
+    return largest;
+}
+
+}  // namespace ptx
