@@ -35,6 +35,9 @@ SWEEPS = {
     "sweep_overlap.csv": "layers.json",
     "sweep_overlap_random60.csv": "random60.json",
     "sweep_tables.csv": "layers.json",
+    "sweep_sectors.csv": "layers.json",
+    "sweep_storers.csv": "layers.json",
+    "sweep_mma.csv": "layers.json",
 }
 _BEFORE_STAGING = ("sweep_layers.csv", "sweep_random60.csv")
 TARGET = Target.named("sm_90a")

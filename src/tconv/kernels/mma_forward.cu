@@ -23,8 +23,10 @@
 // Layer::split: strict float32, three products for one (<common/split.cuh>). Weights lie in shared
 // memory as both parts, pixels are split in registers, and the products of 8 channels of a slot go to
 // a temporary, those of low parts first: the tensor cores cut their sums after every product, and an
-// ordinary addition, which rounds, takes it to the unit's sums. The warps of a row gather it together
-// and each writes whole rows of some channels, from lines of 128 bytes on: fewer sectors have parts.
+// ordinary addition, which rounds, takes it to the unit's sums.
+//
+// Layer::team: the warps of a row gather it together and each writes whole rows of some channels, from
+// lines of 128 bytes on: fewer sectors have parts.
 #include <common/constant_tables.cuh>
 #include <common/image_tiles.cuh>
 #include <common/split.cuh>

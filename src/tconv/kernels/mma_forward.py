@@ -590,11 +590,10 @@ def team_work(laid: Layout) -> tuple[float, float, float]:
     steps = laid.units * laid.steps_8
     products = steps * laid.products
     reads = steps * laid.loads * laid.fragments * 2
-    weights = steps * laid.slot_products * 2
+    weights = steps * laid.slot_products * (2 if tile.split else 1)
     if tile.split:
         issue = 7 * products + 6 * reads + weights + 20 * steps * laid.loads + 70 * laid.units
     else:
-        weights /= 2
         issue = products + (2 if laid.round_on_load else 1) * reads + weights
         issue += 12 * steps + 70 * laid.units
 
