@@ -19,6 +19,7 @@ from emulated_plans import (
 )
 from layer_cases import Case, operands
 from tconv.jit.target import Target
+from tconv.kernels import hopper
 from tconv.kernels import sm90_tf32_flat_forward as family
 from tconv.plan import Candidate, candidates, make_plan, plan
 from tconv.problem import Axis
@@ -117,6 +118,16 @@ def test_blocks_that_take_several_tiles_some_without_products(schedule):
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in served(problem_of(case)):
         assert_right(run(chosen, t, schedule, blocks=2), case, t)
+
+
+def test_division_by_multiplication():
+    for divisor in (*range(1, 200), 2**15 - 1, 2**15, 2**15 + 1, 10**9, 2**30 - 1):
+        multiplier, shift = hopper.division(divisor)
+        assert multiplier < 2**31
+        for quotient in (0, 1, 2, (2**30 - 1) // divisor):
+            for value in (quotient * divisor - 1, quotient * divisor, quotient * divisor + 1):
+                if 0 <= value < 2**30:
+                    assert (4 * value * multiplier >> 32) >> shift == value // divisor
 
 
 @pytest.mark.parametrize("blocks", (2, 4, 8))

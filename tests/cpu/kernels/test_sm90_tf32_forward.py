@@ -276,6 +276,20 @@ def test_half_tiles_refuse_few_channels():
     assert refusals == {"multiplies 16 input channels at a time, there are 12"}
 
 
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    (
+        (Case(1, 32, 32, 1, (9, 60), (3, 3)), "tiles would overlap in x, and there is one"),
+        # Rows of 224 outputs, the first of them a tile's first.
+        (Case(1, 32, 32, 1, (9, 224), (3, 3), (1, 1), (1, 1)), "whole sectors without an overlap"),
+    ),
+)
+def test_tiles_overlap_where_rows_begin_between_sectors(case, reason):
+    found = [c for c in candidates(problem_of(case), HOPPER) if c.stem == family.STEM]
+    refusals = [c.refusal for c in found if c.tile.sectors and c.tile.m_tiles == 1]
+    assert refusals and all(reason in refusal for refusal in refusals)
+
+
 def test_refuses_row_groups_without_slots():
     # Phases 1 and 3 of stride 5 have no tap of dilation 2.
     problem = problem_of(Case(1, 32, 64, 1, (9, 9), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)))
