@@ -43,6 +43,12 @@ HALF = {
         Layer(36, 24, (4, 4), (2, 2), (1, 1), groups=2, bias=False, batch=2, size=(5, 9)),
         True,
     ),
+    "overlapping": (
+        sm90_tf32_forward,
+        {"resident": True, "sectors": True},
+        Layer(32, 24, (3, 3), batch=2, size=(5, 212)),
+        True,
+    ),
     "flat": (
         sm90_tf32_flat_forward,
         {"storers": False},
