@@ -286,5 +286,5 @@ def test_the_plan_prefers_it_where_its_products_are_fewer():
     assert plan(problem_of(PATCH_LAYERS["64 to 64, 3x3"]), Target.named("sm_80")).stem != (
         family.STEM
     )
-    few = Case(16, 8, 16, 4, (256, 256), (3, 5), (2, 3), (1, 2), (1, 1), (2, 1))
+    few = Case(16, 8, 16, 4, (128, 256), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1))
     assert plan(problem_of(few), HOPPER).stem == "mma_forward"

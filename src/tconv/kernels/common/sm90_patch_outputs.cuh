@@ -93,11 +93,8 @@ private:
 
 // The same for tiles that overlap: a row is gathered as far behind a multiple of 4 as it lies in
 // device memory, and written in vectors of 4 from its first whole sector on.
+template <int width>
 struct SectorWriter {
-    static constexpr int width = 4;
-    static constexpr int row_vectors = own_columns / width;
-    static constexpr int edges = overlapped ? out_columns - own_columns : 1;
-
     const Arguments& arguments;
     int left;
     bool first, last;  // of the tiles along x
@@ -111,6 +108,8 @@ struct SectorWriter {
 
     TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
         line = ptx::opaque(line);  // as above
+        constexpr int row_vectors = own_columns / width;
+        constexpr int edges = overlapped ? out_columns - own_columns : 1;
         constexpr int pieces = (pass_channels * row_vectors + 31) / 32;
         constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
         constexpr bool keeps = Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128;
@@ -179,7 +178,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
     auto writer = [&] {
         if constexpr (overlapped) {
-            return SectorWriter{arguments, left, at.tile_x == 0, at.tile_x == arguments.tiles_x - 1};
+            return SectorWriter<4>{arguments, left, at.tile_x == 0, at.tile_x == arguments.tiles_x - 1};
         } else {
             return RowWriter<width>{arguments, left};
         }
