@@ -38,6 +38,7 @@ SWEEPS = {
     "sweep_sectors.csv": "layers.json",
     "sweep_storers.csv": "layers.json",
     "sweep_mma.csv": "layers.json",
+    "sweep_bulk.csv": "layers.json",
 }
 _BEFORE_STAGING = ("sweep_layers.csv", "sweep_random60.csv")
 TARGET = Target.named("sm_90a")

@@ -189,6 +189,35 @@ def test_every_tile_of_many_channels(family, tile):
     assert served > 0
 
 
+# Many rows for each block: of whole sectors and not, with rows and columns that no tap reaches.
+ROW_CASES = (
+    Case(4, 8, 16, 4, (60, 256), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+    Case(4, 8, 16, 4, (61, 255), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1), bias=False),
+    Case(8, 32, 64, 1, (64, 128), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2), bias=False),
+    Case(8, 32, 64, 1, (63, 127), (3, 3), (5, 5), (1, 1), (2, 1), (2, 2)),
+    Case(4, 16, 40, 1, (70, 131), (3, 3), (1, 1), (1, 1)),
+    Case(9, 64, 3, 1, (65, 64), (4, 4), (2, 2), (1, 1)),
+    Case(16, 40, 24, 1, (9, 33), (2, 2), (2, 2)),
+)
+
+
+@on_hopper
+@pytest.mark.parametrize("tile", mma_forward.TILES, ids=str)
+def test_every_tile_of_mma_forward(tile):
+    torch.backends.cudnn.allow_tf32 = not tile.split
+    served = 0
+    for case in ROW_CASES:
+        if case.groups > 1 and not tile.split:
+            continue  # few channels in a group: strict float32 whatever the flag
+        for candidate in of_tile(mma_forward, tile, case, "ieee" if tile.split else "tf32"):
+            served += 1
+            with tuning.using(candidate):
+                for _ in range(2):
+                    tensors = operands(case, torch.float32, "contiguous", "cuda")
+                    assert_maps_right(case, tensors, tf32=not tile.split)
+    assert served > 0
+
+
 # What to multiply an input and a weight by, and what to put into one of the inputs.
 UNHELD = {
     "large inputs": (1e6, 1, None),

@@ -35,6 +35,15 @@ class Export:
     architecture: tuple[int, int] | None = None
     least: tuple[int, int] | None = None
 
+    def architecture_of(self, plan: Plan) -> tuple[int, int] | None:
+        """`architecture` of a plan.
+
+        A tile that walks down rows has bulk copies: sm_90 and CUDA 12 brought both these and the
+        architectures that stand alone, so it is held as one of those.
+        """
+        walks_rows = self.constants(plan).get("walks_rows", False)
+        return plan.target.capability if walks_rows else self.architecture
+
 
 def _constant(source: KernelSource, name: str) -> Any:
     return dict(source.constants)[name]
@@ -147,6 +156,10 @@ def _tiled(plan: Plan) -> dict[str, Any]:
     return {**_launched_tiles(plan), "tile": (laid.tile_rows, laid.tile_columns)}
 
 
+def _mma_forward(plan: Plan) -> dict[str, Any]:
+    return {**_tiled(plan), "walks_rows": plan.tile.bulk}
+
+
 def _launched_tiles(plan: Plan) -> dict[str, Any]:
     """What `tiled_launch` reads."""
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
@@ -194,7 +207,7 @@ EXPORTS = {
         "prepare_sm90_tf32_overlap_forward", _sm90_tf32_overlap_forward, (9, 0)
     ),
     "sm90_split_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
-    "mma_forward": Export("prepare_mma_forward", _tiled, least=LEAST_CP_ASYNC),
+    "mma_forward": Export("prepare_mma_forward", _mma_forward, least=LEAST_CP_ASYNC),
     "mma_overlap_forward": Export(
         "prepare_mma_overlap_forward", _mma_overlap_forward, least=LEAST_CP_ASYNC
     ),

@@ -65,7 +65,11 @@ def prepare_direct_forward(constants, x, weight, bias, y, parameters):  # type: 
 def prepare_mma_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
     """Blocks and arguments of the kernel mma_forward."""
     counts = [ceiling_divide(count_pixels(y, parameters, i), constants["tile"][i]) for i in (0, 1)]
-    return tiled_launch(constants, x, weight, bias, y, counts)
+    walks_rows = constants["walks_rows"]
+    # Blocks that walk down the rows write them whole, of two sectors at least.
+    if walks_rows and (counts[1] > 1 or y.shape[3] < 16):
+        return None
+    return tiled_launch(constants, x, weight, bias, y, counts, walks_rows)
 
 
 def prepare_mma_overlap_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
@@ -399,7 +403,7 @@ def count_pixels(y, parameters, axis):  # type: ignore[no-untyped-def]
     return (y.shape[2 + axis] - 1 + padding) // stride - padding // stride + 1
 
 
-def tiled_launch(constants, x, weight, bias, y, counts):  # type: ignore[no-untyped-def]
+def tiled_launch(constants, x, weight, bias, y, counts, walks_rows=False):  # type: ignore[no-untyped-def]
     """Blocks and arguments of a kernel whose blocks walk tiles, `counts` along y and x."""
     multiprocessors, capability = device_properties(x.device.index)
     tiles_y, tiles_x = counts
@@ -436,9 +440,11 @@ def tiled_launch(constants, x, weight, bias, y, counts):  # type: ignore[no-unty
     }
     # As many blocks as stay on the device, each with the weights of one group where that can be.
     most = multiprocessors * constants["blocks"]
-    if group_tiles * 8 <= most:
+    if walks_rows or group_tiles * 8 <= most:
         most -= most % group_tiles
-    return [(min(tiles, most), arguments)], True
+    return [
+        (min(tiles, max(most, group_tiles)) if walks_rows else min(tiles, most), arguments)
+    ], True
 
 
 @functools.lru_cache(maxsize=1024)

@@ -155,7 +155,7 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
             if chosen.stem not in EXPORTS:
                 notes.append(f"{chosen.stem} cannot be exported yet; the general kernel serves")
                 continue
-            architecture = EXPORTS[chosen.stem].architecture
+            architecture = EXPORTS[chosen.stem].architecture_of(chosen)
             least = EXPORTS[chosen.stem].least
             kernels = []
             packing = [] if chosen.packing is None else [chosen.packing.source]

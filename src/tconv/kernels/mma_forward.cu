@@ -27,8 +27,13 @@
 //
 // Layer::team: the warps of a row gather it together and each writes whole rows of some channels, from
 // lines of 128 bytes on: fewer sectors have parts.
+//
+// Layer::bulk: a block walks down the rows of an image, and they leave by bulk copies, in whole sectors
+// (<common/plane_rows.cuh>). Layer::roll: so do the patch's rows, of which one is new to a tile; it comes
+// to the place of one that is no longer read, row r of the tile at r modulo one more than a tile reads.
 #include <common/constant_tables.cuh>
 #include <common/image_tiles.cuh>
+#include <common/plane_rows.cuh>
 #include <common/split.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/mma.cuh>
@@ -70,7 +75,9 @@ constexpr int patch_rows = tile_rows + Layer::span_y;
 constexpr int used_vectors = (skew + tile_columns + Layer::span_x + 3) / 4;
 constexpr int patch_pitch = 4 * used_vectors;
 // NOTE: 8 modulo 16: four channels by eight neighbouring pixels lie in all 32 banks.
-constexpr int patch_channel = patch_rows * patch_pitch + (24 - patch_rows * patch_pitch % 16) % 16;
+constexpr int channel_rows = patch_rows + (Layer::roll ? 1 : 0);
+constexpr int patch_channel = channel_rows * patch_pitch + (24 - channel_rows * patch_pitch % 16) % 16;
+constexpr int stages = Layer::roll ? 1 : 2;
 
 // [kind][8 input channels][slot in y][slot in x][fragment of rows][high, low][lane][4]
 constexpr int fragment_weights = Layer::split ? 256 : 128;
@@ -82,7 +89,16 @@ constexpr int kind_weights = steps_8 * step_weights;
 constexpr int team_warps = Layer::team ? Layer::parts : 1;
 constexpr int teams = warps / team_warps;
 static_assert(warps % team_warps == 0, "a warp's units are all of the same part");
+static_assert(!Layer::roll || (Layer::bulk && Layer::split && tile_rows == 1 && chunks == 1),
+              "tiles of one row follow each other");
 static_assert(teams < 16, "each has a barrier of its own, and 0 is __syncthreads()'s");
+static_assert(!Layer::bulk || (teams == 1 && Layer::row_groups == 1),
+              "a warp has all rows of a channel");
+// Rows of a tile reach into its last warp's pixels.
+static_assert(!Layer::bulk || (team_warps - 1) * part_columns >= 2 * plane_rows::sector,
+              "rows have two sectors");
+
+constexpr int group_tiles = Layer::groups * channel_tiles;
 
 // A team's outputs of one pass: pieces of rows, of as many channels. A piece starts `head` after a
 // multiple of 4 of the row.
@@ -101,10 +117,30 @@ struct Weights {
 
 using Position = image_tiles::Position<channel_tiles, tile_channels>;
 
+// Layer::bulk: a gathered row starts up to a sector behind `lead`, and has one to spare behind its end.
+constexpr int lead = Layer::bulk ? plane_rows::sector : 0;
+static_assert(!Layer::bulk || lead + 2 * plane_rows::sector + head + piece <= output_pitch,
+              "rows have room on either side");
+
+constexpr bool has_blank_rows = Layer::phases_y < Layer::stride_y;  // that no tap reaches
+
+// The tiles from `begin` to before `end`, in steps of `group_tiles`, are this block's.
+struct Walk {
+    Index begin, end;
+};
+
+constexpr int carried_channels = Layer::bulk ? tile_channels : 1;
+constexpr int zero_elements = Layer::bulk && has_blank_rows && !Layer::bias ? output_pitch : 4;
+static_assert(Layer::buffers == 1 || Layer::buffers == 2, "passes take turns");
+
 struct Shared {
-    alignas(16) float patch[2][depth * patch_channel];
-    alignas(16) float outputs[teams][pass_channels * output_pitch];
+    alignas(16) float patch[stages][depth * patch_channel];
+    alignas(32) float outputs[Layer::buffers][teams][pass_channels * output_pitch];
+    // Layer::bulk: of each channel, what the rows so far left of a sector; and a row of zeros.
+    float carried[carried_channels][plane_rows::sector];
+    alignas(16) float zeros[zero_elements];
     Weights weights;
+    Walk walk;
     Position positions[2];  // of this tile and the next: here they cost no registers
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
@@ -136,6 +172,7 @@ struct Block {
     int stage = 0;
     int turn = 0;  // which of the positions is this tile's
     bool new_weights = true;
+    int buffer = 0;  // that outputs are gathered in next
 
     float sums[warp_rows][row_fragments][fragments][4];
 
@@ -144,7 +181,28 @@ struct Block {
 
     TCONV_DEVICE const Position& position() const { return shared.positions[turn]; }
 
-    TCONV_DEVICE Index next_tile() const { return position().tile + Index(gridDim.x); }
+    TCONV_DEVICE Index next_tile() const {
+        return position().tile + (Layer::bulk ? Index(group_tiles) : Index(gridDim.x));
+    }
+
+    TCONV_DEVICE Index end_tile() const { return Layer::bulk ? shared.walk.end : arguments.tiles; }
+
+    // The first tile of this block. Blocks are a multiple of group_tiles where they walk down.
+    TCONV_DEVICE Index begin_tiles() const {
+        if constexpr (Layer::bulk) {
+            Index walks = Index(gridDim.x) / group_tiles, walk = Index(blockIdx.x) / group_tiles;
+            Index rows = arguments.tiles / group_tiles;
+            Index most = rows / walks, longer = rows - most * walks;
+            Index first = walk * most + (walk < longer ? walk : longer);
+            Index own = Index(blockIdx.x) - walk * group_tiles;
+            Index begin = first * group_tiles + own;
+            Index end = begin + (most + (walk < longer ? 1 : 0)) * group_tiles;
+            if (threadIdx.x == 0) shared.walk = {begin, end};
+            return begin;
+        } else {
+            return Index(blockIdx.x);
+        }
+    }
 
     // All threads' copies of the position are the same; they may read it after the next barrier.
     TCONV_DEVICE void publish(const Position& position, int turn) {
@@ -163,6 +221,31 @@ struct Block {
         TCONV_DEVICE static int place(int row, int column) { return row * patch_pitch + column; }
     };
     using Patch = image_tiles::Patch<threads, PatchShape>;
+
+    struct RowShape {
+        static constexpr int rows = 1;
+        static constexpr int vectors = used_vectors;
+        static constexpr int channels = depth;
+        static constexpr int channel_pitch = patch_channel;
+        static constexpr int unrolled = 4;
+        TCONV_DEVICE static int place(int, int column) { return column; }
+    };
+
+    // Layer::roll: where row r of a tile's patch lies.
+    TCONV_DEVICE static int rolled(int tile_y, int r) {
+        return (tile_y + r) % channel_rows * patch_pitch;
+    }
+
+    // Layer::roll: the rows of a tile's patch from `first` on.
+    TCONV_DEVICE void load_rows(const Position& of, int first) {
+        int left = of.tile_x * tile_columns + Layer::first_column - skew;
+#pragma unroll 1
+        for (int r = first; r < patch_rows; ++r) {
+            image_tiles::Patch<threads, RowShape>::load(
+                shared.patch[0] + rolled(of.tile_y, r), arguments, of, 0,
+                of.tile_y + Layer::first_row + r, left, arguments.source_height);
+        }
+    }
 
     TCONV_DEVICE void load_patch(float* patch, const Position& of, int first_channel) const {
         int top = of.tile_y * tile_rows + Layer::first_row;
@@ -261,11 +344,29 @@ struct Block {
         stage ^= 1;
         if (!last_of_tile) {
             load_patch(shared.patch[stage], position(), next_channel);
-        } else if (next_tile() < arguments.tiles) {
+        } else if (next_tile() < end_tile()) {
             Position next(next_tile(), arguments);
             publish(next, turn ^ 1);
             new_weights = next.group_tile != position().group_tile;
             load_patch(shared.patch[stage], next, 0);
+        }
+    }
+
+    // The same where rows roll. The first tile of an image comes at once, nothing is ahead of it.
+    TCONV_DEVICE void begin_rolled() {
+        bool first = position().tile == shared.walk.begin;
+        if (position().tile_y == 0 && !first) {
+            __syncthreads();
+            load_rows(position(), 0);
+        }
+        ptx::cp_async_wait_all();
+        if (new_weights) round_weights();
+        new_weights = false;
+        __syncthreads();  // as above
+        if (next_tile() < end_tile()) {
+            Position next(next_tile(), arguments);
+            publish(next, turn ^ 1);
+            if (next.tile_y > 0) load_rows(next, patch_rows - 1);
         }
     }
 
@@ -411,12 +512,14 @@ struct Block {
         // NOTE: ptxas loads as many slots ahead as it sees, until it spills. Which fragments of rows
         // have a tap is the slot's in x alone, but for units of several phases in y.
         constexpr bool unrolled = Layer::unit_phases > 1;
+        int tile_y = position().tile_y;
 #pragma unroll 1
         for (int k = 0; k < count; ++k) {
 #pragma unroll(unrolled ? Layer::slots_y : 1)
             for (int slot = 0; slot < Layer::slots_y; ++slot) {
                 if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot)) continue;
-                const float* row = source + entry(Layer::offset_y, slot) * patch_pitch;
+                int offset = entry(Layer::offset_y, slot);
+                const float* row = source + (Layer::roll ? rolled(tile_y, offset) : offset * patch_pitch);
                 const float* fragment = weight + slot * (Layer::slots_x * slot_weights);
 #pragma unroll(unrolled ? Layer::slots_x : 1)
                 for (int x = 0; x < Layer::slots_x; ++x) {
@@ -570,8 +673,11 @@ struct Block {
         TCONV_DEVICE float element(Place) const { return value; }
     };
 
-    // Writes to shared memory what lanes hold of one phase in y and up to 8 channels.
-    TCONV_DEVICE void gather(float* outputs, const float* bias, int i, int phase, int half) {
+    // Writes to shared memory what lanes hold of one phase in y and up to 8 channels, each from
+    // `shift(channel of the 8)` on.
+    template <typename Shift>
+    TCONV_DEVICE void gather(float* outputs, const float* bias, int i, int phase, int half,
+                             const Shift& shift) {
         constexpr int unit_channels = Layer::unit_channels;
         int lane = own_thread() % 32;
 #pragma unroll
@@ -587,8 +693,9 @@ struct Block {
                 bool used = unit_rows % 8 == 0 || own < unit_rows;
                 if (Layer::unit_phases > 1) used = used && index / Layer::phases_x == phase;
                 float added = Layer::bias && used ? bias[channel] : 0;
-                float* to = outputs + (unit_channels % 8 == 0 ? lane / 4 : channel) * output_pitch +
-                            head + phase_x(index % Layer::phases_x) + lane % 4 * stride_x;
+                int out = unit_channels % 8 == 0 ? lane / 4 : channel;
+                float* to = outputs + out * output_pitch + shift(out) + head +
+                            phase_x(index % Layer::phases_x) + lane % 4 * stride_x;
                 if (!used) continue;
 #pragma unroll
                 for (int n = 0; n < fragments; ++n) {
@@ -608,7 +715,7 @@ struct Block {
                 for (int k = 0; k < part_columns; k += 32) {
                     int pixel = k + lane;
                     if (k + 32 > part_columns && pixel >= part_columns) continue;
-                    float* to = outputs + c * output_pitch + head + pixel * stride_x;
+                    float* to = outputs + c * output_pitch + shift(c) + head + pixel * stride_x;
 #pragma unroll
                     for (int e = 0; e < stride_x - Layer::phases_x; ++e) {
                         to[Layer::empty_x[e]] = value;
@@ -656,7 +763,7 @@ struct Block {
         constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;
         constexpr bool whole = Layer::out_channels % tile_channels == 0;
         Rows rows(arguments, position(), Layer::team ? 0 : unit.part, team_columns);
-        float* outputs = shared.outputs[own_thread() / (32 * team_warps)];
+        float* outputs = shared.outputs[0][own_thread() / (32 * team_warps)];
         float* own = outputs + (Layer::team ? unit.part * (part_columns * stride_x) : 0);
         int unit_channel = unit.channel_block * Layer::unit_channels;
         const float* bias = shared.weights.bias + unit_channel;
@@ -671,7 +778,7 @@ struct Block {
                 bool exists = unsigned(y) < unsigned(arguments.destination_height);
                 if (Layer::phases_y == Layer::stride_y && !exists) continue;
                 team_barrier();  // the last pass has been read
-                gather(own, bias, i, phase, half);
+                gather(own, bias, i, phase, half, [](int) { return 0; });
                 team_barrier();
                 int channel = unit_channel + 8 * half;
                 float* row = rows.destination + (channel * arguments.destination_stride_c +
@@ -683,9 +790,7 @@ struct Block {
                     for (int c = unit.part; c < pass_channels; c += team_warps) {
                         if (!whole && c >= rest) break;
                         float* to = row + c * arguments.destination_stride_c;
-                        if (exists) {
-                            rows.write<head + piece>(to, Gathered{from + c * output_pitch});
-                        }
+                        if (exists) rows.write<head + piece>(to, Gathered{from + c * output_pitch});
                         store_empty(rows, to, y, index, bias[8 * half + c]);
                     }
                 } else {
@@ -703,6 +808,105 @@ struct Block {
         }
     }
 
+    // Layer::bulk: the same by bulk copies. Rows of a plane ascend, from unit to unit and tile to tile.
+    TCONV_DEVICE void store_rows(const Unit& unit) {
+        constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;
+        constexpr int begin = head - Layer::first_output_x;  // of a gathered row: column 0
+        const Position& at = position();
+        int height = arguments.destination_height, width = arguments.destination_width;
+        int top = at.tile_y * (tile_rows * Layer::stride_y) + Layer::first_output_y;
+        int below = top + tile_rows * Layer::stride_y;
+        // The rows of the image that this block writes one after another around this tile.
+        int first_row = at.tile == shared.walk.begin && top > 0 ? top : 0;
+        int end_row = next_tile() >= shared.walk.end && below < height ? below : height;
+
+        int unit_channel = unit.channel_block * Layer::unit_channels;
+        constexpr int rows_together = 32 / plane_rows::lanes;  // by a warp
+        int own_row = own_thread() % 32 / plane_rows::lanes;
+        bool leads = plane_rows::lane() == 0;
+        const float* bias = shared.weights.bias + unit_channel;
+        float* planes = static_cast<float*>(arguments.destination) +
+                        (at.image * arguments.destination_stride_n +
+                         (at.group() * Layer::out_channels + at.first_channel() + unit_channel) *
+                             arguments.destination_stride_c);
+        int rest = Layer::out_channels - at.first_channel() - unit_channel;
+#pragma unroll
+        for (int i = 0; i < warp_rows; ++i) {
+#pragma unroll
+            for (int pass = 0; pass < halves * Layer::unit_phases; ++pass) {
+                int half = pass / Layer::unit_phases, phase = pass % Layer::unit_phases;
+                int index = unit.phase_group * Layer::unit_phases + phase;
+                int y = top + (unit.row + i) * Layer::stride_y + phase_y(index);
+                bool exists = unsigned(y) < unsigned(height);
+                if (!has_blank_rows && !exists) continue;
+                float* rows = planes + (8 * half * arguments.destination_stride_c +
+                                        y * arguments.destination_stride_h);
+                int first_shift = plane_rows::place(rows - begin);
+                int next_shift = int(arguments.destination_stride_c % plane_rows::sector);
+                auto shift = [&](int c) { return (first_shift + c * next_shift) % plane_rows::sector; };
+                float* outputs = shared.outputs[buffer][0] + lead;
+                buffer ^= Layer::buffers - 1;
+                // What was last written from this buffer has been read.
+                if (leads) ptx::cp_async_bulk_wait_group_read<Layer::buffers - 1>();
+                team_barrier();
+                gather(outputs + unit.part * (part_columns * stride_x), bias, i, phase, half, shift);
+                team_barrier();
+                int blank = blank_behind(index);
+#pragma unroll 1
+                for (int round = 0; round < pass_channels; round += team_warps * rows_together) {
+                    int c = round + own_row * team_warps + unit.part;
+                    bool own = c < pass_channels && c + 8 * half < rest;
+                    if (!own) c = 0;
+                    float* row = rows + c * arguments.destination_stride_c;
+                    float* piece = outputs + (c * output_pitch + shift(c) + begin);
+                    float value = bias[8 * half + c];
+                    plane_rows::Plane plane{own, width, shared.carried[unit_channel + 8 * half + c]};
+                    if (exists) plane.write(row, piece, y > first_row, end_of(y, end_row, blank > 0), value);
+                    if (!has_blank_rows || blank == 0) continue;
+                    const float* values = shared.zeros;
+                    if constexpr (Layer::bias) values = fill(outputs + c * output_pitch, value, plane.exists);
+#pragma unroll 1
+                    for (int k = 1; k <= blank; ++k) {
+                        row += arguments.destination_stride_h;
+                        if (unsigned(y + k) >= unsigned(height)) continue;
+                        plane.write_blank(row, values, value, y + k > first_row,
+                                          end_of(y + k, end_row, k < blank));
+                    }
+                }
+                if (leads) ptx::cp_async_bulk_commit_group();
+            }
+        }
+    }
+
+    TCONV_DEVICE static plane_rows::End end_of(int y, int end_row, bool blank_below) {
+        using plane_rows::End;
+        return y + 1 >= end_row ? End::written : blank_below ? End::filled : End::carried;
+    }
+
+    // Overwrites gathered rows of a warp with one value each, once their copies have been read.
+    TCONV_DEVICE static const float* fill(float* values, float value, bool exists) {
+        int lane = own_thread() % plane_rows::lanes;
+        if (lane == 0) {
+            ptx::cp_async_bulk_commit_group();
+            ptx::cp_async_bulk_wait_group_read<0>();
+        }
+        __syncwarp();
+        constexpr int step = 4 * plane_rows::lanes;
+        for (int e = 4 * lane; exists && e < output_pitch - lead; e += step) {
+            *reinterpret_cast<Vector<float, 4>*>(values + e) = {value, value, value, value};
+        }
+        __syncwarp();
+        return values;
+    }
+
+    // Phases in y without a tap between this one and the next that has some.
+    TCONV_DEVICE static int blank_behind(int index) {
+        int count = 0;
+#pragma unroll
+        for (int k = 0; k < Layer::stride_y - Layer::phases_y; ++k) count += before(k) == index;
+        return count;
+    }
+
     // --- tiles ----------------------------------------------------------------------------------
 
     // Whether all of a unit lies beyond the output, or of the row that its warp writes with others.
@@ -717,16 +921,25 @@ struct Block {
 
     TCONV_DEVICE void compute_units() {
         if constexpr (chunks == 1) {
-            begin_step(true, 0);
+            if constexpr (Layer::roll) {
+                begin_rolled();
+            } else {
+                begin_step(true, 0);
+            }
 #pragma unroll 1
             for (int i = own_thread() / 32; i < units; i += warps) {
                 Unit unit(i);
                 if (is_outside(unit)) continue;
                 clear_sums();
-                add_products(shared.patch[stage ^ 1], unit, 0, steps_8);
+                add_products(shared.patch[Layer::roll ? 0 : stage ^ 1], unit, 0, steps_8);
                 // NOTE: found again, what is known of it would not fit the registers beside split
                 // operands.
-                store_sums(Layer::team ? Unit(int(ptx::opaque(uint32_t(i)))) : unit);
+                Unit found = Layer::team ? Unit(int(ptx::opaque(uint32_t(i)))) : unit;
+                if constexpr (Layer::bulk) {
+                    store_rows(found);
+                } else {
+                    store_sums(found);
+                }
             }
         } else {
             clear_sums();
@@ -741,19 +954,33 @@ struct Block {
                 add_products(shared.patch[stage ^ 1], unit, first / 8, count);
             }
             Unit unit(own_thread() / 32);
-            if (unit.row < tile_rows && !is_outside(unit)) store_sums(unit);
+            if (unit.row < tile_rows && !is_outside(unit)) {
+                if constexpr (Layer::bulk) {
+                    store_rows(unit);
+                } else {
+                    store_sums(unit);
+                }
+            }
         }
     }
 
     TCONV_DEVICE void run() {
-        Position first(blockIdx.x, arguments);
+        Position first(begin_tiles(), arguments);
         publish(first, 0);
-        load_patch(shared.patch[0], first, 0);
+        if constexpr (Layer::roll) {
+            load_rows(first, 0);
+        } else {
+            load_patch(shared.patch[0], first, 0);
+        }
         clear_weights();
         load_weights(first);
+        if constexpr (zero_elements > 4) {
+            for (int i = own_thread(); i < zero_elements; i += threads) shared.zeros[i] = 0;
+            ptx::fence_proxy_async_shared();
+        }
         while (true) {
             compute_units();
-            if (next_tile() >= arguments.tiles) return;
+            if (next_tile() >= end_tile()) break;
             if (new_weights) {
                 __syncthreads();  // no thread still reads the last tile's weights
                 turn ^= 1;
@@ -762,6 +989,7 @@ struct Block {
                 turn ^= 1;
             }
         }
+        if constexpr (Layer::bulk) ptx::cp_async_bulk_wait_group_read<0>();
     }
 };
 

@@ -32,6 +32,15 @@ OTHER_REGISTERS = 48
 MOST_DEPTH = 64
 """Input channels of a step, at most, where a block has one unit for each warp."""
 
+SECTOR = 8
+"""Floats that memory is written in."""
+
+MOST_WALKING = 8
+"""Tiles that share their pixels, at most, where blocks walk down the rows and are a multiple."""
+
+WALK_BYTES = 64
+"""Shared memory for where a block's walk begins and ends, and for what alignment leaves."""
+
 LATE_LOADS = 4
 """Values that products read this often or less are rounded each time, else once in place."""
 
@@ -52,6 +61,7 @@ class Tile:
         blocks: blocks that an SM must hold, which bounds the registers.
         split: operands are a high and a low part each.
         team: the warps of a row gather its outputs together, and each writes whole rows.
+        bulk: blocks walk down the rows of an image, which leave by bulk copies.
     """
 
     warps: int
@@ -64,6 +74,7 @@ class Tile:
     blocks: int
     split: bool = False
     team: bool = False
+    bulk: bool = False
 
     @property
     def threads(self) -> int:
@@ -78,9 +89,10 @@ class Tile:
     def __str__(self) -> str:
         """Output channels x rows x columns at most; warps and rounds."""
         split = "/split" if self.split else "/team" if self.team else ""
+        bulk = "/bulk" if self.bulk else ""
         return (
             f"{16 * self.channel_blocks}x{self.rows}x{8 * self.fragments * self.parts}"
-            f"/{self.warps}x{self.rounds}{split}"
+            f"/{self.warps}x{self.rounds}{split}{bulk}"
         )
 
 
@@ -97,6 +109,10 @@ TILES = (
     *(
         Tile(warps, 4, parts, 1, 1, rounds, sums=48, blocks=16 // warps, split=True, team=True)
         for warps, parts, rounds in ((8, 8, 1), (8, 4, 1), (4, 4, 1))
+    ),
+    *(
+        Tile(warps, 4, warps, 1, 1, 1, sums=48, blocks=2, split=split, team=True, bulk=True)
+        for warps, split in ((4, False), (4, True), (8, True))
     ),
 )
 
@@ -371,8 +387,14 @@ class Layout:
     @property
     def patch_channel(self) -> int:
         """Floats of a channel of the patch: 8 more than a multiple of 16."""
-        used = self.patch_rows * self.patch_vectors * 4
+        used = (self.patch_rows + self.roll) * self.patch_vectors * 4
         return used + (24 - used % 16) % 16
+
+    @property
+    def roll(self) -> bool:
+        """Whether a tile's patch keeps the rows that it shares with the tile above."""
+        tile = self.tile
+        return tile.bulk and tile.split and tile.rows == 1 and self.chunks == 1 and self.y.span > 0
 
     @property
     def head(self) -> int:
@@ -393,7 +415,9 @@ class Layout:
     def output_pitch(self) -> int:
         """Elements between the output rows that they gather."""
         return output_pitch(
-            self.head + self.team_columns * self.problem.width.stride,
+            (3 * SECTOR if self.tile.bulk else 0)
+            + self.head
+            + self.team_columns * self.problem.width.stride,
             self.problem.width.stride,
             self.unit_channels % 8 == 0,
         )
@@ -407,12 +431,33 @@ class Layout:
         return weights + -(-self.tile_channels // 4) * 4
 
     @property
+    def buffers(self) -> int:
+        """Buffers for gathered outputs: two where bulk copies read one meanwhile, and they fit."""
+        return 2 if self.tile.bulk and self._bytes(2) <= self.aimed_bytes else 1
+
+    @property
+    def aimed_bytes(self) -> int:
+        """Shared memory of which an SM has enough for the tile's blocks."""
+        return AIMED_SHARED // self.tile.blocks - RESERVED_SHARED
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
+        return self._bytes(self.buffers)
+
+    def _bytes(self, buffers: int) -> int:
         teams = self.tile.warps // self.team_warps
-        outputs = teams * min(8, self.unit_channels) * self.output_pitch
-        floats = 2 * self.depth * self.patch_channel + outputs + self.weights
-        return 4 * floats + POSITIONS_BYTES
+        floats = buffers * teams * min(8, self.unit_channels) * self.output_pitch
+        floats += (1 if self.roll else 2) * self.depth * self.patch_channel + self.weights
+        floats += SECTOR * (self.tile_channels if self.tile.bulk else 1)
+        floats += self.output_pitch if self.has_zero_row else 4
+        return 4 * floats + POSITIONS_BYTES + WALK_BYTES
+
+    @property
+    def has_zero_row(self) -> bool:
+        """Whether a block keeps a row of zeros for output rows that no tap reaches."""
+        blank = len(self.y.used) < self.problem.height.stride
+        return self.tile.bulk and blank and not self.problem.bias
 
     @property
     def tiles_yx(self) -> tuple[int, int]:
@@ -473,7 +518,7 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     row_groups = max(1, min(rows, tile.warps * tile.rounds // laid.units))
     while True:
         laid = Layout(problem, tile, y, x, depth, row_groups)
-        if laid.shared_bytes <= AIMED_SHARED // tile.blocks - RESERVED_SHARED or depth == 8:
+        if laid.shared_bytes <= laid.aimed_bytes or depth == 8:
             return laid
         depth = -(-depth // 16) * 8
 
@@ -504,6 +549,9 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             "phases with and without a tap share a product, "
             "where strict float32 keeps infinities from those without"
         )
+    refusal = bulk_why_not(laid, target) if tile.bulk else None
+    if refusal is not None:
+        return refusal
     most = tile.registers - OTHER_REGISTERS
     if laid.sums > min(tile.sums, most):
         return f"a thread would hold {laid.sums} sums, its registers allow {tile.sums}"
@@ -515,6 +563,23 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             f"so {tile.warps} warps cannot compute {laid.units} units"
         )
     return image_tiles.shared_why_not(laid.shared_bytes, target)
+
+
+def bulk_why_not(laid: Layout, target: Target) -> str | None:
+    """One sentence if blocks cannot walk down the rows, else None."""
+    if target.capability < (9, 0):
+        return f"writes by bulk copies, which sm_90 brought, the target is {target.arch}"
+    if laid.tile.warps != laid.team_warps or laid.row_groups > 1 or laid.tiles_yx[1] > 1:
+        return (
+            f"all warps of a block write each row: {laid.team_warps} of {laid.tile.warps} do, "
+            f"of {laid.row_groups} rows at a time and {laid.tiles_yx[1]} tiles a row"
+        )
+    if laid.group_tiles > MOST_WALKING:
+        return (
+            f"blocks are a multiple of the tiles that share their pixels, "
+            f"{MOST_WALKING} at most, not {laid.group_tiles}"
+        )
+    return None
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -556,8 +621,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 def team_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of a tile whose warps write together: as above, from counted instructions.
 
-    No figure of it is fitted. Whole rows that begin between sectors took 1.2 to 1.6 times what as
-    many bytes on whole sectors do, where they were all that a kernel wrote.
+    Only the figure of tiles that write by bulk copies is fitted, to two layers. Whole rows that
+    begin between sectors took 1.2 to 1.6 times what as many bytes on whole sectors do, where they
+    were all that a kernel wrote.
     """
     laid = layout(problem, tile)
     issue, shared, products = team_work(laid)
@@ -573,7 +639,9 @@ def team_cost(problem: Problem, target: Target, tile: Tile) -> float:
     rest = issue / 4 + shared + multiply - busiest
     busy = tiles * (busiest / efficiency + 0.15 * rest) / 1.7e9
     uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.4 / resident
-    if problem.width.output_size % 4:
+    if tile.bulk:
+        uneven *= 1.08  # kb75 and kb81: device memory reads inputs between its writes
+    elif problem.width.output_size % 4:
         uneven *= 1.15 if laid.tiles_yx[1] == 1 else 1.3
     moved = problem.bytes / 4e12 * uneven
     # A start as of the tiles for TF32: more than direct_forward takes.
@@ -673,6 +741,9 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("round_on_load", laid.round_on_load),
         ("split", tile.split),
         ("team", tile.team),
+        ("bulk", tile.bulk),
+        ("buffers", laid.buffers),
+        ("roll", laid.roll),
         ("source_vectors", laid.source_vectors),
         ("store_vector", laid.store_vector),
         ("output_pitch", laid.output_pitch),
@@ -714,8 +785,15 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 
 
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid."""
+    """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid.
+
+    Where rows leave by bulk copies, each walks down neighbouring ones, and blocks are a multiple of
+    the tiles that share their pixels.
+    """
     laid = layout(problem, tile)
+    if tile.bulk:
+        most = target.multiprocessors * laid.blocks(target)
+        return max(laid.group_tiles, min(laid.tiles, most - most % laid.group_tiles))
     return image_tiles.grid(target, laid.blocks(target), laid.tiles, laid.group_tiles)
 
 
@@ -730,7 +808,13 @@ def arguments(
     """The fields of `struct Arguments`.
 
     Raises:
-        ValueError: the output does not start on 16 bytes.
+        ValueError: the output does not start on 16 bytes, or its rows are to leave by bulk copies
+            and are apart.
     """
     laid = layout(problem, tile)
+    width = problem.width.output_size
+    if tile.bulk and operands.y.strides[2:] != (width, 1):
+        raise ValueError(
+            f"{STEM} {tile} writes rows of {width} without a gap, got strides {operands.y.strides}"
+        )
     return image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)

@@ -405,3 +405,21 @@ def test_no_order_of_threads_changes_a_bit(schedule, module):
             y = module.transposed_convolution(x, w, None, 2, 1)
             results.append([y, *torch.autograd.grad(y.square().sum(), (x, w))])
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("multiprocessors", (1, 3))
+def test_blocks_that_walk_down_rows(multiprocessors, tmp_path, monkeypatch):
+    """On sizes that their tile takes; others run the general kernel."""
+    monkeypatch.setenv("TCONV_KERNEL", "mma_forward")
+    layer = Layer(
+        32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=False, dilation=(2, 1), size=(5, 240)
+    )
+    report = export_file(None, layer, tmp_path / "model_new.py")
+    assert "/bulk" in str(report.plans[0])
+    module = load(tmp_path / "model_new.py")
+    for size, planned in (((5, 240), True), ((3, 228), True), ((2, 264), False), ((3, 4), False)):
+        case = Case(1, 8, 16, 4, size, (3, 5), (2, 3), (1, 2), (0, 0), (2, 1), bias=False)
+        tensors = operands(case, torch.float32, "contiguous", "cpu")
+        with on_emulator(module, multiprocessors=multiprocessors) as extension:
+            assert_right(module, case, tensors, tf32=True)
+        assert (extension.launched[0] == "mma_forward") == planned

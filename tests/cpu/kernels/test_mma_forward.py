@@ -21,6 +21,7 @@ from emulated_plans import (
 from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.target import Target
 from tconv.kernels import mma_forward as family
+from tconv.kernels.family import Operands, TensorView
 from tconv.plan import Plan, plan
 from tconv.problem import Problem
 
@@ -53,6 +54,17 @@ STRICT_CASES = (
     *(CASES[i] for i in (0, 2, 3, 4, 6, 9, 11, 13, 14)),
 )
 
+# Rows that leave by bulk copies: blank ones between them and behind the last, first rows without
+# taps, rows that begin anywhere in a sector and on whole ones, a walk over several images.
+BULK_CASES = (
+    Case(3, 8, 16, 4, (5, 200), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+    Case(3, 8, 40, 1, (4, 101), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2), bias=False),
+    Case(2, 8, 20, 1, (4, 99), (3, 3), (5, 5), (1, 1), (3, 3), (2, 2)),
+    Case(2, 9, 20, 1, (6, 65), (3, 3), (2, 2), (1, 1), (0, 1), bias=False),
+    Case(2, 8, 24, 2, (4, 255), (3, 3), (1, 1), (1, 1)),
+    Case(2, 20, 7, 1, (4, 128), (3, 3), (1, 1), (1, 1), bias=False),
+)
+
 
 def strict(case: Case, **changes) -> Problem:
     return problem_of(case, **({"math": "ieee"} | changes))
@@ -60,6 +72,12 @@ def strict(case: Case, **changes) -> Problem:
 
 def plans(problem: Problem, target: Target = HOPPER) -> list[Plan]:
     return emulated_plans.plans(problem, family.STEM, target)
+
+
+def some(chosen: Plan, blocks: int) -> int:
+    """Blocks in place of the plan's; where they walk down rows, a multiple of what it wants."""
+    laid = family.layout(chosen.problem, chosen.tile)
+    return blocks * laid.group_tiles if chosen.tile.bulk else blocks
 
 
 def distinct(found: list[Plan]) -> list[Plan]:
@@ -74,7 +92,45 @@ def test_every_tile_that_serves(case):
     served = plans(problem_of(case))
     assert served
     for chosen in distinct(served):
-        assert_right(run(chosen, t, blocks=1), case, t)
+        assert_right(run(chosen, t, blocks=some(chosen, 1)), case, t)
+
+
+@pytest.mark.parametrize("math", ("tf32", "ieee"))
+@pytest.mark.parametrize("case", BULK_CASES, ids=str)
+def test_rows_that_leave_by_bulk_copies(case, math):
+    """Blocks that walk over several images, and that begin and end within one."""
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in distinct(plans(problem_of(case, math=math))):
+        if not chosen.tile.bulk:
+            continue
+        for blocks in (1, 5):
+            out = run(chosen, t, sanitize=blocks == 1, blocks=some(chosen, blocks))
+            assert_right(out, case, t, math)
+        assert_order_free(chosen, t, blocks=some(chosen, 2), others=some(chosen, 3))
+
+
+def test_bulk_cases_serve_every_tile():
+    laid = [
+        family.layout(chosen.problem, chosen.tile)
+        for case in BULK_CASES
+        for math in ("tf32", "ieee")
+        for chosen in plans(problem_of(case, math=math))
+        if chosen.tile.bulk
+    ]
+    assert {one.tile for one in laid} == {tile for tile in family.TILES if tile.bulk}
+    for name in ("roll", "has_zero_row", "store_vector", "head", "unit_channels"):
+        assert len({getattr(one, name) for one in laid}) > 1, name
+    assert {min(one.phase_groups, 2) for one in laid} == {1, 2}
+
+
+def test_bulk_copies_want_rows_without_a_gap():
+    case = BULK_CASES[0]
+    chosen = next(chosen for chosen in plans(strict(case)) if chosen.tile.bulk)
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    view = TensorView(t.x.data_ptr(), t.x.stride())
+    strides = (*t.grad_output.stride()[:2], t.grad_output.stride(2) + 4, 1)
+    with pytest.raises(ValueError, match="without a gap"):
+        chosen.arguments(Operands(x=view, w=view, y=TensorView(0, strides)))
 
 
 @pytest.mark.parametrize("case", STRICT_CASES, ids=str)
@@ -83,13 +139,13 @@ def test_every_strict_tile_that_serves(case):
     served = plans(strict(case))
     assert served
     for chosen in distinct(served):
-        assert_right(run(chosen, t, blocks=1), case, t, "ieee")
+        assert_right(run(chosen, t, blocks=some(chosen, 1)), case, t, "ieee")
 
 
 def test_cases_serve_every_tile():
     served = [p.tile for case in CASES for p in plans(problem_of(case))]
     served += [p.tile for case in STRICT_CASES for p in plans(strict(case))]
-    assert set(served) == set(family.TILES)
+    assert {*served, *(tile for tile in family.TILES if tile.bulk)} == set(family.TILES)
 
 
 def test_cases_cover_every_way_of_laying_out():
@@ -120,7 +176,7 @@ def test_random_strict_layers():
     for case in random_cases(12, seed=7):
         t = operands(case, torch.float32, "contiguous", "cpu")
         for turn, chosen in enumerate(plans(strict(case, x_aligned=False))[:2]):
-            assert_right(run(chosen, t, blocks=turn + 1), case, t, "ieee")
+            assert_right(run(chosen, t, blocks=some(chosen, turn + 1)), case, t, "ieee")
             served += 1
     assert served > 8
 
@@ -179,7 +235,7 @@ def test_random_layers():
     for case in random_cases(8, seed=7):
         t = operands(case, torch.float32, "contiguous", "cpu")
         for turn, chosen in enumerate(plans(problem_of(case, x_aligned=False))[:2]):
-            assert_right(run(chosen, t, blocks=turn + 1), case, t)
+            assert_right(run(chosen, t, blocks=some(chosen, turn + 1)), case, t)
 
 
 @pytest.mark.parametrize("layout", ("channels_last", "mixed", "strided"))
@@ -205,13 +261,14 @@ def test_strict_tiles_read_any_strides(layout):
 def test_strict_tiles_with_wide_offsets_and_sanitizers(case, wide):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = plans(strict(case, wide_offsets=wide))[0]
-    assert_right(run(chosen, t, sanitize=True, blocks=2), case, t, "ieee")
+    assert_right(run(chosen, t, sanitize=True, blocks=some(chosen, 2)), case, t, "ieee")
 
 
 @pytest.mark.parametrize("case", (STRICT_CASES[0], STRICT_CASES[2], STRICT_CASES[4]), ids=str)
 def test_result_of_strict_tiles_does_not_depend_on_the_order_of_threads(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
-    assert_order_free(plans(strict(case))[0], t, blocks=2, others=3)
+    chosen = plans(strict(case))[0]
+    assert_order_free(chosen, t, blocks=some(chosen, 2), others=some(chosen, 3))
 
 
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
@@ -219,14 +276,14 @@ def test_result_of_strict_tiles_does_not_depend_on_the_order_of_threads(case):
 def test_wide_offsets_and_sanitizers(case, wide):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = plans(problem_of(case, wide_offsets=wide))[0]
-    assert_right(run(chosen, t, sanitize=True, blocks=2), case, t)
+    assert_right(run(chosen, t, sanitize=True, blocks=some(chosen, 2)), case, t)
 
 
 @pytest.mark.parametrize("case", (CASES[0], CASES[1], CASES[6]), ids=str)
 def test_result_does_not_depend_on_the_order_of_threads(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = plans(problem_of(case))[0]
-    assert_order_free(chosen, t, blocks=2, others=3)
+    assert_order_free(chosen, t, blocks=some(chosen, 2), others=some(chosen, 3))
 
 
 def test_outputs_without_taps_hold_the_bias_alone():
@@ -242,19 +299,27 @@ def test_refusals_give_their_reasons():
     assert "sm_80" in family.why_not(problem, Target.named("sm_75"))
     half = dataclasses.replace(problem, dtype="float16", math="ieee")
     assert "ieee of float16" in family.why_not(half, HOPPER)
-    for math, tile in (("ieee", family.TILES[0]), ("tf32", family.TILES[-1])):
+    split = next(tile for tile in family.TILES if tile.split)
+    for math, tile in (("ieee", family.TILES[0]), ("tf32", split)):
         other = dataclasses.replace(problem, math=math)
         assert family.why_not(other, HOPPER) is None
         assert f"the layer's math is {math}" in family.tile_why_not(other, HOPPER, tile)
     # Four channels of three phases are one product; two of the phases have no tap at one slot.
     mixed = strict(Case(1, 4, 4, 1, (8, 8), (1, 5), (1, 4)))
-    assert "infinities" in family.tile_why_not(mixed, HOPPER, family.TILES[-1])
+    assert "infinities" in family.tile_why_not(mixed, HOPPER, split)
     last = dataclasses.replace(problem, y_layout="channels_last")
     assert "contiguous" in family.why_not(last, HOPPER)
     long = problem_of(Case(1, 16, 1, 1, (20, 20), (12, 12)))
     assert "taps" in family.why_not(long, HOPPER)
     deep = problem_of(Case(1, 1024, 64, 1, (8, 8), (4, 4), (2, 2), (1, 1)))
     assert "shared memory" in family.tile_why_not(deep, HOPPER, family.TILES[5])
+    bulk = next(tile for tile in family.TILES if tile.bulk and not tile.split)
+    for case, target, reason in (
+        (BULK_CASES[1], Target.named("sm_80"), "sm_90 brought"),
+        (Case(1, 8, 16, 1, (4, 9), (3, 3), (5, 5)), HOPPER, "all warps of a block"),
+        (Case(1, 8, 16, 9, (4, 101), (3, 3)), HOPPER, "not 9"),
+    ):
+        assert reason in family.tile_why_not(problem_of(case), target, bulk)
 
 
 def test_output_must_start_on_a_vector():
