@@ -7,7 +7,9 @@
 namespace ptx {
 
 // Between ordinary accesses to shared memory and those of bulk copies, tensor copies and wgmma to
-// the same bytes: executed by the threads that made the first, before the barrier.
+// the same bytes: executed by the threads that made the first, before the barrier, or behind it by the
+// thread of the same block that makes the second (Lustig et al., Mixed-Proxy Extensions for the NVIDIA
+// PTX Memory Consistency Model, 2022, section 5.4).
 TCONV_DEVICE void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
