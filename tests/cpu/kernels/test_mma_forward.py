@@ -109,6 +109,18 @@ def test_rows_that_leave_by_bulk_copies(case, math):
         assert_order_free(chosen, t, blocks=some(chosen, 2), others=some(chosen, 3))
 
 
+@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
+@pytest.mark.parametrize(("case", "math"), ((BULK_CASES[0], "ieee"), (BULK_CASES[2], "tf32")))
+def test_bulk_copies_in_any_variant(case, math, changes):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    problem = problem_of(case, **({"math": math} | changes))
+    served = [chosen for chosen in plans(problem) if chosen.tile.bulk]
+    assert served
+    for chosen in served:
+        out = run(chosen, t, sanitize=True, blocks=some(chosen, 2))
+        assert_right(out, case, t, math)
+
+
 def test_bulk_cases_serve_every_tile():
     laid = [
         family.layout(chosen.problem, chosen.tile)
