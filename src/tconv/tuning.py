@@ -100,7 +100,7 @@ def is_on() -> bool:
 
 def may_choose() -> bool:
     """Whether `choose` may have something to say: tuning is on, or this thread within `using`."""
-    return _depth > 0 or torch._C._get_cudnn_benchmark() or _forced.get() is not None
+    return is_on() or _forced.get() is not None
 
 
 def timer_for(device: int | None) -> Timer | None:

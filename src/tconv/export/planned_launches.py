@@ -441,10 +441,8 @@ def tiled_launch(constants, x, weight, bias, y, counts, walks_rows=False):  # ty
     # As many blocks as stay on the device, each with the weights of one group where that can be.
     most = multiprocessors * constants["blocks"]
     if walks_rows or group_tiles * 8 <= most:
-        most -= most % group_tiles
-    return [
-        (min(tiles, max(most, group_tiles)) if walks_rows else min(tiles, most), arguments)
-    ], True
+        most = max(most - most % group_tiles, group_tiles)
+    return [(min(tiles, most), arguments)], True
 
 
 @functools.lru_cache(maxsize=1024)

@@ -61,11 +61,16 @@ def blocks_held(shared_bytes: int, bound: int, target: Target) -> int:
     return min(bound, of_sm // (shared_bytes + RESERVED_SHARED))
 
 
-def grid(target: Target, blocks: int, tiles: int, group_tiles: int) -> int:
-    """As many blocks as the SMs hold, `blocks` each, which walk the tiles in steps of the grid."""
+def grid(
+    target: Target, blocks: int, tiles: int, group_tiles: int, whole_groups: bool = False
+) -> int:
+    """As many blocks as the SMs hold, `blocks` each, which walk the tiles.
+
+    Where the loss is small, or `whole_groups`, a multiple of `group_tiles`: each keeps its weights.
+    """
     most = target.multiprocessors * blocks
-    if group_tiles * 8 <= most:
-        most -= most % group_tiles  # each block keeps its weights
+    if whole_groups or group_tiles * 8 <= most:
+        most = max(most - most % group_tiles, group_tiles)
     return min(tiles, most)
 
 

@@ -590,18 +590,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.team:
         return team_cost(problem, target, tile)
     laid = layout(problem, tile)
-    issue, shared, multiply = tile_work(laid)
-    blocks = laid.blocks(target)
-    rounds = laid.tiles / grid(problem, target, tile)
-    tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
-    resident = min(tiles, blocks) * tile.warps
-    # Of the issue slots: few warps leave more of them empty.
-    efficiency = min(0.8, 0.35 + 0.03 * resident)
-    busiest = max(issue / 4, shared, multiply)
-    rest = issue / 4 + shared + multiply - busiest
-    busy = tiles * (busiest / efficiency + 0.15 * rest) / 1.7e9
-    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
-    uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 * 4 / resident
+    busy, uneven = busy_and_uneven(laid, target, tile_work(laid))
     moved = problem.bytes / 4e12 * uneven
     # What the sweeps of 89 layers took beside that, benchmarks/fit_costs.py: inputs are read once
     # for each tile of output channels.
@@ -618,6 +607,30 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     return 0.95 * measured * (max(busy, moved) + min(busy, moved) / 5) + launch
 
 
+def busy_and_uneven(
+    laid: Layout, target: Target, work: tuple[float, float, float]
+) -> tuple[float, float]:
+    """Seconds that the busiest SM works on its tiles, and how much longer bytes take to move.
+
+    Args:
+        laid: the tile.
+        target: the GPU.
+        work: of a tile: instructions, cycles of shared memory, and of the tensor cores, of an SM.
+    """
+    issue, shared, multiply = work
+    blocks = laid.blocks(target)
+    rounds = laid.tiles / grid(laid.problem, target, laid.tile)
+    tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
+    resident = min(tiles, blocks) * laid.tile.warps
+    # Of the issue slots: few warps leave more of them empty.
+    efficiency = min(0.8, 0.35 + 0.03 * resident)
+    busiest = max(issue / 4, shared, multiply)
+    rest = issue / 4 + shared + multiply - busiest
+    busy = tiles * (busiest / efficiency + 0.15 * rest) / 1.7e9
+    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
+    return busy, 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 * 4 / resident
+
+
 def team_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of a tile whose warps write together: as above, from counted instructions.
 
@@ -629,16 +642,7 @@ def team_cost(problem: Problem, target: Target, tile: Tile) -> float:
     issue, shared, products = team_work(laid)
     # Multiply-adds of an SM in a cycle: by data sheets, but on Hopper, where mma.sync has 60%.
     rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
-    multiply = products * 1024 / rate
-    blocks = laid.blocks(target)
-    rounds = laid.tiles / grid(problem, target, tile)
-    tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
-    resident = min(tiles, blocks) * tile.warps
-    efficiency = min(0.8, 0.35 + 0.03 * resident)
-    busiest = max(issue / 4, shared, multiply)
-    rest = issue / 4 + shared + multiply - busiest
-    busy = tiles * (busiest / efficiency + 0.15 * rest) / 1.7e9
-    uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.4 / resident
+    busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))
     if tile.bulk:
         uneven *= 1.08  # kb75 and kb81: device memory reads inputs between its writes
     elif problem.width.output_size % 4:
@@ -791,10 +795,9 @@ def grid(problem: Problem, target: Target, tile: Tile) -> int:
     the tiles that share their pixels.
     """
     laid = layout(problem, tile)
-    if tile.bulk:
-        most = target.multiprocessors * laid.blocks(target)
-        return max(laid.group_tiles, min(laid.tiles, most - most % laid.group_tiles))
-    return image_tiles.grid(target, laid.blocks(target), laid.tiles, laid.group_tiles)
+    return image_tiles.grid(
+        target, laid.blocks(target), laid.tiles, laid.group_tiles, whole_groups=tile.bulk
+    )
 
 
 def splits(problem: Problem, target: Target, tile: Tile) -> int:

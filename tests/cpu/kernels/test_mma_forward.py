@@ -394,6 +394,16 @@ def test_strict_tiles_spill_nowhere(name):
         assert compiled(strict(STRICT_LAYERS[name]), arch) > 0
 
 
+@pytest.mark.parametrize("arch", ("sm_90", "sm_100a", "sm_120a"))
+def test_bulk_copies_compile_beyond_hopper(arch):
+    problems = (problem_of(LAYERS["3x3 s5 d2"]), *map(strict, STRICT_LAYERS.values()))
+    target = Target.named(arch)
+    bulk = [p for problem in problems for p in plans(problem, target) if p.tile.bulk]
+    for chosen in distinct(bulk):
+        assert_compiled_well(chosen, arch)
+    assert bulk
+
+
 @pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
 def test_strict_tiles_spill_in_no_variant(changes):
     for name in ("3x5 s2x3 d2x1, 8 to 16", "3x3 s5 d2"):

@@ -30,6 +30,7 @@ constexpr int lanes = sector;
 
 TCONV_DEVICE int lane() { return int(threadIdx.x) % lanes; }
 
+// Elements `first` to before `last` of a piece to the same ones of a row.
 // NOTE: what other threads wrote before a barrier needs this thread's fence alone.
 TCONV_DEVICE void copy(float* row, const float* piece, int first, int last) {
     ptx::fence_proxy_async_shared();
@@ -85,7 +86,9 @@ struct Plane {
         if (lane() < first && !follows) ptx::st_global_cs(row + lane(), value);
         if (lane() < tail && end == End::written) ptx::st_global_cs(row + (last + lane()), value);
         if (lane() < tail && end == End::carried) carried[lane()] = value;
-        if (lane() == 0) copy(row, values - first, first, end == End::filled && tail > 0 ? last + sector : last);
+        if (lane() == 0) {  // from `values` itself on, whichever element is the first
+            copy(row, values - first, first, end == End::filled && tail > 0 ? last + sector : last);
+        }
     }
 };
 

@@ -92,7 +92,8 @@ private:
 };
 
 // The same for tiles that overlap: a row is gathered as far behind a multiple of 4 as it lies in
-// device memory, and written in vectors of 4 from its first whole sector on.
+// device memory, and written in vectors of 4 from its first whole sector on. A template, since other
+// tiles have no use for it, and the compiler would warn of that.
 template <int width>
 struct SectorWriter {
     const Arguments& arguments;
