@@ -29,8 +29,9 @@
 // lines of 128 bytes on: fewer sectors have parts.
 //
 // Layer::bulk: a block walks down the rows of an image, and they leave by bulk copies, in whole sectors
-// (<common/plane_rows.cuh>). Layer::roll: so do the patch's rows, of which one is new to a tile; it comes
-// to the place of one that is no longer read, row r of the tile at r modulo one more than a tile reads.
+// (<common/plane_rows.cuh>). Layer::roll: so do the patch's rows, of which one is new to a tile. They
+// come `rows_ahead` at a time, to the places of those that are no longer read: device memory gives
+// neighbouring rows that are asked for together for less.
 #include <common/constant_tables.cuh>
 #include <common/image_tiles.cuh>
 #include <common/plane_rows.cuh>
@@ -72,10 +73,11 @@ static_assert(chunks == 1 || units <= warps, "sums live through a tile's steps")
 // the tile's first pixel reads; column 0 lies on a multiple of 4 of the image's columns.
 constexpr int skew = Layer::skew;
 constexpr int patch_rows = tile_rows + Layer::span_y;
-constexpr int used_vectors = (skew + tile_columns + Layer::span_x + 3) / 4;
+constexpr int used_vectors = Layer::patch_vectors;
+static_assert(4 * used_vectors >= skew + tile_columns + Layer::span_x, "a patch has what tiles read");
 constexpr int patch_pitch = 4 * used_vectors;
 // NOTE: 8 modulo 16: four channels by eight neighbouring pixels lie in all 32 banks.
-constexpr int channel_rows = patch_rows + (Layer::roll ? 1 : 0);
+constexpr int channel_rows = patch_rows + (Layer::roll ? Layer::rows_ahead : 0);
 constexpr int patch_channel = channel_rows * patch_pitch + (24 - channel_rows * patch_pitch % 16) % 16;
 constexpr int stages = Layer::roll ? 1 : 2;
 
@@ -89,7 +91,7 @@ constexpr int kind_weights = steps_8 * step_weights;
 constexpr int team_warps = Layer::team ? Layer::parts : 1;
 constexpr int teams = warps / team_warps;
 static_assert(warps % team_warps == 0, "a warp's units are all of the same part");
-static_assert(!Layer::roll || (Layer::bulk && Layer::split && tile_rows == 1 && chunks == 1),
+static_assert(!Layer::roll || (Layer::bulk && tile_rows == 1 && chunks == 1 && Layer::rows_ahead > 0),
               "tiles of one row follow each other");
 static_assert(teams < 16, "each has a barrier of its own, and 0 is __syncthreads()'s");
 static_assert(!Layer::bulk || (teams == 1 && Layer::row_groups == 1),
@@ -102,6 +104,7 @@ constexpr int group_tiles = Layer::groups * channel_tiles;
 
 // A team's outputs of one pass: pieces of rows, of as many channels. A piece starts `head` after a
 // multiple of 4 of the row.
+constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;  // of 8 channels, of lanes' rows
 constexpr int pass_channels = Layer::unit_channels < 8 ? Layer::unit_channels : 8;
 constexpr int head = Layer::head;
 constexpr int team_columns = Layer::team ? tile_columns : part_columns;
@@ -130,15 +133,17 @@ struct Walk {
 };
 
 constexpr int carried_channels = Layer::bulk ? tile_channels : 1;
-constexpr int zero_elements = Layer::bulk && has_blank_rows && !Layer::bias ? output_pitch : 4;
+// Their values, as many times as a copy of them takes at a time, of each channel or of all.
+constexpr int blank_elements = Layer::bulk && has_blank_rows ? Layer::blank_elements : 8;
+constexpr int blank_channels = Layer::bulk && has_blank_rows && Layer::bias ? tile_channels : 1;
 static_assert(Layer::buffers == 1 || Layer::buffers == 2, "passes take turns");
 
 struct Shared {
     alignas(16) float patch[stages][depth * patch_channel];
     alignas(32) float outputs[Layer::buffers][teams][pass_channels * output_pitch];
-    // Layer::bulk: of each channel, what the rows so far left of a sector; and a row of zeros.
+    // Layer::bulk: of each channel, what the rows so far left of a sector.
     float carried[carried_channels][plane_rows::sector];
-    alignas(16) float zeros[zero_elements];
+    alignas(16) float blank[blank_channels][blank_elements];
     Weights weights;
     Walk walk;
     Position positions[2];  // of this tile and the next: here they cost no registers
@@ -173,6 +178,8 @@ struct Block {
     int turn = 0;  // which of the positions is this tile's
     bool new_weights = true;
     int buffer = 0;  // that outputs are gathered in next
+    // Layer::roll: the patch's rows before these have been asked for, and rounded in place.
+    int asked = 0, rounded = 0;
 
     float sums[warp_rows][row_fragments][fragments][4];
 
@@ -231,19 +238,17 @@ struct Block {
         TCONV_DEVICE static int place(int, int column) { return column; }
     };
 
-    // Layer::roll: where row r of a tile's patch lies.
-    TCONV_DEVICE static int rolled(int tile_y, int r) {
-        return (tile_y + r) % channel_rows * patch_pitch;
-    }
+    // Layer::roll: where a row of the patch lies; rows are counted from the image's first tile's.
+    TCONV_DEVICE float* rolled(int row) const { return shared.patch[0] + row % channel_rows * patch_pitch; }
 
-    // Layer::roll: the rows of a tile's patch from `first` on.
-    TCONV_DEVICE void load_rows(const Position& of, int first) {
+    // Layer::roll: asks for the rows before `end` that have not been asked for.
+    TCONV_DEVICE void load_rows(const Position& of, int end) {
         int left = of.tile_x * tile_columns + Layer::first_column - skew;
 #pragma unroll 1
-        for (int r = first; r < patch_rows; ++r) {
-            image_tiles::Patch<threads, RowShape>::load(
-                shared.patch[0] + rolled(of.tile_y, r), arguments, of, 0,
-                of.tile_y + Layer::first_row + r, left, arguments.source_height);
+        for (; asked < end; ++asked) {
+            image_tiles::Patch<threads, RowShape>::load(rolled(asked), arguments, of, 0,
+                                                        Layer::first_row + asked, left,
+                                                        arguments.source_height);
         }
     }
 
@@ -354,19 +359,30 @@ struct Block {
 
     // The same where rows roll. The first tile of an image comes at once, nothing is ahead of it.
     TCONV_DEVICE void begin_rolled() {
-        bool first = position().tile == shared.walk.begin;
-        if (position().tile_y == 0 && !first) {
+        if (position().tile_y == 0 && position().tile != shared.walk.begin) {
             __syncthreads();
-            load_rows(position(), 0);
+            asked = rounded = 0;
+            load_rows(position(), patch_rows);
         }
         ptx::cp_async_wait_all();
+        if constexpr (!Layer::round_on_load) {
+            for (; rounded < asked; ++rounded) {
+                image_tiles::Patch<threads, RowShape>::round(rolled(rounded));
+            }
+        }
         if (new_weights) round_weights();
         new_weights = false;
         __syncthreads();  // as above
         if (next_tile() < end_tile()) {
             Position next(next_tile(), arguments);
             publish(next, turn ^ 1);
-            if (next.tile_y > 0) load_rows(next, patch_rows - 1);
+            if (next.tile_y > 0 && asked < next.tile_y + patch_rows) {
+                Index tiles_after = (end_tile() - next.tile - 1) / group_tiles;
+                int below = arguments.tiles_y - 1 - next.tile_y;
+                if (tiles_after < below) below = int(tiles_after);
+                int more = below + 1 < Layer::rows_ahead ? below + 1 : Layer::rows_ahead;
+                load_rows(next, asked + more);
+            }
         }
     }
 
@@ -445,6 +461,11 @@ struct Block {
     // neighbouring lanes' pixels neighbours, which spreads the gathering stores over the banks.
     TCONV_DEVICE static int pixel_of(int column) { return column / 2 + column % 2 * 4; }
 
+    // Where row r of a tile's patch lies in a channel.
+    TCONV_DEVICE static int row_place(int tile_y, int r) {
+        return (Layer::roll ? (tile_y + r) % channel_rows : r) * patch_pitch;
+    }
+
     // Adds the products of `count` times 8 channels of the patch to the unit's sums.
     TCONV_DEVICE void multiply(const float* patch, const Unit& unit, int first_8, int count) {
         int lane = own_thread() % 32;
@@ -452,6 +473,7 @@ struct Block {
                               (unit.part * part_columns + skew + pixel_of(lane / 4));
         const float* weight = shared.weights.values + unit.kind() * kind_weights +
                               first_8 * step_weights + lane * 4;
+        int tile_y = Layer::roll ? position().tile_y : 0;
 #pragma unroll 1
         for (int k = 0; k < count; ++k) {
 #pragma unroll
@@ -478,7 +500,7 @@ struct Block {
                             for (int v = 0; v < 4; ++v) a[i][m][v] = part.values[v];
                         }
                     }
-                    const float* from = source + r * patch_pitch + Layer::offset_x[x];
+                    const float* from = source + row_place(tile_y, r) + Layer::offset_x[x];
 #pragma unroll
                     for (int n = 0; n < fragments; ++n) {
                         uint32_t b[2] = {pixel_bits(from[8 * n]),
@@ -519,7 +541,7 @@ struct Block {
             for (int slot = 0; slot < Layer::slots_y; ++slot) {
                 if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot)) continue;
                 int offset = entry(Layer::offset_y, slot);
-                const float* row = source + (Layer::roll ? rolled(tile_y, offset) : offset * patch_pitch);
+                const float* row = source + row_place(tile_y, offset);
                 const float* fragment = weight + slot * (Layer::slots_x * slot_weights);
 #pragma unroll(unrolled ? Layer::slots_x : 1)
                 for (int x = 0; x < Layer::slots_x; ++x) {
@@ -760,7 +782,6 @@ struct Block {
     }
 
     TCONV_DEVICE void store_sums(const Unit& unit) {
-        constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;
         constexpr bool whole = Layer::out_channels % tile_channels == 0;
         Rows rows(arguments, position(), Layer::team ? 0 : unit.part, team_columns);
         float* outputs = shared.outputs[0][own_thread() / (32 * team_warps)];
@@ -810,7 +831,6 @@ struct Block {
 
     // Layer::bulk: the same by bulk copies. Rows of a plane ascend, from unit to unit and tile to tile.
     TCONV_DEVICE void store_rows(const Unit& unit) {
-        constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;
         constexpr int begin = head - Layer::first_output_x;  // of a gathered row: column 0
         const Position& at = position();
         int height = arguments.destination_height, width = arguments.destination_width;
@@ -863,14 +883,14 @@ struct Block {
                     plane_rows::Plane plane{own, width, shared.carried[unit_channel + 8 * half + c]};
                     if (exists) plane.write(row, piece, y > first_row, end_of(y, end_row, blank > 0), value);
                     if (!has_blank_rows || blank == 0) continue;
-                    const float* values = shared.zeros;
-                    if constexpr (Layer::bias) values = fill(outputs + c * output_pitch, value, plane.exists);
+                    int blank_channel = Layer::bias ? unit_channel + 8 * half + c : 0;
+                    const float* values = shared.blank[blank_channel];
 #pragma unroll 1
                     for (int k = 1; k <= blank; ++k) {
                         row += arguments.destination_stride_h;
                         if (unsigned(y + k) >= unsigned(height)) continue;
-                        plane.write_blank(row, values, value, y + k > first_row,
-                                          end_of(y + k, end_row, k < blank));
+                        plane.write_blank<blank_elements>(row, values, value, y + k > first_row,
+                                                          end_of(y + k, end_row, k < blank));
                     }
                 }
                 if (leads) ptx::cp_async_bulk_commit_group();
@@ -878,25 +898,19 @@ struct Block {
         }
     }
 
+    // The values of blank rows. Blocks stay with their channels.
+    TCONV_DEVICE void fill_blank(const Position& of) {
+        for (int c = own_thread() / 32; c < blank_channels; c += warps) {
+            bool exists = Layer::bias && of.first_channel() + c < Layer::out_channels;
+            Index channel = of.group() * Layer::out_channels + of.first_channel() + c;
+            float value = exists ? static_cast<const float*>(arguments.bias)[channel] : 0;
+            for (int e = own_thread() % 32; e < blank_elements; e += 32) shared.blank[c][e] = value;
+        }
+    }
+
     TCONV_DEVICE static plane_rows::End end_of(int y, int end_row, bool blank_below) {
         using plane_rows::End;
         return y + 1 >= end_row ? End::written : blank_below ? End::filled : End::carried;
-    }
-
-    // Overwrites gathered rows of a warp with one value each, once their copies have been read.
-    TCONV_DEVICE static const float* fill(float* values, float value, bool exists) {
-        int lane = own_thread() % plane_rows::lanes;
-        if (lane == 0) {
-            ptx::cp_async_bulk_commit_group();
-            ptx::cp_async_bulk_wait_group_read<0>();
-        }
-        __syncwarp();
-        constexpr int step = 4 * plane_rows::lanes;
-        for (int e = 4 * lane; exists && e < output_pitch - lead; e += step) {
-            *reinterpret_cast<Vector<float, 4>*>(values + e) = {value, value, value, value};
-        }
-        __syncwarp();
-        return values;
     }
 
     // Phases in y without a tap between this one and the next that has some.
@@ -968,16 +982,14 @@ struct Block {
         Position first(begin_tiles(), arguments);
         publish(first, 0);
         if constexpr (Layer::roll) {
-            load_rows(first, 0);
+            asked = rounded = first.tile_y;
+            load_rows(first, first.tile_y + patch_rows);
         } else {
             load_patch(shared.patch[0], first, 0);
         }
         clear_weights();
         load_weights(first);
-        if constexpr (zero_elements > 4) {
-            for (int i = own_thread(); i < zero_elements; i += threads) shared.zeros[i] = 0;
-            ptx::fence_proxy_async_shared();
-        }
+        if constexpr (Layer::bulk && has_blank_rows) fill_blank(first);
         while (true) {
             compute_units();
             if (next_tile() >= end_tile()) break;
@@ -989,7 +1001,10 @@ struct Block {
                 turn ^= 1;
             }
         }
-        if constexpr (Layer::bulk) ptx::cp_async_bulk_wait_group_read<0>();
+        if constexpr (Layer::bulk) {
+            ptx::cp_async_bulk_commit_group();  // of blank rows, which no pass waits for
+            ptx::cp_async_bulk_wait_group_read<0>();
+        }
     }
 };
 

@@ -41,6 +41,12 @@ MOST_WALKING = 8
 WALK_BYTES = 64
 """Shared memory for where a block's walk begins and ends, and for what alignment leaves."""
 
+MOST_AHEAD = 4
+"""Rows that blocks which walk down ask for at a time, at most."""
+
+BLANK_ELEMENTS = (256, 128, 64)
+"""Values of a blank row that are copied at a time, where not all are."""
+
 LATE_LOADS = 4
 """Values that products read this often or less are rounded each time, else once in place."""
 
@@ -361,8 +367,8 @@ class Layout:
 
     @property
     def skew(self) -> int:
-        """Columns between a multiple of 4 and the first that a tile reads."""
-        return self.first_column % 4
+        """Columns between the start of a sector and the first that a tile reads."""
+        return self.first_column % (SECTOR if self.source_vectors else 4)
 
     @property
     def first_column(self) -> int:
@@ -377,7 +383,7 @@ class Layout:
     @property
     def patch_vectors(self) -> int:
         """Vectors of 4 columns in a row of the patch."""
-        return -(-(self.skew + self.tile_columns + self.x.span) // 4)
+        return -(-(self.skew + self.tile_columns + self.x.span) // 8) * 2
 
     @property
     def patch_rows(self) -> int:
@@ -387,14 +393,16 @@ class Layout:
     @property
     def patch_channel(self) -> int:
         """Floats of a channel of the patch: 8 more than a multiple of 16."""
-        used = (self.patch_rows + self.roll) * self.patch_vectors * 4
+        return self._patch_channel(self.rows_ahead)
+
+    def _patch_channel(self, rows_ahead: int) -> int:
+        used = (self.patch_rows + rows_ahead) * self.patch_vectors * 4
         return used + (24 - used % 16) % 16
 
     @property
     def roll(self) -> bool:
-        """Whether a tile's patch keeps the rows that it shares with the tile above."""
-        tile = self.tile
-        return tile.bulk and tile.split and tile.rows == 1 and self.chunks == 1 and self.y.span > 0
+        """Whether the patch keeps rows from tile to tile."""
+        return self.tile.bulk and self.tile_rows == 1 and self.chunks == 1
 
     @property
     def head(self) -> int:
@@ -433,7 +441,33 @@ class Layout:
     @property
     def buffers(self) -> int:
         """Buffers for gathered outputs: two where bulk copies read one meanwhile, and they fit."""
-        return 2 if self.tile.bulk and self._bytes(2) <= self.aimed_bytes else 1
+        return self._memory[0]
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows of the patch that are asked for at a time where they stay."""
+        return self._memory[1]
+
+    @property
+    def blank_elements(self) -> int:
+        """Values of a blank row that are copied at a time, 0 where no row is blank."""
+        return self._memory[2]
+
+    @functools.cached_property
+    def _memory(self) -> tuple[int, int, int]:
+        """Buffers, rows ahead and values of a blank row: the most that fit, in this order."""
+        if not self.tile.bulk:
+            return 1, 0, 0
+        blank = len(self.y.used) < self.problem.height.stride
+        width = -(-self.problem.width.output_size // SECTOR) * SECTOR
+        pieces = [width, *(n for n in BLANK_ELEMENTS if n < width)] if blank else [0]
+        for buffers in (2, 1):
+            for ahead in range(MOST_AHEAD, 0, -1) if self.roll else (0,):
+                for piece in pieces:
+                    found = buffers, ahead, piece
+                    if self._bytes(*found) <= self.aimed_bytes:
+                        return found
+        return found
 
     @property
     def aimed_bytes(self) -> int:
@@ -443,21 +477,16 @@ class Layout:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self._bytes(self.buffers)
+        return self._bytes(*self._memory)
 
-    def _bytes(self, buffers: int) -> int:
+    def _bytes(self, buffers: int, rows_ahead: int, blank_elements: int) -> int:
         teams = self.tile.warps // self.team_warps
         floats = buffers * teams * min(8, self.unit_channels) * self.output_pitch
-        floats += (1 if self.roll else 2) * self.depth * self.patch_channel + self.weights
+        stages = 1 if self.roll else 2
+        floats += stages * self.depth * self._patch_channel(rows_ahead) + self.weights
         floats += SECTOR * (self.tile_channels if self.tile.bulk else 1)
-        floats += self.output_pitch if self.has_zero_row else 4
+        floats += max(SECTOR, blank_elements * (self.tile_channels if self.problem.bias else 1))
         return 4 * floats + POSITIONS_BYTES + WALK_BYTES
-
-    @property
-    def has_zero_row(self) -> bool:
-        """Whether a block keeps a row of zeros for output rows that no tap reaches."""
-        blank = len(self.y.used) < self.problem.height.stride
-        return self.tile.bulk and blank and not self.problem.bias
 
     @property
     def tiles_yx(self) -> tuple[int, int]:
@@ -748,6 +777,8 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("bulk", tile.bulk),
         ("buffers", laid.buffers),
         ("roll", laid.roll),
+        ("rows_ahead", laid.rows_ahead),
+        ("blank_elements", laid.blank_elements),
         ("source_vectors", laid.source_vectors),
         ("store_vector", laid.store_vector),
         ("output_pitch", laid.output_pitch),
@@ -759,6 +790,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("first_row", laid.first_row),
         ("first_column", laid.first_column),
         ("skew", laid.skew),
+        ("patch_vectors", laid.patch_vectors),
         ("first_output_y", -(height.padding % height.stride)),
         ("first_output_x", -(width.padding % width.stride)),
         ("span_y", y.span),

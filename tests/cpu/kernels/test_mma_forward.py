@@ -63,6 +63,8 @@ BULK_CASES = (
     Case(2, 9, 20, 1, (6, 65), (3, 3), (2, 2), (1, 1), (0, 1), bias=False),
     Case(2, 8, 24, 2, (4, 255), (3, 3), (1, 1), (1, 1)),
     Case(2, 20, 7, 1, (4, 128), (3, 3), (1, 1), (1, 1), bias=False),
+    # Several steps, whose patches do not stay.
+    Case(1, 80, 20, 1, (5, 100), (3, 3), (1, 1), (1, 1), bias=False),
 )
 
 
@@ -130,7 +132,7 @@ def test_bulk_cases_serve_every_tile():
         if chosen.tile.bulk
     ]
     assert {one.tile for one in laid} == {tile for tile in family.TILES if tile.bulk}
-    for name in ("roll", "has_zero_row", "store_vector", "head", "unit_channels"):
+    for name in ("roll", "rows_ahead", "blank_elements", "store_vector", "head", "unit_channels"):
         assert len({getattr(one, name) for one in laid}) > 1, name
     assert {min(one.phase_groups, 2) for one in laid} == {1, 2}
 

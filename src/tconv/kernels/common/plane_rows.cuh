@@ -73,12 +73,14 @@ struct Plane {
         }
     }
 
-    // Writes a row of one value, which shared memory holds from `values` on, a multiple of 16 bytes, a
-    // sector more than the row has.
+    // Writes a row of one value, which shared memory holds `count` times from `values` on, a multiple of
+    // 16 bytes. Its copies are of no group yet.
     //
     // follows: the row above took this row's first elements along.
+    template <int count>
     TCONV_DEVICE void write_blank(float* row, const float* values, float value, bool follows,
                                   End end) const {
+        static_assert(count % sector == 0, "pieces end with a sector");
         if (!exists) return;
         int head = place(row);
         int tail = (head + width) % sector;
@@ -86,8 +88,9 @@ struct Plane {
         if (lane() < first && !follows) ptx::st_global_cs(row + lane(), value);
         if (lane() < tail && end == End::written) ptx::st_global_cs(row + (last + lane()), value);
         if (lane() < tail && end == End::carried) carried[lane()] = value;
-        if (lane() == 0) {  // from `values` itself on, whichever element is the first
-            copy(row, values - first, first, end == End::filled && tail > 0 ? last + sector : last);
+        if (end == End::filled && tail > 0) last += sector;
+        for (int from = first + lane() * count; from < last; from += lanes * count) {
+            copy(row, values - from, from, from + count < last ? from + count : last);
         }
     }
 };
