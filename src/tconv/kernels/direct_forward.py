@@ -205,9 +205,21 @@ class Layout:
         return self.x.first % 4
 
     @property
+    def lead(self) -> int:
+        """Vectors of 4 columns before those, so that a row of the patch begins with a sector."""
+        return self.x.first // 4 % 2 if self.whole_sectors else 0
+
+    @property
+    def whole_sectors(self) -> bool:
+        """Whether rows of the patch are copied as sectors of the input."""
+        return self.source_vectors and self.tile_columns % 8 == 0
+
+    @property
     def patch_vectors(self) -> tuple[int, int]:
         """Vectors of 4 columns in a row of the patch: loaded, and with padding."""
-        used = -(-(self.skew + self.tile_columns + self.x.span) // 4)
+        used = self.lead - (-(self.skew + self.tile_columns + self.x.span) // 4)
+        if self.whole_sectors:
+            used = -(-used // 2) * 2
         multiple = self.tile.pixels // 4
         return used, -(-used // multiple) * multiple
 
@@ -379,6 +391,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
             uneven *= 1.25 if tile.threads_x == 32 else 1.48
         else:
             uneven *= 1.48 if tile.threads_x == 32 else 1.75
+    if laid.tiles_yx[1] > 1:
+        uneven *= 1.04  # by hand, from bilinear_dw: pieces of rows
     moved = problem.bytes / 4e12 * uneven
     return max(busy, moved) + 0.2 * min(busy, moved) + 5.5e-6
 
@@ -397,7 +411,8 @@ def thread_work(laid: Layout) -> tuple[float, float]:
     issue = rows * channels * (laid.products + laid.groups_y * 4 + inputs + weights)
     shared = rows * channels * (4.0 * inputs + 2.0 * weights)
 
-    used, _ = laid.patch_vectors
+    # What whole sectors add to a row was not found to cost anything.
+    used = -(-(laid.skew + laid.tile_columns + laid.x.span) // 4)
     vector = 4 if laid.source_vectors else 1
     places = -(-laid.patch_rows * used * 4 // vector // 32) / WARPS
     each = (11 + 4.5 * vector) if problem.math == "tf32" else 11
@@ -448,6 +463,8 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("span_y", y.span),
         ("span_x", x.span),
         ("skew", laid.skew),
+        ("lead", laid.lead),
+        ("patch_vectors", laid.patch_vectors[0]),
         # Phases in y that have taps are slots; those that have none are listed apart.
         ("slots_y", len(y.used)),
         ("slot_phase", y.used),

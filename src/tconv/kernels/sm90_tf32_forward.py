@@ -55,7 +55,7 @@ STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
 """(stages of a ring, raw patches under way): the first that fits is taken."""
 
 SECTOR = 8
-"""Outputs in a sector of device memory."""
+"""Floats in a sector of device memory."""
 
 MOST_ROW_STEP = 4
 MOST_AHEAD = 6
@@ -181,11 +181,12 @@ class Layout:
     @property
     def skew(self) -> int:
         """Columns that a patch has to the left of its first: a tensor map loads from a 16-byte
-        boundary on.
+        boundary on, and fetches the fewest sectors from the start of one on.
         """
         if not self.problem.x_aligned:
             return 0
-        return (self.q_ranges[1].start - self.slots_x[-1]) % 4
+        first = self.q_ranges[1].start - self.slots_x[-1]
+        return first % (SECTOR if self.tile_step % SECTOR == 0 else 4)
 
     @property
     def patch_columns(self) -> int:
@@ -667,7 +668,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.sectors:
         # What is computed twice takes power, and with it clock, where products are many.
         intensity = problem.flops / problem.bytes
-        modelled *= 1 + 0.16 * min(1, max(0, (intensity - 100) / 44))
+        modelled *= 1 + 0.16 * min(1, max(0, (intensity - 130) / 44))
     # By hand: no such tile is among the fit's rows, and on images its halo costs more.
     return modelled * (1.06 if tile.rows == 1 else 1)
 
