@@ -191,6 +191,7 @@ def _sm90_tf32_overlap_forward(plan: Plan) -> dict[str, Any]:
         "groups": plan.problem.groups,
         "strips": laid.strips,
         "warpgroups": plan.tile.warpgroups,
+        "least_share": cast(Any, family(plan.stem)).LEAST_SHARE_ABREAST,
         "source_vectors": laid.source_vectors,
     }
 

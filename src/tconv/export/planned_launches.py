@@ -374,18 +374,31 @@ def prepare_sm90_tf32_overlap_forward(constants, x, weight, bias, y, parameters)
         lines, largest_offset(x), largest_offset(weight), largest_offset(y)
     ):
         return None
-    # All rows of pixels, shared out among the warpgroups of the blocks that stay on the device.
+    # All rows of pixels, shared out among the warpgroups of the blocks that stay on the device;
+    # side by side in the strips of an image where rows are many.
     blocks = max(1, device_properties(x.device.index)[0] // groups)
-    share = ceiling_divide(lines, blocks * constants["warpgroups"])
+    warpgroups, strips, least = (
+        constants[name] for name in ("warpgroups", "strips", "least_share")
+    )
+    slots, abreast = blocks * warpgroups, 1
+    share = ceiling_divide(lines, slots)
+    full = share >= least
+    if full and slots >= strips:
+        of_strip = ceiling_divide(lines // strips, slots // strips)
+        if 20 * of_strip <= 21 * share:
+            abreast, share = strips, of_strip
+    shares = abreast * ceiling_divide(lines // abreast, share)
     arguments = {
         "source": x.data_ptr(),
         "weight": weight.data_ptr(),
         "bias": 0 if bias is None else bias.data_ptr(),
         "destination": y.data_ptr(),
-        "lines": lines,
+        "lines": lines // abreast,
         "share": share,
         "rows": rows,
-        "strips": constants["strips"],
+        "strips": strips // abreast,
+        "abreast": abreast,
+        "step": 1 if full else blocks,
         "source_height": x.shape[2],
         "source_width": x.shape[3],
         "destination_height": y.shape[2],
@@ -394,7 +407,8 @@ def prepare_sm90_tf32_overlap_forward(constants, x, weight, bias, y, parameters)
         **stride_arguments("weight", ["in", "out", "h", "w"], weight),
         **stride_arguments("destination", "nch", y),
     }
-    return [(groups * min(blocks, ceiling_divide(lines, share)), arguments)], True
+    wanted = ceiling_divide(shares, warpgroups) if full else shares
+    return [(groups * min(blocks, wanted), arguments)], True
 
 
 def count_pixels(y, parameters, axis):  # type: ignore[no-untyped-def]

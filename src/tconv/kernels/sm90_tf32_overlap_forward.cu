@@ -20,10 +20,11 @@
 // then; sums of the others wait in registers, what the thread adds to its own outputs and to those of
 // the next pairs apart: they are passed on once, when a row is complete.
 //
-// All rows of all strips are in one line, which the warpgroups share out evenly. A share, and each
-// strip in it, begins with those input rows above it that reach into it. Each warpgroup copies its
-// own rows, by cp.async, `stages` - 1 stages of `depth` channels ahead. Warpgroups meet once, when
-// the weights are in place.
+// All rows of all strips are in one line, or `abreast` strips side by side in lines of their own, and the
+// warpgroups share them out evenly. A share, and each strip in it, begins with those input rows above it
+// that reach into it. Each warpgroup copies its own rows, by cp.async, `stages` - 1 stages of `depth`
+// channels ahead, in whole sectors; it asks for them, and writes the last row, during the products.
+// Warpgroups meet when the weights are in place.
 #include <common/element.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
@@ -43,6 +44,7 @@ constexpr int stride_x = Layer::stride_x;
 constexpr int stride_y = Layer::stride_y;
 constexpr int kernel_x = Layer::kernel_x;
 constexpr int taps = Layer::kernel_y * kernel_x;
+constexpr int elements = Layer::out_channels * taps;
 
 constexpr int stages = Layer::stages;
 constexpr int depth = Layer::depth;
@@ -130,6 +132,9 @@ struct Shared {
     alignas(1024) unsigned char weights[lines * block_bytes];
     alignas(16) float pixels[warpgroups][stages][stage_floats];
     alignas(16) float outputs[warps][gathered];
+    // Of an input channel's weights, (out channel, tap in y, tap in x): where each lies, and its column.
+    Index weight_offsets[elements];
+    int weight_columns[elements];
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
@@ -137,13 +142,15 @@ static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
 // The rows of a strip that belong to a warpgroup's share, and the input row of this step.
 struct Walk {
-    Index line, end;   // of the strip's rows in the line of all rows; of the share
+    Index line, end;   // of the strip's rows in its line of rows; of the share
+    int first_strip;   // of the line
     Index image;
     int strip;
     int y;
     int first_q, last_q;  // rows that are written, the last not included
 
-    TCONV_DEVICE Walk(const Arguments& arguments, Index begin, Index end) : line(begin), end(end) {
+    TCONV_DEVICE Walk(const Arguments& arguments, Index begin, Index end, int first_strip)
+        : line(begin), end(end), first_strip(first_strip) {
         enter(arguments);
     }
 
@@ -162,7 +169,7 @@ private:
         Index number = line / arguments.rows;
         int row = int(line - number * arguments.rows);
         image = number / arguments.strips;
-        strip = int(number - image * arguments.strips);
+        strip = first_strip + int(number - image * arguments.strips);
         Index left = end - line;
         int count = left < arguments.rows - row ? int(left) : arguments.rows - row;
         first_q = Layer::first_q + row;
@@ -173,6 +180,8 @@ private:
 
 // --- copies ---------------------------------------------------------------------------------------
 
+TCONV_DEVICE int after(int stage) { return stage + 1 < stages ? stage + 1 : 0; }
+
 constexpr int copied = Layer::source_vectors ? 4 : 1;
 constexpr int row_copies = Layer::columns / copied;
 // Threads side by side on a channel; each copies the same columns of every so many channels.
@@ -182,68 +191,115 @@ constexpr int lane_copies = (row_copies + copy_lanes - 1) / copy_lanes;
 constexpr int channel_lanes = warpgroup / copy_lanes;
 constexpr int lane_channels = (depth + channel_lanes - 1) / channel_lanes;
 static_assert(Layer::columns % copied == 0 && Layer::columns % 2 == 0, "whole copies and pairs");
+// Whether copies are asked for during the products.
+// NOTE: where threads part, or go on to further products, ptxas would wait for each product by itself.
+constexpr bool copies_beside =
+    chunks == 1 && row_copies % copy_lanes == 0 && depth % channel_lanes == 0;
 
 struct Copies {
     const Arguments& arguments;
     Walk at;
     const float* row[lane_copies];  // of input row y, in the first of the thread's channels
     bool inside[lane_copies];       // is this column of the image?
-    int chunk;
+    int chunk = 0;
     Index group;
+    int own;
+    float* pixels;
     float* place;
+    int stage = 0, filled = stages - 1;
 
-    TCONV_DEVICE Copies(const Arguments& arguments, const Walk& at, Index group, float* pixels)
-        : arguments(arguments), at(at), chunk(0), group(group) {
+    TCONV_DEVICE Copies(const Arguments& arguments, const Walk& at, Index group, Shared& shared,
+                        int own)
+        : arguments(arguments), at(at), group(group), own(own), pixels(shared.pixels[own][0]) {
         int thread = threadIdx.x % warpgroup;
         place = pixels + thread / copy_lanes * pitch + thread % copy_lanes * copied;
         if (at.exists()) enter();
     }
 
-    // The next stage's copies. Always a group, so that groups of copies are stages.
+    TCONV_DEVICE void begin() { load(0); }
+
+    // The stages after the first that there is room for.
+    TCONV_DEVICE void fill() {
+#pragma unroll 1
+        for (int i = 1; i < stages - 1; ++i) {
+            advance();
+            load(i);
+        }
+        advance();
+    }
+
+    // Until this stage's copies are visible, and no thread reads the last stage any more.
+    TCONV_DEVICE void wait() const {
+        ptx::cp_async_wait_group<stages - 2>();
+        ptx::bar_sync(1 + own, warpgroup);
+    }
+
+    TCONV_DEVICE const float* staged() const { return pixels + stage * stage_floats; }
+
+    TCONV_DEVICE void before_products() {
+        if (copies_beside) return;
+        load(filled);
+        advance();
+    }
+
+    TCONV_DEVICE void beside_products() {
+        if (copies_beside) load(filled);
+    }
+
+    TCONV_DEVICE void after_products() {
+        if (copies_beside) advance();
+        filled = stage;
+        stage = after(stage);
+    }
+
+    TCONV_DEVICE void end() const { ptx::cp_async_wait_all(); }
+
+private:
+    // The next stage's copies, zeros where there is none. Always a group, so that groups of copies are
+    // stages.
     TCONV_DEVICE void load(int stage) {
-        if (at.exists()) {
-            bool exists = at.y < arguments.source_height;
-            float* to = place + stage * stage_floats;
-            int own_channel = threadIdx.x % warpgroup / copy_lanes;
-            int left = Layer::in_channels - own_channel - chunk * depth;
-            Index step = channel_lanes * arguments.source_stride_c;
+        bool exists = at.exists() && at.y < arguments.source_height;
+        float* to = place + stage * stage_floats;
+        int own_channel = threadIdx.x % warpgroup / copy_lanes;
+        int left = Layer::in_channels - own_channel - chunk * depth;
+        Index step = channel_lanes * arguments.source_stride_c;
 #pragma unroll
-            for (int i = 0; i < lane_copies; ++i) {
-                bool last = (i + 1) * copy_lanes > row_copies;
-                if (last && threadIdx.x % copy_lanes + i * copy_lanes >= row_copies) continue;
-                const float* from = row[i] + chunk * (depth * arguments.source_stride_c);
-                bool valid = exists && inside[i];
+        for (int i = 0; i < lane_copies; ++i) {
+            bool last = (i + 1) * copy_lanes > row_copies;
+            if (last && threadIdx.x % copy_lanes + i * copy_lanes >= row_copies) continue;
+            const float* from = row[i] + chunk * (depth * arguments.source_stride_c);
+            bool valid = exists && inside[i];
 #pragma unroll
-                for (int k = 0; k < lane_channels; ++k) {
-                    if (depth % channel_lanes != 0 && own_channel + k * channel_lanes >= depth) {
-                        break;
-                    }
-                    // NOTE: channels beyond the last are zero, so that nothing meets their weights.
-                    constexpr bool whole = Layer::in_channels % depth == 0;
-                    bool copies = valid && (whole || k * channel_lanes < left);
-                    float* target = to + (k * channel_lanes * pitch + i * copy_lanes * copied);
-                    if constexpr (Layer::source_vectors) {
-                        ptx::cp_async_cg_16(target, from, copies);
-                    } else {
-                        ptx::cp_async_ca<4>(target, from, copies);
-                    }
-                    from += step;
-                }
-            }
-            if (chunks == 1 || ++chunk == chunks) {
-                chunk = 0;
-                if (at.advance(arguments)) {
-                    if (at.exists()) enter();
+            for (int k = 0; k < lane_channels; ++k) {
+                if (depth % channel_lanes != 0 && own_channel + k * channel_lanes >= depth) break;
+                // NOTE: channels beyond the last are zero, so that nothing meets their weights.
+                constexpr bool whole = Layer::in_channels % depth == 0;
+                bool copies = valid && (whole || k * channel_lanes < left);
+                float* target = to + (k * channel_lanes * pitch + i * copy_lanes * copied);
+                if constexpr (Layer::source_vectors) {
+                    ptx::cp_async_cg_16(target, from, copies);
                 } else {
-#pragma unroll
-                    for (int i = 0; i < lane_copies; ++i) row[i] += arguments.source_stride_h;
+                    ptx::cp_async_ca<4>(target, from, copies);
                 }
+                from += step;
             }
         }
         ptx::cp_async_commit_group();
     }
 
-private:
+    // To the stage after.
+    TCONV_DEVICE void advance() {
+        if (!at.exists()) return;
+        if (chunks > 1 && ++chunk < chunks) return;
+        chunk = 0;
+        if (at.advance(arguments)) {
+            if (at.exists()) enter();
+        } else {
+#pragma unroll
+            for (int i = 0; i < lane_copies; ++i) row[i] += arguments.source_stride_h;
+        }
+    }
+
     TCONV_DEVICE void enter() {
         int thread = threadIdx.x % warpgroup;
         const float* source =
@@ -268,88 +324,80 @@ TCONV_DEVICE int weight_place(int column, int in) {
     return in / 32 * block_bytes + column * line_bytes + (in % 32 * 4 ^ column % 8 * 16);
 }
 
-// All weights of a group, rounded, by the whole block. A warp takes four neighbours of eight channels
-// at a time. `beside` is done while the first come.
-template <typename Action>
-TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, unsigned char* weights,
-                               Action beside) {
-    constexpr int elements = Layer::out_channels * taps;
-    constexpr int rounds = (Layer::in_channels + 7) / 8;
-    constexpr int batch = rounds < 16 ? rounds : 16;
-    bool begun = false;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const float* source = static_cast<const float*>(arguments.weight) +
-                          (group * Layer::in_channels + lane / 4) * arguments.weight_stride_in;
-#pragma unroll 1
-    for (int first = warp * 4; first < elements || !begun; first += warps * 4) {
-        int element = first + lane % 4;
-        bool exists = element < elements;
-        int channel = element / taps;
-        int tap = element % taps;
-        int tap_y = tap / kernel_x, tap_x = tap % kernel_x;
-        int unit = tap_y % stride_y * Layer::out_channels + channel;
-        int begin = 0;
+// The column of an element of an input channel's weights.
+TCONV_DEVICE int column_of(int element) {
+    int channel = element / taps;
+    int tap_y = element % taps / kernel_x, tap_x = element % kernel_x;
+    int unit = tap_y % stride_y * Layer::out_channels + channel;
+    int begin = 0;
 #pragma unroll
-        for (int slot = 1; slot < unit_slots; ++slot) {
-            if (unit / 4 == slot) begin = slot_begin(slot);
-        }
-        int column = product_column(begin + tap_y / stride_y * kernel_x + tap_x, unit % 4);
-        const float* from = source + (exists ? channel * arguments.weight_stride_out +
-                                                   tap_y * arguments.weight_stride_h +
-                                                   tap_x * arguments.weight_stride_w
-                                             : 0);
-#pragma unroll 1
-        for (int round = 0; round < rounds; round += batch) {
-            float values[batch];
-#pragma unroll
-            for (int k = 0; k < batch; ++k) {
-                int in = (round + k) * 8 + lane / 4;
-                values[k] = 0;
-                if (exists && in < Layer::in_channels) {
-                    Index offset = (round + k) * 8 * arguments.weight_stride_in;
-                    values[k] = ptx::ld_global_nc(from + offset);
-                }
-            }
-            ptx::fence_registers(values);  // asked for before what follows
-            if (!begun) beside();
-            begun = true;
-#pragma unroll
-            for (int k = 0; k < batch; ++k) {
-                int in = (round + k) * 8 + lane / 4;
-                if (exists && in < rounds * 8) {
-                    *reinterpret_cast<uint32_t*>(weights + weight_place(column, in)) =
-                        tf32_bits(values[k]);
-                }
-            }
-        }
+    for (int slot = 1; slot < unit_slots; ++slot) {
+        if (unit / 4 == slot) begin = slot_begin(slot);
     }
-    // Columns of no tap.
+    return product_column(begin + tap_y / stride_y * kernel_x + tap_x, unit % 4);
+}
+
+// All weights of a group, rounded, by the whole block; zeros where a column has no tap. `beside` is
+// done while the first come.
+template <typename Action>
+TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, Shared& shared, Action beside) {
+    constexpr int threads = Layer::threads;
+    constexpr int count = Layer::in_channels * elements;
+    constexpr int own = (count + threads - 1) / threads;  // of a thread
+    constexpr int batches = (own + 15) / 16;
+    constexpr int batch = (own + batches - 1) / batches;
+    int thread = int(threadIdx.x);
+    for (int element = thread; element < elements; element += threads) {
+        shared.weight_offsets[element] = element / taps * arguments.weight_stride_out +
+                                         element % taps / kernel_x * arguments.weight_stride_h +
+                                         element % kernel_x * arguments.weight_stride_w;
+        shared.weight_columns[element] = column_of(element);
+    }
+    __syncthreads();
+    const float* source = static_cast<const float*>(arguments.weight) +
+                          group * Layer::in_channels * arguments.weight_stride_in;
 #pragma unroll 1
-    for (int column = warp; column < columns; column += warps) {
-        int t = column % 8 / 2, lane_column = column / 8 * 2 + column % 2;
-        bool used = false;
+    for (int b = 0; b < batches; ++b) {
+        // NOTE: neighbouring threads take neighbours in memory, which all blocks read at the same time,
+        // and ask for all before the first is there.
+        int first = b * batch * threads + thread;
+        float values[batch];
 #pragma unroll
-        for (int slot = 0; slot < unit_slots; ++slot) {
-            int unit = slot * 4 + t;
-            int tap = lane_column - slot_begin(slot);
-            int count = unit < units ? (Layer::kernel_y - unit / Layer::out_channels + stride_y - 1) /
-                                           stride_y * kernel_x
-                                     : 0;
-            used = used || (tap >= 0 && tap < count && tap < slot_taps(slot) * kernel_x);
+        for (int k = 0; k < batch; ++k) {
+            int i = first + k * threads;
+            values[k] = 0;
+            if (i < count) {
+                values[k] = ptx::ld_global_nc(source + (i / elements * arguments.weight_stride_in +
+                                                        shared.weight_offsets[i % elements]));
+            }
         }
-        if (used) continue;
-        for (int in = lane * 4; in < rounds * 8; in += 32 * 4) {
-            ptx::st_shared_v4(reinterpret_cast<float*>(weights + weight_place(column, in)),
-                              make_float4(0, 0, 0, 0));
+        ptx::fence_registers(values);  // asked for before what follows
+        if (b == 0) {
+            beside();
+            constexpr int bytes = lines * block_bytes;
+            for (int at = thread * 16; at < bytes; at += threads * 16) {
+                ptx::st_shared_v4(reinterpret_cast<float*>(shared.weights + at),
+                                  make_float4(0, 0, 0, 0));
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int k = 0; k < batch; ++k) {
+            int i = first + k * threads;
+            if (i >= count) continue;
+            int place = weight_place(shared.weight_columns[i % elements], i / elements);
+            *reinterpret_cast<uint32_t*>(shared.weights + place) = tf32_bits(values[k]);
         }
     }
 }
 
 // --- products -------------------------------------------------------------------------------------
 
-// One chunk's. `pixels`: the thread's first pair in the first of its channels.
-template <int count>
-TCONV_DEVICE void multiply(const float* pixels, uint64_t weights, int chunk, Products& products) {
+// One chunk's. `pixels`: the thread's first pair in the first of its channels. `beside` is done during the
+// products.
+template <int count, typename Action>
+TCONV_DEVICE void multiply(const float* pixels, uint64_t weights, int chunk, Products& products,
+                           Action beside) {
     uint32_t a[count / wgmma_depth][4];
 #pragma unroll
     for (int k = 0; k < count / wgmma_depth; ++k) {
@@ -375,19 +423,21 @@ TCONV_DEVICE void multiply(const float* pixels, uint64_t weights, int chunk, Pro
             chunk > 0 || k > 0);
     }
     ptx::wgmma_commit_group();
+    beside();
     ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(products);  // NOTE: here, before any branch, else ptxas waits for each by itself.
 }
 
 // --- outputs --------------------------------------------------------------------------------------
 
-// Writes neighbouring outputs.
-TCONV_DEVICE void store(float* destination, const float* v) {
+// Writes neighbouring outputs, where they exist.
+TCONV_DEVICE void store(float* destination, const float* v, bool exist) {
     if constexpr (vector == 4) {
-        ptx::st_global_cs_v4(destination, make_float4(v[0], v[1], v[2], v[3]));
+        ptx::st_global_cs_v4_if(destination, make_float4(v[0], v[1], v[2], v[3]), exist);
     } else if constexpr (vector == 2) {
-        ptx::st_global_cs_v2(destination, make_float2(v[0], v[1]));
+        ptx::st_global_cs_v2_if(destination, make_float2(v[0], v[1]), exist);
     } else {
-        ptx::st_global_cs(destination, v[0]);
+        ptx::st_global_cs_if(destination, v[0], exist);
     }
 }
 
@@ -399,8 +449,9 @@ struct Outputs {
     Index offset[places];  // from the first unit's
     int row[places];       // of the outputs, less q * stride_y
     float* to;             // of output row y * stride_y, in the first out channel
-    int first_row;         // y * stride_y
+    int first_row;         // y * stride_y, both of the last row that was added
     uint32_t live;         // a bit for each of the pair's outputs in x, or for each place
+    uint32_t pending = 0;  // of these, what of that row is gathered and not yet written
 
     TCONV_DEVICE Outputs(const Arguments& arguments, Index group, float* staged)
         : arguments(arguments), staged(staged) {
@@ -439,7 +490,7 @@ struct Outputs {
                           unsigned(column) < unsigned(arguments.destination_width);
             live |= uint32_t(exists) << i;
         }
-        first_row = at.y * stride_y;
+        first_row = (at.y - 1) * stride_y;
         to = static_cast<float*>(arguments.destination) +
              (at.image * arguments.destination_stride_n +
               group * Layer::out_channels * arguments.destination_stride_c +
@@ -491,6 +542,9 @@ struct Outputs {
                 waiting[slot][i - 1][r][o][h] = sum;
             }
         });
+        to += stride_y * arguments.destination_stride_h;
+        first_row += stride_y;
+        pending = 0;
         if (own) {
             if (gathers) __syncwarp();  // the last row has been read
 #pragma unroll
@@ -505,11 +559,34 @@ struct Outputs {
             }
             if (gathers) {
                 __syncwarp();
-                write_gathered();
+                pending = live;
             }
         }
-        to += stride_y * arguments.destination_stride_h;
-        first_row += stride_y;
+    }
+
+    // The last row, where it is gathered: from shared memory and to its place.
+    TCONV_DEVICE void load_pending(Vector<float, vector> (&parts)[places]) const {
+#pragma unroll
+        for (int i = 0; i < places; ++i) {
+            int place = min(vector_of(i), units * row_vectors - 1);
+            parts[i] = *reinterpret_cast<const Vector<float, vector>*>(staged + place * vector);
+        }
+    }
+
+    TCONV_DEVICE void write_pending(const Vector<float, vector> (&parts)[places]) const {
+#pragma unroll
+        for (int i = 0; i < places; ++i) {
+            store(to + offset[i], parts[i].values, (pending >> i & 1) && has_row(i));
+        }
+    }
+
+    // Before another strip is entered, or none.
+    TCONV_DEVICE void finish_rows() {
+        if (!gathers || pending == 0) return;
+        Vector<float, vector> parts[places];
+        load_pending(parts);
+        write_pending(parts);
+        pending = 0;
     }
 
 private:
@@ -549,7 +626,7 @@ private:
         float* destination = to + offset[slot];
 #pragma unroll
         for (int i = 0; i < 2 * stride_x; i += vector) {
-            if (live >> i & 1) store(destination + i, values + i);
+            store(destination + i, values + i, live >> i & 1);
         }
     }
 
@@ -565,39 +642,24 @@ private:
             *reinterpret_cast<Vector<float, vector>*>(place + i) = part;
         }
     }
-
-    TCONV_DEVICE void write_gathered() const {
-#pragma unroll
-        for (int i = 0; i < places; ++i) {
-            if ((live >> i & 1) && has_row(i)) {
-                using Stored = Vector<float, vector>;
-                Stored part = *reinterpret_cast<const Stored*>(staged + vector_of(i) * vector);
-                store(to + offset[i], part.values);
-            }
-        }
-    }
 };
 
 // --- a warpgroup ----------------------------------------------------------------------------------
-
-TCONV_DEVICE int after(int stage) { return stage + 1 < stages ? stage + 1 : 0; }
 
 TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
     // NOTE: the same in all lanes, and known to be so.
     int own = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);
     Index group = blockIdx.x % Layer::groups;
-    // Few shares go to as many blocks as there are.
-    Index share = blockIdx.x / Layer::groups + Index(own) * (gridDim.x / Layer::groups);
-    Index begin = share * arguments.share;
+    Index block = blockIdx.x / Layer::groups;
+    Index share = arguments.step == 1 ? block * warpgroups + own : block + own * arguments.step;
+    int strip = int(share % arguments.abreast);
+    Index begin = share / arguments.abreast * arguments.share;
     Index end = begin + arguments.share < arguments.lines ? begin + arguments.share : arguments.lines;
 
-    Walk at(arguments, begin, end);
-    Copies copies(arguments, at, group, shared.pixels[own][0]);
-    copies.load(0);
-    load_weights(arguments, group, shared.weights, [&] {
-#pragma unroll 1
-        for (int stage = 1; stage < stages - 1; ++stage) copies.load(stage);
-    });
+    Walk at(arguments, begin, end, strip);
+    Copies copies(arguments, at, group, shared, own);
+    copies.begin();
+    load_weights(arguments, group, shared, [&] { copies.fill(); });
     ptx::fence_proxy_async_shared();
     __syncthreads();
     if (!at.exists()) return;
@@ -606,38 +668,41 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
     int first = Layer::skew + threadIdx.x % warpgroup / 32 * useful + lane / 4 * 2;
     // NOTE: of a narrow image not all were copied; these have no outputs, any others will do.
     if (first > Layer::columns - 2) first = Layer::columns - 2;
-    const float* pixels = shared.pixels[own][0] + lane % 4 * pitch + first;
+    first += lane % 4 * pitch;
     uint64_t weights = ptx::matrix_descriptor(shared.weights, 16, 8 * line_bytes,
                                               ptx::Swizzle::bytes_128);
     Outputs outputs(arguments, group, shared.outputs[threadIdx.x / 32]);
     // NOTE: here, so that the first product of a row overwrites those of the last: no one clears them.
     Products products = {};
-    int stage = 0, filled = stages - 1;
     do {
+        outputs.finish_rows();
         outputs.enter(at, group);
         bool over;
         do {
 #pragma unroll
             for (int chunk = 0; chunk < chunks; ++chunk) {
-                ptx::cp_async_wait_group<stages - 2>();
-                // This stage's copies are visible, and no thread reads the last stage any more.
-                ptx::bar_sync(1 + own, warpgroup);
-                copies.load(filled);
-                const float* from = pixels + stage * stage_floats;
+                copies.wait();
+                copies.before_products();
+                auto beside = [&] {
+                    Vector<float, vector> parts[places];
+                    if (gathers && chunk == 0) outputs.load_pending(parts);
+                    copies.beside_products();
+                    if (gathers && chunk == 0) outputs.write_pending(parts);
+                };
+                const float* from = copies.staged() + first;
                 if (chunk + 1 < chunks) {
-                    multiply<depth>(from, weights, chunk, products);
+                    multiply<depth>(from, weights, chunk, products, beside);
                 } else {
-                    multiply<last_depth>(from, weights, chunk, products);
+                    multiply<last_depth>(from, weights, chunk, products, beside);
                 }
-                filled = stage;
-                stage = after(stage);
+                copies.after_products();
             }
-            ptx::fence_registers(products);
             outputs.add(products, at.y >= at.first_q);
             over = at.advance(arguments);
         } while (!over);
     } while (at.exists());
-    ptx::cp_async_wait_all();
+    outputs.finish_rows();
+    copies.end();
 }
 
 }  // namespace

@@ -38,6 +38,9 @@ MOST_PLACES = 12
 
 MOST_STAGES = 8
 MOST_CHUNKS = 8
+LEAST_SHARE_ABREAST = 4
+"""Rows of a warpgroup from which on its neighbours may walk beside it."""
+
 RESERVED_BYTES = 1024
 """Shared memory that is left free: a block's is whole pieces of so much."""
 
@@ -170,7 +173,7 @@ class Layout:
     @property
     def skew(self) -> int:
         """Pixels that are copied ahead of it."""
-        return self.first_pixel % 4 if self.source_vectors else 0
+        return self.first_pixel % 8 if self.source_vectors else 0
 
     @property
     def columns(self) -> int:
@@ -252,9 +255,15 @@ class Layout:
         gathered = round_up(self.units * self.row_outputs, 4) if self.tile.gathers else 4
         return 4 * WARPS * self.tile.warpgroups * gathered
 
+    @property
+    def table_bytes(self) -> int:
+        """Shared memory of where an input channel's weights lie and come to."""
+        return 12 * self.problem.out_channels_per_group * self.problem.taps
+
     def stages(self, target: Target) -> int:
         """Stages of a warpgroup that shared memory holds."""
         free = target.shared_per_block - RESERVED_BYTES - self.weight_bytes - self.output_bytes
+        free -= self.table_bytes
         return min(MOST_STAGES, free // (self.tile.warpgroups * self.stage_bytes))
 
     @property
@@ -283,15 +292,47 @@ class Layout:
         other = OTHER_REGISTERS + (0 if self.source_vectors else SCALAR_REGISTERS)
         return self.tile.registers - other - (WIDE_REGISTERS if self.problem.wide_offsets else 0)
 
+    def warpgroups(self, target: Target) -> int:
+        """Warpgroups of a group that the device holds."""
+        return max(1, target.multiprocessors // self.problem.groups) * self.tile.warpgroups
+
+    def abreast(self, target: Target) -> int:
+        """Strips that neighbouring warpgroups walk down side by side: all, or one.
+
+        Side by side they read neighbouring pieces of the same rows at the same time.
+        """
+        return share_out(self.lines, self.strips, self.warpgroups(target))[0]
+
     def share(self, target: Target) -> int:
         """Rows of pixels of a warpgroup."""
-        slots = max(1, target.multiprocessors // self.problem.groups) * self.tile.warpgroups
-        return -(-self.lines // slots)
+        return share_out(self.lines, self.strips, self.warpgroups(target))[1]
 
     def blocks(self, target: Target) -> int:
         """Blocks of a group."""
-        shares = -(-self.lines // self.share(target))
-        return min(shares, max(1, target.multiprocessors // self.problem.groups))
+        most = max(1, target.multiprocessors // self.problem.groups)
+        abreast = self.abreast(target)
+        shares = abreast * -(-(self.lines // abreast) // self.share(target))
+        if self.step(target) == 1:
+            shares = -(-shares // self.tile.warpgroups)
+        return min(shares, most)
+
+    def step(self, target: Target) -> int:
+        """Shares between those of a block's warpgroups: few go to as many blocks as there are."""
+        full = self.share(target) >= LEAST_SHARE_ABREAST
+        return 1 if full else max(1, target.multiprocessors // self.problem.groups)
+
+
+def share_out(lines: int, strips: int, slots: int) -> tuple[int, int]:
+    """Strips side by side, and the rows of each of `slots` warpgroups.
+
+    All strips stand side by side unless rows are few or that takes a twentieth more of them.
+    """
+    share = -(-lines // slots)
+    if share >= LEAST_SHARE_ABREAST and slots >= strips:
+        of_strip = -(-(lines // strips) // (slots // strips))
+        if 20 * of_strip <= 21 * share:
+            return strips, of_strip
+    return 1, share
 
 
 def reach_of(problem: Problem, lead: int) -> int:
@@ -361,7 +402,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: what is busiest and a part of the rest.
 
     A warpgroup waits for a step's copies before it multiplies, so that little of them is hidden.
-    The factors of the last line are fitted to the 26 rows that benchmarks/fit_costs.py reads of it.
+    The factors of the last lines are fitted to the 35 rows that benchmarks/fit_costs.py reads.
     """
     laid = layout(problem, tile)
     steps, step = steps_of(laid, target), step_cycles(laid)
@@ -371,7 +412,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     parts = 1 if tile.gathers else 2 * problem.width.stride / laid.store_vector
     written = 4 * problem.batch * problem.out_channels * math.prod(problem.y_shape[2:])
     moved = (problem.bytes * halo + written * 0.2 * (parts - 1)) / 4e12
-    return 1.06 * (max(busy, moved) + 0.74 * min(busy, moved)) + 3.4e-6
+    scalars = 1 if laid.source_vectors else 1.5
+    return 0.82 * scalars * (max(busy, moved) + 0.75 * min(busy, moved)) + 4.5e-6
 
 
 def steps_of(laid: Layout, target: Target) -> int:
@@ -403,6 +445,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     index = family.index_type(problem, laid.lines)
     stages = laid.stages(Target.named("sm_90a"))
     shared = laid.weight_bytes + tile.warpgroups * stages * laid.stage_bytes + laid.output_bytes
+    shared += laid.table_bytes
     height, width = problem.height, problem.width
     constants = (
         ("Index", index),
@@ -444,6 +487,8 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
             ("share", "int"),
             ("rows", "int"),
             ("strips", "int"),
+            ("abreast", "int"),
+            ("step", "int"),
             ("source_height", "int"),
             ("source_width", "int"),
             ("destination_height", "int"),
@@ -481,10 +526,12 @@ def arguments(
     return {
         "source": operands.x.address,
         "weight": operands.w.address,
-        "lines": laid.lines,
+        "lines": laid.lines // laid.abreast(target),
         "share": laid.share(target),
         "rows": laid.rows,
-        "strips": laid.strips,
+        "strips": laid.strips // laid.abreast(target),
+        "abreast": laid.abreast(target),
+        "step": laid.step(target),
         "source_height": problem.height.size,
         "source_width": problem.width.size,
         **family.strides("source", "n c h w", operands.x),

@@ -78,7 +78,7 @@ def test_cases_cover_every_way_of_laying_out():
     for name in ("strips", "chunks", "slots"):
         assert {min(getattr(one, name), 2) for one in laid} == {1, 2}, name
     assert {one.store_vector for one in laid} == {1, 2, 4}
-    assert {one.skew for one in laid} == {0, 2}
+    assert {one.skew for one in laid} == {0, 4, 6}
     assert {min(one.places, 3) for one in laid if one.tile.gathers} == {1, 2, 3}
     assert {one.reach for one in laid} >= {0, 1, 2, 3}
     # A thread's last column of no tap; columns of units that do not exist.
@@ -93,6 +93,31 @@ def test_shares_of_any_size(case, share, monkeypatch):
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in distinct(plans(problem_of(case)))[:2]:
         assert_right(run(chosen, t), case, t)
+
+
+def test_strips_side_by_side():
+    """Neighbouring warpgroups walk down neighbouring strips, over several images."""
+    case = Case(2, 24, 1, 1, (20, 130), (9, 9), (3, 3), (4, 4), (2, 2))
+    target = dataclasses.replace(HOPPER, multiprocessors=6)
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in distinct(plans(problem_of(case), target)):
+        laid = family.layout(chosen.problem, chosen.tile)
+        assert laid.abreast(target) == laid.strips > 1
+        assert_right(run(chosen, t, sanitize=True), case, t)
+
+
+@pytest.mark.parametrize(
+    ("lines", "strips", "shared_out"),
+    (
+        (20560, 5, (5, 53)),
+        (6192, 3, (3, 16)),
+        (4224, 1, (1, 11)),
+        (1184, 74, (1, 3)),
+        (4500, 150, (1, 12)),
+    ),
+)
+def test_strips_side_by_side_where_that_takes_no_more_rows(lines, strips, shared_out):
+    assert family.share_out(lines, strips, 396) == shared_out
 
 
 def undilated(case: Case) -> Case:

@@ -120,6 +120,40 @@ TCONV_STORE_4(st_global_cs_v4, "st.global.cs.v4.b32", uint32_t, uint4, "r")
 #undef TCONV_STORE_2
 #undef TCONV_STORE_4
 
+// Stores where `exists`, by a predicate: beside products that are under way there must be no branch.
+TCONV_DEVICE void st_global_cs_if(float* address, float value, bool exists) {
+    asm volatile(
+        "{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %2, 0;\n"
+        "@exists st.global.cs.f32 [%0], %1;\n"
+        "}" ::"l"(address),
+        "f"(value), "r"(uint32_t(exists))
+        : "memory");
+}
+
+TCONV_DEVICE void st_global_cs_v2_if(float* address, float2 value, bool exists) {
+    asm volatile(
+        "{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %3, 0;\n"
+        "@exists st.global.cs.v2.f32 [%0], {%1, %2};\n"
+        "}" ::"l"(address),
+        "f"(value.x), "f"(value.y), "r"(uint32_t(exists))
+        : "memory");
+}
+
+TCONV_DEVICE void st_global_cs_v4_if(float* address, float4 value, bool exists) {
+    asm volatile(
+        "{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %5, 0;\n"
+        "@exists st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};\n"
+        "}" ::"l"(address),
+        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(uint32_t(exists))
+        : "memory");
+}
+
 TCONV_DEVICE void st_global_L2_hint_v4(float* address, float4 value, uint64_t policy) {
     asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address),
                  "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "l"(policy)

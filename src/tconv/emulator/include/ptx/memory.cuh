@@ -76,6 +76,21 @@ EMULATOR_STORE(st_global_cs_v4, uint32_t, uint4)
 
 #undef EMULATOR_STORE
 
+inline void st_global_cs_if(float* address, float value, bool exists,
+                            emulator::Location at = emulator::Location::here()) {
+    if (exists) st_global_cs(address, value, at);
+}
+
+inline void st_global_cs_v2_if(float* address, float2 value, bool exists,
+                               emulator::Location at = emulator::Location::here()) {
+    if (exists) st_global_cs_v2(address, value, at);
+}
+
+inline void st_global_cs_v4_if(float* address, float4 value, bool exists,
+                               emulator::Location at = emulator::Location::here()) {
+    if (exists) st_global_cs_v4(address, value, at);
+}
+
 inline void st_global_L2_hint_v4(float* address, float4 value, uint64_t,
                                  emulator::Location at = emulator::Location::here()) {
     emulator::store_global<float4>(address, value, "st_global_L2_hint_v4", at);
