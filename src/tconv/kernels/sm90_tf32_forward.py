@@ -178,20 +178,29 @@ class Layout:
         span = self.slots_y[-1] - self.slots_y[0]
         return self.row_step * (self.tile.rows - 1) + span + 1
 
-    @property
+    @functools.cached_property
     def skew(self) -> int:
-        """Columns that a patch has to the left of its first: a tensor map loads from a 16-byte
-        boundary on, and fetches the fewest sectors from the start of one on.
+        """Columns that a patch has to the left of its first.
+
+        A tensor map loads from a 16-byte boundary on. From the start of a sector on it fetches the
+        fewest: so where that leaves as many stages, and all tiles begin so.
         """
         if not self.problem.x_aligned:
             return 0
         first = self.q_ranges[1].start - self.slots_x[-1]
-        return first % (SECTOR if self.tile_step % SECTOR == 0 else 4)
+        if self.tile_step % SECTOR == 0:
+            hopper = Target.named("sm_90a")
+            if self._stages(hopper, first % SECTOR) == self._stages(hopper, first % 4):
+                return first % SECTOR
+        return first % 4
 
     @property
     def patch_columns(self) -> int:
         """Input columns of a tile, its halo and what a tensor map adds included."""
-        columns = self.skew + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
+        return self._patch_columns(self.skew)
+
+    def _patch_columns(self, skew: int) -> int:
+        columns = skew + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
         return -(-columns // 4) * 4 if self.problem.x_aligned else columns
 
     @property
@@ -274,16 +283,23 @@ class Layout:
     @property
     def raw_bytes(self) -> int:
         """Shared memory of one raw patch."""
+        return self._raw_bytes(self.patch_columns)
+
+    def _raw_bytes(self, columns: int) -> int:
         if not self.problem.x_aligned:
             return 128
-        return -(-CHANNELS * self.patch_rows * self.patch_columns * 4 // 128) * 128
+        return -(-CHANNELS * self.patch_rows * columns * 4 // 128) * 128
 
     def stages(self, target: Target) -> tuple[int, int]:
         """Stages of a ring and its raw patches under way, the most that fit; (0, 0) if none do."""
+        return self._stages(target, self.skew)
+
+    def _stages(self, target: Target, skew: int) -> tuple[int, int]:
+        columns = self._patch_columns(skew)
         for stages, raw_stages in STAGES:
             raw = raw_stages if self.problem.x_aligned else 1
-            shared = RINGS * (stages * self.stage_bytes + raw * self.raw_bytes)
-            if shared <= self._free(target):
+            of_ring = stages * self._stage_bytes(columns) + raw * self._raw_bytes(columns)
+            if RINGS * of_ring <= self._free(target):
                 return stages, raw
         return 0, 0
 
@@ -312,7 +328,10 @@ class Layout:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
-        patch = -(-self.patch_rows * self.patch_columns * CHANNELS * 4 // 256) * 256
+        return self._stage_bytes(self.patch_columns)
+
+    def _stage_bytes(self, columns: int) -> int:
+        patch = -(-self.patch_rows * columns * CHANNELS * 4 // 256) * 256
         return 2 * patch if self.split else patch
 
     @property
