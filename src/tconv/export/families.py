@@ -190,6 +190,7 @@ def _sm90_tf32_overlap_forward(plan: Plan) -> dict[str, Any]:
         "widths": (plan.problem.width.size, plan.problem.width.output_size),
         "groups": plan.problem.groups,
         "strips": laid.strips,
+        "rows_above": plan.problem.height.q_range.start - laid.first_row,
         "warpgroups": plan.tile.warpgroups,
         "least_share": cast(Any, family(plan.stem)).LEAST_SHARE_ABREAST,
         "source_vectors": laid.source_vectors,

@@ -167,9 +167,10 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
     tiles = constants["row_groups"] * x.shape[0] * tiles_y * tiles_x
     if y.stride(3) != 1 or not (constants["map_box"] is None or is_aligned(x)):
         return None
-    # In float16 the tiles' notes, two bytes each, lie behind the weights and the notes of those.
+    # Behind the weights lies a count of tiles; in float16 the notes of the weights and those of the
+    # tiles, two bytes each, lie behind it.
     status = 512 * constants["packed_items"]
-    noted = constants["weight_words"] + ceiling_divide(tiles, 2) if half else 0
+    noted = 1 + (constants["weight_words"] + ceiling_divide(tiles, 2) if half else 0)
     if not constants["wide"] and exceeds_int(
         2 * tiles if half else tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
     ):
@@ -368,7 +369,8 @@ def prepare_sm90_tf32_overlap_forward(constants, x, weight, bias, y, parameters)
     vectors = not constants["source_vectors"] or (is_aligned(x) and x.shape[3] % 4 == 0)
     if not vectors or not y.is_contiguous() or y.data_ptr() % 16:
         return None
-    groups, rows = constants["groups"], count_pixels(y, parameters, 0)
+    groups = constants["groups"]
+    rows = constants["rows_above"] + count_pixels(y, parameters, 0)
     lines = x.shape[0] * constants["strips"] * rows
     if not constants["wide"] and exceeds_int(
         lines, largest_offset(x), largest_offset(weight), largest_offset(y)

@@ -51,6 +51,9 @@ FRAGMENT_BYTES = 512
 PIECE_BYTES = WARPS * FRAGMENT_BYTES
 """Weights that a warpgroup needs for one product: what a packing's block writes at a time."""
 
+ORDER_BYTES = 272
+"""Shared memory in which a ring's next tiles are told."""
+
 STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
 """(stages of a ring, raw patches under way): the first that fits is taken."""
 
@@ -69,6 +72,9 @@ MOST_PRODUCTS = 160
 
 MOST_SUMS = 104
 """Sums of a thread that fit a third of the registers."""
+
+MOST_SUMS_OF_CLASSES = 128
+"""And those that fit where row groups have different sequences of slots."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,6 @@ class Tile:
 
 TILES = (
     Tile(columns=64, rows=4, m_tiles=1, resident=True, half=True),
-    Tile(columns=88, rows=3, m_tiles=1, resident=True, half=True),
     Tile(columns=88, rows=2, m_tiles=1, resident=True, half=True),
     Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True),
     Tile(columns=64, rows=2, m_tiles=2, resident=True, half=True),
@@ -402,7 +407,7 @@ class Layout:
 
     @property
     def packed_bytes(self) -> int:
-        """What they take; behind them lies what the packing and the kernel note."""
+        """What they take; behind them lies what the packing and the kernel count and note."""
         return self.half_bytes + (self.all_items - self.half_items) * PIECE_BYTES
 
     @property
@@ -417,8 +422,8 @@ class Layout:
 
     @property
     def status_words(self) -> int:
-        """And those that note tiles which float16 cannot hold, two bytes for each."""
-        return self.weight_words + -(-self.tiles // 2) if self.tile.half else 0
+        """And one that counts tiles, and those that note which float16 cannot hold, in pairs."""
+        return 1 + (self.weight_words + -(-self.tiles // 2) if self.tile.half else 0)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -503,6 +508,9 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.sums > MOST_SUMS and not problem.x_aligned:
         # They spilled, or ptxas serialised the products.
         return f"{tile.sums} sums of a thread leave producers that load through registers too few"
+    if tile.sums > MOST_SUMS_OF_CLASSES and len(layout(problem, tile).classes) > 1:
+        # They spilled beside the code of further classes.
+        return f"{tile.sums} sums of a thread want row groups that all have the same slots"
     if tile.half:
         if problem.in_channels_per_group < 2 * CHANNELS:
             found = problem.in_channels_per_group
@@ -684,10 +692,11 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     ends = 1 + edge / (tile.columns * problem.width.stride)
     moved = problem.bytes * ends / (fit.bytes * 1e12)
     modelled = max(busy, moved) + fit.both * min(busy, moved) + fit.launch * 1e-6
-    if tile.sectors:
-        # What is computed twice takes power, and with it clock, where products are many.
-        intensity = problem.flops / problem.bytes
-        modelled *= 1 + 0.16 * min(1, max(0, (intensity - 130) / 44))
+    # Power, and with it clock, where products are many, by hand from sweep_order.csv: what is
+    # computed twice takes some, and tiles of four rows bring the fewest pixels for their products.
+    many = min(1, max(0, (problem.flops / problem.bytes - 130) / 14))
+    if tile.half and (tile.sectors or tile.rows == 4):
+        modelled *= 1 + (0.17 if tile.sectors else -0.09) * many
     # By hand: no such tile is among the fit's rows, and on images its halo costs more.
     return modelled * (1.06 if tile.rows == 1 else 1)
 
@@ -735,6 +744,7 @@ def kernel_source(
     index = family.index_type(problem, laid.tiles)
     stages, raw_stages = laid.stages(Target.named("sm_90a"))
     shared = RINGS * (stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8))
+    shared += RINGS * ORDER_BYTES
     shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes
     shared += RINGS * 8 if problem.x_aligned else laid.offset_bytes(index)
     shared = -(-(shared + 256) // 1024) * 1024

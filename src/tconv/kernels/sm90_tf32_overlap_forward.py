@@ -188,8 +188,16 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Rows of pixels of an image, of `stride` outputs each."""
-        return len(self.problem.height.q_range)
+        """Rows of pixels of an image, of `stride` outputs each, and of input above the first."""
+        return self.problem.height.q_range.stop - self.first_row
+
+    @property
+    def first_row(self) -> int:
+        """The first row of pixels that an input row reaches, whether or not it has outputs.
+
+        So that every share takes as many steps: one that begins with an image has no rows above it.
+        """
+        return max(0, self.problem.height.q_range.start - (self.window - 1))
 
     @property
     def lines(self) -> int:
@@ -473,7 +481,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("kernel_y", height.kernel),
         ("kernel_x", width.kernel),
         ("padding_y", height.padding),
-        ("first_q", height.q_range.start),
+        ("first_q", laid.first_row),
     )
     return KernelSource(
         stem=STEM,

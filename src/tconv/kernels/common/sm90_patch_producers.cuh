@@ -2,6 +2,7 @@
 #pragma once
 
 #include <common/float16_operands.cuh>
+#include <common/sm90_patch_order.cuh>
 #include <common/sm90_patch_repairs.cuh>
 #include <common/sm90_patch_tiles.cuh>
 #include <common/split.cuh>
@@ -93,11 +94,9 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
     int ring = warp * 32 / producers;
     int thread = threadIdx.x % producers;
     Turn<stages> turn;
-    Index step = Index(gridDim.x) * rings;
-    Index first = Index(blockIdx.x) * rings + ring;
-    for (Index tile = to_do(first, arguments, shared); tile < arguments.tiles;
-         tile = to_do(tile + step, arguments, shared)) {
-        Position at(tile, arguments);
+    Tiles tiles(arguments, shared, ring);
+    while (tiles.next() < arguments.tiles) {
+        Position at(tiles.now(), arguments);
         Patch patch(at, arguments);
         Largest largest;
         // Where each of this thread's pixels lies in a channel; in shared memory, which no other
@@ -164,7 +163,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                 turn.advance();
             }
         }
-        largest.note(arguments, tile, warp);
+        largest.note(arguments, tiles.now(), warp);
     }
 }
 
@@ -178,17 +177,17 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;
     int thread = threadIdx.x % producers;
-    Index step = Index(gridDim.x) * rings;
-    Index first = to_do(Index(blockIdx.x) * rings + ring, arguments, shared);
+    Tiles tiles(arguments, shared, ring);
+    TileFinder finder(arguments, shared, ring);
+    if (thread == 0) finder.begin();
 
     // What thread 0 has still to ask for.
-    Index asked_tile = first;
     int asked_chunk = 0;
     int asked_x = 0, asked_y = 0, asked_channel = 0, asked_image = 0;
     auto ask = [&](int slot) {
-        if (thread != 0 || asked_tile >= arguments.tiles) return;
+        if (thread != 0 || finder.now() >= arguments.tiles) return;
         if (asked_chunk == 0) {
-            Position at(asked_tile, arguments);
+            Position at(finder.now(), arguments);
             asked_x = at.first_q_x() - Layer::shift_right - Layer::skew;
             asked_y = Layer::row_step * at.first_q_y() - Layer::shift_bottom;
             asked_channel = at.group * Layer::in_channels;
@@ -201,7 +200,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
             asked_channel + asked_chunk * part_channels, asked_image, barrier);
         if (++asked_chunk == chunks * parts) {
             asked_chunk = 0;
-            asked_tile = to_do(asked_tile + step, arguments, shared);
+            finder.advance();
         }
     };
     for (int slot = 0; slot < Layer::raw_stages; ++slot) ask(slot);
@@ -209,8 +208,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     Turn<stages> turn;
     int slot = 0;
     uint32_t raw_parity = 0;
-    for (Index tile = first; tile < arguments.tiles;
-         tile = to_do(tile + step, arguments, shared)) {
+    while (tiles.next() < arguments.tiles) {
         Largest largest;
         for (int chunk = 0; chunk < chunks * parts; ++chunk) {
             int part = chunk % parts;
@@ -254,13 +252,15 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 turn.advance();
             }
             ptx::bar_sync(1 + ring, producers);  // the raw patch has been read
+            // Once the first stage is on its way: the packing may still run.
+            if (thread == 0 && chunk == parts - 1) finder.look_ahead();
             ask(slot);
             if (++slot == Layer::raw_stages) {
                 slot = 0;
                 raw_parity ^= 1;
             }
         }
-        largest.note(arguments, tile, warp);
+        largest.note(arguments, tiles.now(), warp);
     }
 }
 

@@ -1,8 +1,9 @@
 // Tiles whose values float16 cannot hold. The kernel that multiplies in float16 notes them; a launch of
 // the one that multiplies in TF32, Layer::repair, comes after it and computes those again.
 //
-// arguments.status: one word for each warp of the packing, the bits of the largest weight that it has
-// seen, then two bytes for each tile, one of each warp that brings its pixels: not 0 if some do not fit.
+// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), one for each warp of the
+// packing, the bits of the largest weight that it has seen, then two bytes for each tile, one of each warp
+// that brings its pixels: not 0 if some do not fit.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -11,7 +12,7 @@
 namespace {
 
 TCONV_DEVICE uint8_t* tile_status(const Arguments& arguments) {
-    return static_cast<uint8_t*>(arguments.status) + 4 * Layer::weight_words;
+    return static_cast<uint8_t*>(arguments.status) + 4 * (1 + Layer::weight_words);
 }
 
 TCONV_DEVICE bool is_noted(Index tile, const Arguments& arguments) {
@@ -35,7 +36,7 @@ TCONV_DEVICE bool find_repairs(const Arguments& arguments, Shared& shared) {
     if (threadIdx.x == 0) repairs = {};
     __syncthreads();
     ptx::griddepcontrol_wait();
-    const uint32_t* words = static_cast<const uint32_t*>(arguments.status);
+    const uint32_t* words = static_cast<const uint32_t*>(arguments.status) + 1;
     uint32_t largest = 0;
     for (int i = threadIdx.x; i < Layer::weight_words; i += Layer::threads) {
         largest = max(largest, words[i]);

@@ -100,6 +100,16 @@ struct Repairs {
     }
 };
 
+// A ring's tiles in their order, as far as they are known: those that its producers work ahead, and some.
+constexpr int order_size = 16;
+static_assert(stages + Layer::raw_stages + 2 <= order_size, "who has not heard of a tile is not overtaken");
+
+struct Order {
+    Index tiles[order_size];
+    uint64_t told[order_size];
+    uint32_t count;  // of those that the first producer has told of: here it costs that no register
+};
+
 struct Shared {
     alignas(1024) unsigned char pixels[rings][stages][stage_bytes];
     alignas(128) unsigned char raw[rings][Layer::raw_stages]
@@ -114,6 +124,7 @@ struct Shared {
     uint64_t empty[rings][stages];
     uint64_t weights_full;
     Repairs repairs;
+    Order order[rings];
     uint64_t slot_full[rings][weight_slots];
     uint64_t slot_empty[rings][weight_slots];
 };
@@ -130,6 +141,11 @@ template <int size>
 struct Turn {
     int stage = 0;
     uint32_t parity = 0;
+
+    Turn() = default;
+
+    // After so many stages.
+    TCONV_DEVICE explicit Turn(uint32_t number) : stage(number % size), parity(number / size % 2) {}
 
     TCONV_DEVICE void advance() {
         if (++stage == size) {

@@ -4,6 +4,7 @@
 // `run_block`.
 #pragma once
 
+#include <common/sm90_patch_order.cuh>
 #include <common/sm90_patch_outputs.cuh>
 #include <common/sm90_patch_producers.cuh>
 #include <common/sm90_patch_repairs.cuh>
@@ -65,17 +66,17 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
                    reinterpret_cast<uintptr_t>(arguments.destination) % (4 * Layer::vector) == 0;
     if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
     Turns turns;
-    Index step = Index(gridDim.x) * rings;
+    Tiles tiles(arguments, shared, ring);
     auto begin = [&](Index tile) {
         if (!staged || warp % 4 != 0 || tile >= arguments.tiles) return;
         int m_group = int(tile % Layer::m_groups);
         int group = int(tile / Layer::m_groups % Layer::groups);
         prepare_class<0>(m_group, packed_weights(m_group, group, arguments), shared, warp, turns);
     };
-    Index first = to_do(Index(blockIdx.x) * rings + ring, arguments, shared);
-    begin(first);
-    for (Index tile = first; tile < arguments.tiles;) {
-        Position at(tile, arguments);
+    begin(tiles.next());
+    while (tiles.now() < arguments.tiles) {
+        Position at(tiles.now(), arguments);
+        tiles.enter(turns.pixels);
         Sums sums;
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
@@ -86,8 +87,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
             }
         }
         multiply_class<0>(arguments, shared, at, warp, turns, sums);
-        tile = to_do(tile + step, arguments, shared);
-        begin(tile);
+        begin(tiles.next());
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
 #pragma unroll
@@ -118,6 +118,7 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
                 ptx::mbarrier_init(&shared.full[ring][stage], producers / 32);
                 ptx::mbarrier_init(&shared.empty[ring][stage], warpgroup / 32);
             }
+            for (uint64_t& told : shared.order[ring].told) ptx::mbarrier_init(&told, 1);
         }
         ptx::mbarrier_init(&shared.weights_full, 1);
         for (int ring = 0; ring < rings; ++ring) {

@@ -1,0 +1,130 @@
+// Which tile a consumer computes next.
+//
+// Tiles that are under way at the same time should be neighbours: they read the same rows and write
+// parts of the same sectors, which L2 keeps for some microseconds. Consumers that took every so-manieth
+// tile would drift apart, the faster the kernel is the further: kb71 without the rounding of pixels then
+// read 681 MB instead of 540, and took longer than with it. So tiles are handed out one after another.
+// arguments.status's first word counts them, but for those that each consumer begins with.
+//
+// The launch that repairs walks through the noted tiles in fixed steps: they are few, if any. So do producers
+// that load through registers, of which they have none to spare. Each thread finds its tiles itself then.
+#pragma once
+
+#include <common/sm90_patch_repairs.cuh>
+#include <common/sm90_patch_tiles.cuh>
+#include <ptx/griddepcontrol.cuh>
+
+namespace {
+
+// The producers' first thread, which finds a ring's tiles and tells the others of them.
+class Finder {
+public:
+    TCONV_DEVICE Finder(const Arguments& arguments, Shared& shared, int ring)
+        : arguments(arguments), order(shared.order[ring]), tile(Index(blockIdx.x) * rings + ring) {}
+
+    // To the ring's first tile.
+    TCONV_DEVICE void begin() {
+        order.count = 0;
+        tell();
+    }
+
+    // The last that the other threads were told of.
+    TCONV_DEVICE Index now() const { return tile; }
+
+    // To the next, unless this one does not exist, which ends it all.
+    TCONV_DEVICE void advance() {
+        tile = ahead != none ? ahead : take();
+        ahead = none;
+        tell();
+    }
+
+    // Finds the next one already, so that to advance need not wait.
+    // NOTE: a register waits for it when it is used, shared memory when it is stored: 3% of hd_k4s2.
+    TCONV_DEVICE void look_ahead() {
+        if (ahead == none) ahead = take();
+    }
+
+private:
+    static constexpr Index none = -1;
+
+    const Arguments& arguments;
+    Order& order;
+    Index tile, ahead = none;
+
+    TCONV_DEVICE void tell() const {
+        uint32_t place = order.count++ % order_size;
+        order.tiles[place] = tile;
+        ptx::mbarrier_arrive(&order.told[place]);
+    }
+
+    TCONV_DEVICE Index take() const {
+        ptx::griddepcontrol_wait();  // the packing clears the count
+        return Index(gridDim.x) * rings + atomicAdd(static_cast<uint32_t*>(arguments.status), 1u);
+    }
+};
+
+// The other threads, and that one too: the tiles of a ring one after another.
+// NOTE: the last is read again where it is needed, else it would take a register.
+class Listener {
+public:
+    TCONV_DEVICE Listener(const Arguments&, Shared& shared, int ring) : order(shared.order[ring]) {}
+
+    TCONV_DEVICE Index next() {
+        ptx::mbarrier_wait_parity(&order.told[heard % order_size], heard / order_size % 2);
+        ++heard;
+        return now();
+    }
+
+    TCONV_DEVICE Index now() const { return order.tiles[(heard - 1) % order_size]; }
+
+    // To the tile's first stage.
+    // NOTE: found again: kept beside the sums that are written, it would spill.
+    TCONV_DEVICE void enter(Turn<stages>& pixels) const { pixels = Turn<stages>((heard - 1) * chunks); }
+
+private:
+    Order& order;
+    uint32_t heard = 0;
+};
+
+// Both, of tiles in fixed steps.
+class Steps {
+public:
+    TCONV_DEVICE Steps(const Arguments& arguments, Shared& shared, int ring)
+        : arguments(arguments), shared(shared),
+          tile((Index(blockIdx.x) - Index(gridDim.x)) * rings + ring) {}
+
+    TCONV_DEVICE void begin() { advance(); }
+    TCONV_DEVICE void look_ahead() const {}
+    TCONV_DEVICE void advance() { tile = to_do(tile + Index(gridDim.x) * rings, arguments, shared); }
+
+    TCONV_DEVICE Index next() {
+        advance();
+        return tile;
+    }
+
+    TCONV_DEVICE Index now() const { return tile; }
+    TCONV_DEVICE void enter(Turn<stages>&) const {}  // there already
+
+private:
+    const Arguments& arguments;
+    Shared& shared;
+    Index tile;
+};
+
+// How a ring's first producer finds its tiles, and how each thread does.
+template <bool handed_out>
+struct Walk {
+    using OfFirstThread = Steps;
+    using OfThread = Steps;
+};
+
+template <>
+struct Walk<true> {
+    using OfFirstThread = Finder;
+    using OfThread = Listener;
+};
+
+using TileFinder = Walk<!Layer::repair && Layer::tensor_map>::OfFirstThread;
+using Tiles = Walk<!Layer::repair && Layer::tensor_map>::OfThread;
+
+}  // namespace
