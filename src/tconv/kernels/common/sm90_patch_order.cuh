@@ -16,10 +16,12 @@
 
 namespace {
 
-// The producers' first thread, which finds a ring's tiles and tells the others of them.
+// The producers' first thread, which finds a ring's tiles and tells the others of them. This and the next
+// are templates, since a kernel has no use for all of them, and the compiler would warn of that.
+template <typename Fields>
 class Finder {
 public:
-    TCONV_DEVICE Finder(const Arguments& arguments, Shared& shared, int ring)
+    TCONV_DEVICE Finder(const Fields& arguments, Shared& shared, int ring)
         : arguments(arguments), order(shared.order[ring]), tile(Index(blockIdx.x) * rings + ring) {}
 
     // To the ring's first tile.
@@ -47,7 +49,7 @@ public:
 private:
     static constexpr Index none = -1;
 
-    const Arguments& arguments;
+    const Fields& arguments;
     Order& order;
     Index tile, ahead = none;
 
@@ -65,9 +67,10 @@ private:
 
 // The other threads, and that one too: the tiles of a ring one after another.
 // NOTE: the last is read again where it is needed, else it would take a register.
+template <typename Fields>
 class Listener {
 public:
-    TCONV_DEVICE Listener(const Arguments&, Shared& shared, int ring) : order(shared.order[ring]) {}
+    TCONV_DEVICE Listener(const Fields&, Shared& shared, int ring) : order(shared.order[ring]) {}
 
     TCONV_DEVICE Index next() {
         ptx::mbarrier_wait_parity(&order.told[heard % order_size], heard / order_size % 2);
@@ -87,9 +90,10 @@ private:
 };
 
 // Both, of tiles in fixed steps.
+template <typename Fields>
 class Steps {
 public:
-    TCONV_DEVICE Steps(const Arguments& arguments, Shared& shared, int ring)
+    TCONV_DEVICE Steps(const Fields& arguments, Shared& shared, int ring)
         : arguments(arguments), shared(shared),
           tile((Index(blockIdx.x) - Index(gridDim.x)) * rings + ring) {}
 
@@ -106,7 +110,7 @@ public:
     TCONV_DEVICE void enter(Turn<stages>&) const {}  // there already
 
 private:
-    const Arguments& arguments;
+    const Fields& arguments;
     Shared& shared;
     Index tile;
 };
@@ -114,14 +118,14 @@ private:
 // How a ring's first producer finds its tiles, and how each thread does.
 template <bool handed_out>
 struct Walk {
-    using OfFirstThread = Steps;
-    using OfThread = Steps;
+    using OfFirstThread = Steps<Arguments>;
+    using OfThread = Steps<Arguments>;
 };
 
 template <>
 struct Walk<true> {
-    using OfFirstThread = Finder;
-    using OfThread = Listener;
+    using OfFirstThread = Finder<Arguments>;
+    using OfThread = Listener<Arguments>;
 };
 
 using TileFinder = Walk<!Layer::repair && Layer::tensor_map>::OfFirstThread;

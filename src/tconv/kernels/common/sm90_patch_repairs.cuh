@@ -20,8 +20,10 @@ TCONV_DEVICE bool is_noted(Index tile, const Arguments& arguments) {
     return (noted[0] | noted[1]) != 0;
 }
 
-// The first tile from `tile` on, in a ring's steps, that this launch computes.
-TCONV_DEVICE Index to_do(Index tile, const Arguments& arguments, const Shared& shared) {
+// The first tile from `tile` on, in a ring's steps, that this launch computes. A template, since others have
+// no use for it, and the compiler would warn of that.
+template <typename Fields>
+TCONV_DEVICE Index to_do(Index tile, const Fields& arguments, const Shared& shared) {
     if constexpr (Layer::repair) {
         while (tile < arguments.tiles && !shared.repairs.every() && !is_noted(tile, arguments)) {
             tile += Index(gridDim.x) * rings;
