@@ -20,11 +20,11 @@
 // then; sums of the others wait in registers, what the thread adds to its own outputs and to those of
 // the next pairs apart: they are passed on once, when a row is complete.
 //
-// All rows of all strips are in one line, or `abreast` strips side by side in lines of their own, and the
-// warpgroups share them out evenly. A share, and each strip in it, begins with those input rows above it
-// that reach into it. Each warpgroup copies its own rows, by cp.async, `stages` - 1 stages of `depth`
-// channels ahead, in whole sectors; it asks for them, and writes the last row, during the products.
-// Warpgroups meet when the weights are in place.
+// All rows of all strips, of an image from the first that its input reaches on, are in one line, or
+// `abreast` strips side by side in lines of their own, and the warpgroups share them out evenly. A share,
+// and each strip in it, begins with those input rows above it that reach into it. Each warpgroup copies
+// its own rows, by cp.async, `stages` - 1 stages of `depth` channels ahead, in whole sectors; it asks for
+// them, and writes the last row, during the products. Warpgroups meet when the weights are in place.
 #include <common/element.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
