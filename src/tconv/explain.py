@@ -165,8 +165,8 @@ def explain(
 
 
 def sources(chosen: Plan) -> tuple[KernelSource, ...]:
-    """The kernels that a plan launches: its own, the one that packs the weights if it has one, and
-    those that compute again what its own could not.
+    """The kernels that a plan launches: its own, that of its packing if it has one, and those that
+    compute again what its own could not.
 
     The plan's own comes first, though the packing is launched before it.
     """

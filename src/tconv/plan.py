@@ -76,7 +76,7 @@ class Plan:
         source: the specialised kernel.
         grid: blocks of the launch.
         splits: leading size of the workspace of partial results; 0 where there is none.
-        packing: the launch that lays the weights out first, or None.
+        packing: the launch before the kernel's own, whose workspace that begins with, or None.
         repairs: launches behind the kernel's own, which compute again what it could not.
     """
 

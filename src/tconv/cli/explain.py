@@ -286,7 +286,7 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
         packing = plan.packing
         yield (
             "before it",
-            f"{packing.source.stem} lays the weights out: {_plural(packing.grid, 'block')} of "
+            f"{packing.source.stem} {packing.does}: {_plural(packing.grid, 'block')} of "
             f"{packing.source.threads} threads, {bytes_text(4 * packing.elements)}",
         )
     for repair in plan.repairs:

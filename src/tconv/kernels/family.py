@@ -26,7 +26,7 @@ class Operands:
     Attributes:
         x, w, y: the layer's input, weight and output, or their gradients.
         bias: address of the contiguous bias [Cout], or 0.
-        packed: address of the packed weights of the plan's `Packing`, or 0.
+        packed: address of the workspace of the plan's `Packing`, or 0.
         partial: address of the workspace [splits, Cin, Cout/groups, kH, kW] of float32 (float64
             for float64 tensors), or 0.
         encode_tensor_map: of `jit.tensor_map`, or of the emulator.
@@ -43,17 +43,19 @@ class Operands:
 
 @dataclass(frozen=True)
 class Packing:
-    """A launch before the kernel's own, which lays the weights out for it.
+    """A launch before the kernel's own, which writes a workspace that the kernel begins with.
 
     Attributes:
-        source: the packing kernel.
+        source: its kernel.
         grid: blocks of its launch.
-        elements: float32 values of the packed weights.
+        elements: float32 values of the workspace.
+        does: what it does, to stand behind its name.
     """
 
     source: KernelSource
     grid: int
     elements: int
+    does: str = "lays the weights out"
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,12 @@ class Family(Protocol):
 
 
 class PackingFamily(Family, Protocol):
-    """A family whose kernel takes packed weights."""
+    """A family whose kernel begins with a workspace that a launch before it writes: packed weights,
+    or cleared counts.
+    """
 
-    def packing(self, problem: Problem, tile: Any) -> Packing:
-        """The launch that packs them."""
+    def packing(self, problem: Problem, tile: Any) -> Packing | None:
+        """That launch; None for tiles that need none."""
 
     def packing_arguments(
         self, problem: Problem, tile: Any, operands: Operands

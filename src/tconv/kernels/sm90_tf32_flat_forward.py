@@ -604,6 +604,7 @@ def packing(problem: Problem, tile: Tile) -> Packing:
         ),
         grid=laid.pack_blocks,
         elements=laid.packed_elements,
+        does="lays weights and pixels out",
     )
 
 
