@@ -142,7 +142,7 @@ def structure(module: types.ModuleType, name: str) -> Any:
 
 POINTERS = (
     "source", "weight", "bias", "destination", "packed", "partial", "x", "y", "status", "full",
-    "notes", "verdict", "packed_again",
+    "notes", "verdict", "packed_again", "counts",
 )  # fmt: skip
 
 

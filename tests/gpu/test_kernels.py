@@ -198,6 +198,9 @@ ROW_CASES = (
     Case(4, 16, 40, 1, (70, 131), (3, 3), (1, 1), (1, 1)),
     Case(9, 64, 3, 1, (65, 64), (4, 4), (2, 2), (1, 1)),
     Case(16, 40, 24, 1, (9, 33), (2, 2), (2, 2)),
+    # So many that walks take the last ones from a count.
+    Case(40, 8, 16, 2, (30, 136), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+    Case(60, 16, 24, 1, (20, 67), (3, 3), (5, 5), (1, 1), (3, 3), (2, 2), bias=False),
 )
 
 
@@ -216,6 +219,33 @@ def test_every_tile_of_mma_forward(tile):
                     tensors = operands(case, torch.float32, "contiguous", "cuda")
                     assert_maps_right(case, tensors, tf32=not tile.split)
     assert served > 0
+
+
+@on_hopper
+def test_calls_beside_each_other_count_their_own_rows():
+    case = ROW_CASES[-1]
+    (candidate,) = (
+        c for tile in mma_forward.TILES if tile.bulk for c in of_tile(mma_forward, tile, case)
+    )
+    torch.backends.cudnn.allow_tf32 = True
+    tensors = [operands(case, torch.float32, "contiguous", "cuda", seed) for seed in (0, 1)]
+    streams = [torch.cuda.Stream() for _ in tensors]
+
+    def call(t):
+        return tconv.conv_transpose2d(
+            t.x, t.w, t.bias, case.stride, case.padding, case.output_padding, dilation=case.dilation
+        )
+
+    with tuning.using(candidate):
+        want = [call(t) for t in tensors]
+        torch.cuda.synchronize()
+        for _ in range(20):
+            found = []
+            for t, stream in zip(tensors, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    found.append(call(t))
+            torch.cuda.synchronize()
+            assert all(map(torch.equal, found, want))
 
 
 # What to multiply an input and a weight by, and what to put into one of the inputs.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tconv.kernels import general_weight_gradient
+from tconv.kernels import general_weight_gradient, mma_forward
 from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, family
 
@@ -157,7 +157,12 @@ def _tiled(plan: Plan) -> dict[str, Any]:
 
 
 def _mma_forward(plan: Plan) -> dict[str, Any]:
-    return {**_tiled(plan), "walks_rows": plan.tile.bulk}
+    return {
+        **_tiled(plan),
+        "walks_rows": plan.tile.bulk,
+        "counts": 0 if plan.packing is None else plan.packing.elements,
+        "share_tenths": mma_forward.SHARE_TENTHS,
+    }
 
 
 def _launched_tiles(plan: Plan) -> dict[str, Any]:

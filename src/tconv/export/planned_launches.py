@@ -63,13 +63,21 @@ def prepare_direct_forward(constants, x, weight, bias, y, parameters):  # type: 
 
 
 def prepare_mma_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
-    """Blocks and arguments of the kernel mma_forward."""
+    """Blocks and arguments of mma_forward; of clear_counts before it where rows are handed out."""
     counts = [ceiling_divide(count_pixels(y, parameters, i), constants["tile"][i]) for i in (0, 1)]
     walks_rows = constants["walks_rows"]
     # Blocks that walk down the rows write them whole, of two sectors at least.
     if walks_rows and (counts[1] > 1 or y.shape[3] < 16):
         return None
-    return tiled_launch(constants, x, weight, bias, y, counts, walks_rows)
+    launch = tiled_launch(constants, x, weight, bias, y, counts, walks_rows)
+    if launch is None or not constants["counts"]:
+        return launch
+    ((blocks, arguments),), _ = launch
+    counted = torch.empty(constants["counts"], dtype=torch.float32, device=x.device)
+    # Tiles and blocks are as many times the rows and those that walk down them.
+    share = max(1, constants["share_tenths"] * arguments["tiles"] // (10 * blocks))
+    arguments.update(share=share, counts=counted.data_ptr())
+    return [(1, {"counts": counted.data_ptr()}), (blocks, arguments)], counted
 
 
 def prepare_mma_overlap_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]

@@ -161,9 +161,9 @@ class PlannedKernel:
     """A kernel specialised for one layer, and when it may run.
 
     `kernels` are its launches in order, each with the source of its arguments: weights may be laid
-    out by a kernel before, and what float16 cannot hold computed again by kernels behind. `prepare`
-    gives (blocks, arguments) for each of them and the workspace, or None where the kernel cannot
-    take the sizes or strides of the call.
+    out or counts cleared by a kernel before, and what float16 cannot hold computed again by kernels
+    behind. `prepare` gives (blocks, arguments) for each of them and the workspace, or None where
+    the kernel cannot take the sizes or strides of the call.
     """
 
     def __init__(  # type: ignore[no-untyped-def]

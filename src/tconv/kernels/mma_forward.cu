@@ -32,11 +32,16 @@
 // (<common/plane_rows.cuh>). Layer::roll: so do the patch's rows, of which one is new to a tile. They
 // come `rows_ahead` at a time, to the places of those that are no longer read: device memory gives
 // neighbouring rows that are asked for together for less.
+//
+// Layer::hands_out: blocks go at different speeds, and even shares of the rows would end at different
+// times. So each walks down `share` rows, then takes further ones, one at a time, from a count of its group
+// tile, which a launch before has cleared.
 #include <common/constant_tables.cuh>
 #include <common/image_tiles.cuh>
 #include <common/plane_rows.cuh>
 #include <common/split.cuh>
 #include <ptx/barrier.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/mma.cuh>
 
 namespace {
@@ -127,7 +132,8 @@ static_assert(!Layer::bulk || lead + 2 * plane_rows::sector + head + piece <= ou
 
 constexpr bool has_blank_rows = Layer::phases_y < Layer::stride_y;  // that no tap reaches
 
-// The tiles from `begin` to before `end`, in steps of `group_tiles`, are this block's.
+// The tiles from `begin` to before `end`, in steps of `group_tiles`, follow each other on this block: all of
+// its tiles or, where rows are handed out, its share or one of those.
 struct Walk {
     Index begin, end;
 };
@@ -180,6 +186,9 @@ struct Block {
     int buffer = 0;  // that outputs are gathered in next
     // Layer::roll: the patch's rows before these have been asked for, and rounded in place.
     int asked = 0, rounded = 0;
+    // Layer::hands_out: the first thread's, of the rows handed out the one that comes next.
+    // NOTE: a register, shared memory would be waited for at once.
+    uint32_t taken = 0;
 
     float sums[warp_rows][row_fragments][fragments][4];
 
@@ -196,7 +205,9 @@ struct Block {
 
     // The first tile of this block. Blocks are a multiple of group_tiles where they walk down.
     TCONV_DEVICE Index begin_tiles() const {
-        if constexpr (Layer::bulk) {
+        if constexpr (Layer::hands_out) {
+            return begin_share(arguments);
+        } else if constexpr (Layer::bulk) {
             Index walks = Index(gridDim.x) / group_tiles, walk = Index(blockIdx.x) / group_tiles;
             Index rows = arguments.tiles / group_tiles;
             Index most = rows / walks, longer = rows - most * walks;
@@ -209,6 +220,49 @@ struct Block {
         } else {
             return Index(blockIdx.x);
         }
+    }
+
+    // --- rows that are handed out: templates, since other kernels have no arguments for them --------
+
+    // The tiles of rows `begin` to before `end`, of this block's group tile.
+    template <typename Row>
+    TCONV_DEVICE static Walk tiles_of(Row begin, Row end) {
+        Index own = Index(blockIdx.x) % group_tiles;
+        return {begin * group_tiles + own, end * group_tiles + own};
+    }
+
+    template <typename Fields>
+    TCONV_DEVICE Index begin_share(const Fields& arguments) const {
+        Index first = Index(blockIdx.x) / group_tiles * arguments.share;
+        Walk walk = tiles_of(first, first + arguments.share);
+        if (threadIdx.x == 0) shared.walk = walk;
+        return walk.begin;
+    }
+
+    // Takes the row behind this walk where its last tile is at hand; there may be none left.
+    // NOTE: before the wait for the tile's copies, which takes as long. ptxas has few scoreboards: the first
+    // thread's next load may wait for this one as well.
+    template <typename Fields>
+    TCONV_DEVICE void take_row(const Fields& arguments) {
+        if (threadIdx.x != 0 || next_tile() < end_tile()) return;
+        ptx::griddepcontrol_wait();  // the launch before clears the counts
+        taken = atomicAdd(static_cast<uint32_t*>(arguments.counts) + blockIdx.x % group_tiles, 1u);
+    }
+
+    // Enters the row that was taken as a walk of its own, if it exists.
+    template <typename Fields>
+    TCONV_DEVICE bool enter_row(const Fields& arguments) {
+        __syncthreads();  // no thread still reads the last walk, or its patch
+        turn ^= 1;
+        if (threadIdx.x == 0) {
+            Index row = Index(gridDim.x) / group_tiles * arguments.share + Index(taken);
+            shared.walk = tiles_of(row, row + 1);
+            shared.positions[turn] = Position(shared.walk.begin, arguments);
+        }
+        __syncthreads();
+        if (shared.walk.begin >= arguments.tiles) return false;
+        load_first(position());
+        return true;
     }
 
     // All threads' copies of the position are the same; they may read it after the next barrier.
@@ -256,6 +310,16 @@ struct Block {
         int top = of.tile_y * tile_rows + Layer::first_row;
         int left = of.tile_x * tile_columns + Layer::first_column - skew;
         Patch::load(patch, arguments, of, first_channel, top, left, arguments.source_height);
+    }
+
+    // The patch of a walk's first tile.
+    TCONV_DEVICE void load_first(const Position& first) {
+        if constexpr (Layer::roll) {
+            asked = rounded = first.tile_y;
+            load_rows(first, first.tile_y + patch_rows);
+        } else {
+            load_patch(shared.patch[stage], first, 0);
+        }
     }
 
     // The place of a tile's weight of a tap.
@@ -339,6 +403,9 @@ struct Block {
     // Waits for this step's copies and starts those of the next: of the tile's `next_channel`, or
     // where the step is the tile's last, of the next tile.
     TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {
+        if constexpr (Layer::hands_out) {
+            if (last_of_tile) take_row(arguments);
+        }
         ptx::cp_async_wait_all();
         if constexpr (!Layer::round_on_load) Patch::round(shared.patch[stage]);
         if (new_weights) round_weights();
@@ -364,6 +431,7 @@ struct Block {
             asked = rounded = 0;
             load_rows(position(), patch_rows);
         }
+        if constexpr (Layer::hands_out) take_row(arguments);
         ptx::cp_async_wait_all();
         if constexpr (!Layer::round_on_load) {
             for (; rounded < asked; ++rounded) {
@@ -981,18 +1049,18 @@ struct Block {
     TCONV_DEVICE void run() {
         Position first(begin_tiles(), arguments);
         publish(first, 0);
-        if constexpr (Layer::roll) {
-            asked = rounded = first.tile_y;
-            load_rows(first, first.tile_y + patch_rows);
-        } else {
-            load_patch(shared.patch[0], first, 0);
-        }
+        load_first(first);
         clear_weights();
         load_weights(first);
         if constexpr (Layer::bulk && has_blank_rows) fill_blank(first);
         while (true) {
             compute_units();
-            if (next_tile() >= end_tile()) break;
+            if (next_tile() >= end_tile()) {
+                if constexpr (Layer::hands_out) {
+                    if (enter_row(arguments)) continue;
+                }
+                break;
+            }
             if (new_weights) {
                 __syncthreads();  // no thread still reads the last tile's weights
                 turn ^= 1;

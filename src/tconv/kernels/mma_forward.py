@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
-from tconv.kernels.family import Operands
+from tconv.kernels.family import Operands, Packing
 from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
 from tconv.kernels.source import KernelSource
 from tconv.problem import Axis, Direction, Problem
 
 STEM = "mma_forward"
+CLEAR_STEM = "clear_counts"
 DIRECTION: Direction = "forward"
 
 MOST_PRODUCTS = 640
@@ -40,6 +41,14 @@ MOST_WALKING = 8
 
 WALK_BYTES = 64
 """Shared memory for where a block's walk begins and ends, and for what alignment leaves."""
+
+LEAST_HANDED_OUT = 1024
+"""Rows of a group tile from which on the last are handed out. With fewer, an H200's walks have less
+than about 15, and a tenth of them is hardly a row, not worth the launch that clears the counts."""
+
+SHARE_TENTHS = 9
+"""Tenths of the rows that walks share evenly where the others are handed out. Even shares of all
+took kb75's blocks 0.85 to 1.11 times their mean: in that mean the slowest do nine tenths."""
 
 MOST_AHEAD = 4
 """Rows that blocks which walk down ask for at a time, at most."""
@@ -508,6 +517,16 @@ class Layout:
         tiles_y, tiles_x = self.tiles_yx
         return self.group_tiles * self.problem.batch * tiles_y * tiles_x
 
+    @property
+    def rows(self) -> int:
+        """Rows of tiles in all images, each of all group tiles."""
+        return self.tiles // self.group_tiles
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether walks take the last rows from a count, as they get there."""
+        return self.tile.bulk and self.rows >= LEAST_HANDED_OUT
+
     def blocks(self, target: Target) -> int:
         """Blocks that an SM holds."""
         bound = bound_blocks(self.problem, self.tile)
@@ -781,6 +800,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("split", tile.split),
         ("team", tile.team),
         ("bulk", tile.bulk),
+        ("hands_out", laid.hands_out),
         ("buffers", laid.buffers),
         ("roll", laid.roll),
         ("rows_ahead", laid.rows_ahead),
@@ -820,10 +840,38 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=image_tiles.argument_fields(index),
+        arguments=(
+            *image_tiles.argument_fields(index),
+            *((("share", index), ("counts", "void*")) if laid.hands_out else ()),
+        ),
         shared_bytes=laid.shared_bytes,
         threads=tile.threads,
     )
+
+
+def packing(problem: Problem, tile: Tile) -> Packing | None:
+    """The launch that clears the counts of rows handed out: the same for all layers."""
+    if not layout(problem, tile).hands_out:
+        return None
+    return Packing(
+        source=KernelSource(
+            stem=CLEAR_STEM,
+            constants=(("counts", MOST_WALKING),),
+            arguments=(("counts", "void*"),),
+            shared_bytes=0,
+            threads=32,
+        ),
+        grid=1,
+        elements=MOST_WALKING,
+        does="clears the counts of rows handed out",
+    )
+
+
+def packing_arguments(
+    problem: Problem, tile: Tile, operands: Operands
+) -> dict[str, int | float | bytes]:
+    """The fields of `struct Arguments` of `packing`."""
+    return {"counts": operands.packed}
 
 
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
@@ -858,4 +906,9 @@ def arguments(
         raise ValueError(
             f"{STEM} {tile} writes rows of {width} without a gap, got strides {operands.y.strides}"
         )
-    return image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
+    found = image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
+    if laid.hands_out:
+        # Tiles and blocks are as many times the rows and the walks.
+        share = SHARE_TENTHS * laid.tiles // (10 * grid(problem, target, tile))
+        found |= {"share": max(1, share), "counts": operands.packed}
+    return found

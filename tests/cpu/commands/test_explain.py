@@ -128,6 +128,23 @@ def test_repairs(capsys, monkeypatch, family):
         assert f"// {name} for forward" in sass
 
 
+def test_what_is_launched_before_the_kernel(capsys):
+    """Its name and what it does: it lays weights out, or clears counts."""
+    for layer, inputs, does in (
+        (LAYER[1], "8x32x32", "sm90_tf32_pack lays the weights out"),
+        (
+            "32,64,3,5,padding=1,dilation=2",
+            "16x64x128",
+            "clear_counts clears the counts of rows handed out",
+        ),
+    ):
+        arguments = ("--layer", layer, "--input", inputs, "--arch", "sm_90a")
+        page = " ".join(output_of(capsys, *arguments).split())
+        assert f"before it {does}: " in page
+        (record,) = json.loads(output_of(capsys, *arguments, "--json"))
+        assert record["plan"]["packing"]["kernel"] == does.split()[0]
+
+
 def test_sass(capsys, monkeypatch, tmp_path):
     tool = tmp_path / "cuobjdump"
     tool.write_text('#!/bin/sh\necho "code of $1: $(head -c 4 "$2" | tail -c 3)"\n')

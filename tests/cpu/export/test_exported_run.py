@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 from exported import HALF, PROBLEMS, assert_right, export_half, load, on_emulator
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
+from tconv import plan
 from tconv.export import Layer, export_file
-from tconv.kernels import FAMILIES, sm90_tf32_wide_forward
+from tconv.kernels import FAMILIES, mma_forward, sm90_tf32_wide_forward
 from tconv.reference import expected, poisoned_memory
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -423,3 +424,29 @@ def test_blocks_that_walk_down_rows(multiprocessors, tmp_path, monkeypatch):
         with on_emulator(module, multiprocessors=multiprocessors) as extension:
             assert_right(module, case, tensors, tf32=True)
         assert (extension.launched[0] == "mma_forward") == planned
+
+
+@pytest.mark.parametrize("multiprocessors", (1, 3, 9))
+@pytest.mark.parametrize("bias", (True, False))
+def test_rows_that_are_handed_out(bias, multiprocessors, tmp_path, monkeypatch):
+    """Also on calls of fewer rows than planned for, down to a share of one."""
+    monkeypatch.setenv("TCONV_KERNEL", "mma_forward")
+    monkeypatch.setattr(mma_forward, "LEAST_HANDED_OUT", 1)
+    plan._plan.cache_clear()  # plans are kept by problem, however few rows are handed out
+    layer = Layer(
+        32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=bias, dilation=(2, 1), batch=3, size=(5, 240)
+    )
+    report = export_file(None, layer, tmp_path / "model_new.py")
+    plan._plan.cache_clear()
+    assert "/bulk" in str(report.plans[0])
+    module = load(tmp_path / "model_new.py")
+    stems = ["clear_counts", "mma_forward"]
+    assert list(module.PLANNED_KERNELS[0].structures) == stems
+    for batch, size, planned in ((3, (5, 240), True), (1, (1, 228), True), (1, (2, 264), False)):
+        case = Case(
+            batch, 8, 16, 4, size, (3, 5), (2, 3), (1, 2), (0, 0), (2, 1), bias=bias
+        )  # fmt: skip
+        tensors = operands(case, torch.float32, "contiguous", "cpu")
+        with on_emulator(module, multiprocessors=multiprocessors) as extension:
+            assert_output_right(module, case, tensors)
+        assert extension.launched == (stems if planned else ["any_forward_float32"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -65,6 +66,17 @@ BULK_CASES = (
     Case(2, 20, 7, 1, (4, 128), (3, 3), (1, 1), (1, 1), bias=False),
     # Several steps, whose patches do not stay.
     Case(1, 80, 20, 1, (5, 100), (3, 3), (1, 1), (1, 1), bias=False),
+)
+
+# Rows that are handed out: of images of one row too, with blank ones behind it, and of patches that
+# do not stay.
+HANDED_OUT_CASES = (
+    BULK_CASES[0],
+    BULK_CASES[1],
+    BULK_CASES[3],
+    Case(11, 8, 7, 1, (1, 129), (1, 3), (2, 1), (0, 1), (1, 0)),
+    Case(11, 8, 20, 1, (1, 101), (3, 3), (5, 5), (1, 1), (2, 0), (2, 2)),
+    Case(3, 72, 20, 1, (3, 101), (3, 3), (1, 1), (1, 1)),
 )
 
 
@@ -145,6 +157,113 @@ def test_bulk_copies_want_rows_without_a_gap():
     strides = (*t.grad_output.stride()[:2], t.grad_output.stride(2) + 4, 1)
     with pytest.raises(ValueError, match="without a gap"):
         chosen.arguments(Operands(x=view, w=view, y=TensorView(0, strides)))
+
+
+@pytest.fixture
+def hands_out(monkeypatch):
+    """Rows are handed out however few they are."""
+    monkeypatch.setattr(family, "LEAST_HANDED_OUT", 1)
+
+
+def handing_out(problem: Problem, multiprocessors: int) -> list[Plan]:
+    """The plans, for so many SMs, whose rows are handed out."""
+    target = dataclasses.replace(HOPPER, multiprocessors=multiprocessors)
+    found = [chosen for chosen in distinct(plans(problem, target)) if chosen.tile.bulk]
+    assert all(chosen.packing is not None for chosen in found)
+    return found
+
+
+def shared_out(chosen: Plan) -> tuple[int, int, int]:
+    """Rows of a group tile, those of a walk's share, and those of all shares."""
+    laid = family.layout(chosen.problem, chosen.tile)
+    view = TensorView(0, (0, 0, chosen.problem.y_shape[3], 1))
+    own = Operands(x=view, w=view, y=view)
+    share = family.arguments(chosen.problem, chosen.target, chosen.tile, own)["share"]
+    return laid.rows, share, share * (chosen.grid // laid.group_tiles)
+
+
+@pytest.mark.usefixtures("hands_out")
+@pytest.mark.parametrize("math", ("tf32", "ieee"))
+@pytest.mark.parametrize("case", HANDED_OUT_CASES, ids=str)
+def test_rows_that_are_handed_out(case, math):
+    """Shares end within an image, and the rows behind them go to the first block that asks."""
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for multiprocessors in (1, 3, 8):
+        for chosen in handing_out(problem_of(case, math=math), multiprocessors):
+            sanitize = multiprocessors == 1
+            assert_right(run(chosen, t, sanitize=sanitize), case, t, math)
+            # The first walk alone: all but its share is handed out.
+            assert_right(run(chosen, t, blocks=some(chosen, 1)), case, t, math)
+            if multiprocessors == 3:
+                assert_order_free(chosen, t, others=some(chosen, 2))
+
+
+@pytest.mark.usefixtures("hands_out")
+def test_cases_of_rows_handed_out_cover_every_way():
+    found = [
+        (chosen, *shared_out(chosen))
+        for case in HANDED_OUT_CASES
+        for math in ("tf32", "ieee")
+        for multiprocessors in (1, 3, 8)
+        for chosen in handing_out(problem_of(case, math=math), multiprocessors)
+    ]
+    assert {chosen.tile for chosen, *_ in found} == {tile for tile in family.TILES if tile.bulk}
+    assert all(share > 0 and of_shares <= rows for _, rows, share, of_shares in found)
+    assert {rows == of_shares for _, rows, _, of_shares in found} == {True, False}
+    # Several walks, of one row and of more, with rows behind their shares; patches of both kinds.
+    walks = {
+        (family.layout(chosen.problem, chosen.tile).roll, min(share, 2))
+        for chosen, rows, share, of_shares in found
+        if share < of_shares < rows
+    }
+    assert walks == set(itertools.product((True, False), (1, 2)))
+
+
+@pytest.mark.usefixtures("hands_out")
+@pytest.mark.parametrize("math", ("tf32", "ieee"))
+@pytest.mark.parametrize("case", HANDED_OUT_CASES, ids=str)
+def test_rows_that_are_handed_out_leave_others_alone(case, math):
+    """Where the counts begin with two rows given away, these stay unwritten, to the element."""
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in handing_out(problem_of(case, math=math), 8):
+        laid = family.layout(chosen.problem, chosen.tile)
+        counts = torch.full((family.MOST_WALKING,), 2, dtype=torch.int32).view(torch.float32)
+        out = run(chosen, t, blocks=some(chosen, 1), packed=counts)
+        first = shared_out(chosen)[1]  # of the rows handed out: only one walk runs
+        given_away = torch.zeros(out.shape, dtype=torch.bool)
+        height = case.output_size[0]
+        for row in range(first, first + 2):
+            image, tile_y = divmod(row, laid.tiles_yx[0])
+            top = tile_y * laid.tile_rows * case.stride[0] - case.padding[0] % case.stride[0]
+            last = tile_y + 1 == laid.tiles_yx[0]
+            below = height if last else top + laid.tile_rows * case.stride[0]
+            given_away[image, :, max(top, 0) : below] = True
+        assert torch.equal(out.isnan(), given_away)
+        assert torch.equal(out[~given_away], run(chosen, t)[~given_away])
+
+
+@pytest.mark.usefixtures("hands_out")
+@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
+@pytest.mark.parametrize(("case", "math"), ((BULK_CASES[0], "ieee"), (BULK_CASES[2], "tf32")))
+def test_rows_are_handed_out_in_any_variant(case, math, changes):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = handing_out(problem_of(case, **({"math": math} | changes)), 3)
+    assert served
+    for chosen in served:
+        assert_right(run(chosen, t, sanitize=True), case, t, math)
+
+
+def test_rows_are_handed_out_where_there_are_many():
+    """Those of all images count. Where they are fewer, nothing is launched before the kernel."""
+    for batch, many in ((16, True), (15, False)):
+        problem = problem_of(dataclasses.replace(LAYERS["3x3 s5 d2"], batch=batch))
+        for chosen in plans(problem):
+            hands_out = many and chosen.tile.bulk
+            fields = {name for name, _ in chosen.source.arguments}
+            assert (chosen.packing is not None) == hands_out == ("counts" in fields)
+            assert len(chosen.launches) == 1 + hands_out
+            assert dict(chosen.source.constants)["hands_out"] == hands_out
+        assert any(chosen.tile.bulk for chosen in plans(problem))
 
 
 @pytest.mark.parametrize("case", STRICT_CASES, ids=str)
@@ -343,7 +462,7 @@ def test_output_must_start_on_a_vector():
     )
 
 
-# The layers that the kernel is for; sizes do not change the code.
+# The layers that the kernel is for; sizes do not change the code, but for rows that are handed out.
 LAYERS = {
     "3x3 s5 d2": Case(16, 32, 64, 1, (64, 128), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
     "4x4 s2, 64 to 3": Case(128, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1), bias=False),
@@ -396,14 +515,15 @@ def test_strict_tiles_spill_nowhere(name):
         assert compiled(strict(STRICT_LAYERS[name]), arch) > 0
 
 
-@pytest.mark.parametrize("arch", ("sm_90", "sm_100a", "sm_120a"))
-def test_bulk_copies_compile_beyond_hopper(arch):
+@pytest.mark.parametrize("arch", ("sm_90", "sm_90a", "sm_100a", "sm_120a"))
+def test_bulk_copies_compile_with_rows_handed_out_and_without(arch):
     problems = (problem_of(LAYERS["3x3 s5 d2"]), *map(strict, STRICT_LAYERS.values()))
     target = Target.named(arch)
-    bulk = [p for problem in problems for p in plans(problem, target) if p.tile.bulk]
-    for chosen in distinct(bulk):
+    both = (*problems, *(dataclasses.replace(problem, batch=1) for problem in problems))
+    bulk = distinct([p for problem in both for p in plans(problem, target) if p.tile.bulk])
+    assert {chosen.packing is None for chosen in bulk} == {True, False}
+    for chosen in bulk:
         assert_compiled_well(chosen, arch)
-    assert bulk
 
 
 @pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
