@@ -44,6 +44,8 @@ SWEEPS = {
     "sweep_aligned_random60.csv": "random60.json",
     "sweep_order.csv": "layers.json",
     "sweep_order_random60.csv": "random60.json",
+    "sweep_common.csv": "layers.json",
+    "sweep_common_random60.csv": "random60.json",
 }
 _BEFORE_STAGING = ("sweep_layers.csv", "sweep_random60.csv")
 TARGET = Target.named("sm_90a")

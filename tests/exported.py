@@ -49,6 +49,13 @@ HALF = {
         Layer(32, 24, (3, 3), batch=2, size=(5, 212)),
         True,
     ),
+    # Rows of its own size are two tiles that have room for a lead, others are three for it.
+    "common": (
+        sm90_tf32_forward,
+        {"resident": True, "sectors": True, "common": True},
+        Layer(32, 24, (3, 3), batch=2, size=(11, 188)),
+        True,
+    ),
     "flat": (
         sm90_tf32_flat_forward,
         {"storers": False},

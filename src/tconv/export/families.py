@@ -93,8 +93,10 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "row_step": laid.row_step,
         # The launch that repairs has these and the patches in common with the one before it.
         # Sizes of a tile, and from its start to the next one's.
-        "tile": (plan.tile.rows, plan.tile.columns),
-        "tile_step": (plan.tile.rows, laid.tile_step),
+        "tile": (laid.tile_rows, plan.tile.columns),
+        "tile_step": (laid.tile_rows, laid.tile_step),
+        "lead": laid.lead,
+        "rings": laid.rings,
         "patch_row": laid.patch_row,
         "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
         "packed_blocks": plan.packing.grid,

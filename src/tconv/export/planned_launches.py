@@ -162,10 +162,12 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
     half = constants["half"]
     # A row of pixels stands for row_step rows of the input, and for all their phases.
     steps = (parameters.stride[0] * constants["row_step"], parameters.stride[1])
+    # Of pixels; the first tile of a row has some that have no outputs.
     counts = (
         (y.shape[2 + i] - 1 + parameters.padding[i]) // steps[i]
         - parameters.padding[i] // steps[i]
         + 1
+        + (0, constants["lead"])[i]
         for i in (0, 1)
     )
     tiles_y, tiles_x = (
@@ -175,12 +177,14 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
     tiles = constants["row_groups"] * x.shape[0] * tiles_y * tiles_x
     if y.stride(3) != 1 or not (constants["map_box"] is None or is_aligned(x)):
         return None
-    # Behind the weights lies a count of tiles; in float16 the notes of the weights and those of the
-    # tiles, two bytes each, lie behind it.
+    # Behind the weights lies a count of tiles; in float16 a note whether there are others, those of
+    # the weights and those of the tiles, a byte for each warp that brings one, lie behind it.
     status = 512 * constants["packed_items"]
-    noted = 1 + (constants["weight_words"] + ceiling_divide(tiles, 2) if half else 0)
+    rings = constants["rings"]
+    notes = 1 + constants["weight_words"] + ceiling_divide(tiles, rings)
+    noted = 1 + (notes if half else 0)
     if not constants["wide"] and exceeds_int(
-        2 * tiles if half else tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
+        4 // rings * tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
     ):
         return None
     packed = torch.empty(status + noted, dtype=torch.float32, device=x.device)
@@ -216,8 +220,8 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
             tuple(4 * step for step in reversed(x.stride()[:3])),
             constants["map_box"],
         )
-    # One block for each multiprocessor; its two warpgroups walk the tiles.
-    blocks = min(device_properties(x.device.index)[0], ceiling_divide(tiles, 2))
+    # One block for each multiprocessor; its rings walk the tiles.
+    blocks = min(device_properties(x.device.index)[0], ceiling_divide(tiles, rings))
     launches = [(constants["packed_blocks"], packing), (blocks, arguments)]
     if half:
         again = packed.data_ptr() + 2048 * constants["half_items"]

@@ -64,7 +64,7 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
 template <int row_class>
 TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                            Turns& turns, Sums& sums) {
-    int ring = warp / 4 - 1;
+    int ring = (warp / 4 - 1) % rings;
     auto& turn = turns.pixels;
     constexpr int begin = Layer::class_begin[row_class];
     constexpr int count = Layer::class_begin[row_class + 1] - begin;
@@ -76,6 +76,7 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                   "a group's registers are known when it is compiled");
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
+    const int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
     // Weights of the group that is multiplied and of the next one, and in TF32 whole ones of the one
     // after.
     uint32_t high[2][most_group][4], low[2][most_group][4];
@@ -142,7 +143,8 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                 ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
                                        ptx::Swizzle::bytes_32);
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
-            int patch_y = 0;  // of the patch, where `first` points
+            first += first_row * patch_row;
+            int patch_y = 0;  // behind it, where `first` points
 #pragma unroll
             for (int g = 0; g < groups; ++g) {
                 constexpr auto& pixel = Layer::pair_pixel;

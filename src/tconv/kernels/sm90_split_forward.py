@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as patches
 from tconv.kernels.family import Operands, Packing, Repair
-from tconv.kernels.sm90_tf32_forward import RINGS, Layout, layout
+from tconv.kernels.sm90_tf32_forward import CONSUMERS, Layout, layout
 from tconv.kernels.source import KernelSource
 from tconv.problem import TF32_LEAST_CHANNELS, Direction, Problem
 
@@ -95,12 +95,12 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """
     laid = layout(problem, tile)
     products = 3 * laid.mean_pairs * tile.rows
-    waves = -(-laid.tiles // (RINGS * target.multiprocessors))
+    waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
     if tile.half:
         added = -(-laid.mean_pairs // tile.group) * tile.rows
         stage = (0.92 * products + 1.3 * added) * tile.columns / 2 + 1020
         of_tile = laid.chunks * stage + (0 if tile.resident else 800)
-        busy = waves * RINGS * of_tile / 1.75e9
+        busy = waves * CONSUMERS * of_tile / 1.75e9
         moved = problem.bytes / 4.2e12
         return max(busy, moved) + 0.18 * min(busy, moved) + 8e-6
     busy_share = 0.9 if tile.temporaries == 2 else 0.87
@@ -110,7 +110,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         from_l2 = weights / patches.L2_BYTES_PER_CYCLE
         stage = max(stage, from_l2) + 0.1 * from_l2
     of_tile = laid.chunks * stage + 3 * tile.rows * tile.columns * problem.width.stride
-    cycles = waves * RINGS * of_tile + laid.resident_bytes / patches.L2_BYTES_PER_CYCLE
+    cycles = waves * CONSUMERS * of_tile + laid.resident_bytes / patches.L2_BYTES_PER_CYCLE
     busy = cycles / 1.98e9
     moved = problem.bytes / 3e12
     return max(busy, moved) + min(busy, moved) / 5 + 10e-6

@@ -111,12 +111,13 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
 template <int row_class>
 TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                            Turns& turns, Sums& sums) {
-    int ring = warp / 4 - 1;
+    int ring = (warp / 4 - 1) % rings;
     using Of = Class<row_class>;
     constexpr int begin = Of::begin, count = Of::count, ahead = Of::ahead, unroll = Of::unroll;
     Weights<row_class, staged> weights(at, arguments, shared, warp, turns);
     auto& turn = turns.pixels;
     const int patch_row = arguments.patch_row;
+    const int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
     uint32_t a[ahead][4];
 #pragma unroll
     for (int i = 0; i < ahead - 1; ++i) weights.load(a[i], i, true);
@@ -133,7 +134,8 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                 ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
                                        ptx::Swizzle::bytes_32);
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
-            int row = 0;  // of the patch, where `first` points
+            first += first_row * patch_row;
+            int row = 0;  // behind it, where `first` points
 #pragma unroll
             for (int p = 0; p < count; ++p) {
                 constexpr auto& m_tile = Layer::pair_m_tile;

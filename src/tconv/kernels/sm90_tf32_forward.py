@@ -22,7 +22,7 @@ PACK_STEM = "sm90_tf32_pack"
 DIRECTION: Direction = "forward"
 
 THREADS = 384
-RINGS = 2
+CONSUMERS = 2
 WARPGROUP_ROWS = 64
 WARP_ROWS = 16
 WARPS = 4
@@ -55,10 +55,13 @@ ORDER_BYTES = 272
 """Shared memory in which a ring's next tiles are told."""
 
 STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
-"""(stages of a ring, raw patches under way): the first that fits is taken."""
+COMMON_STAGES = ((4, 3), (3, 3), (2, 3), (3, 2), (2, 2), (3, 1), (2, 1))
+"""(stages of a ring, raw patches under way): the first that fits is taken. A ring alone needs the
+patches more: kb71 took 0.313 ms with (2, 3), 0.324 with (3, 2).
+"""
 
-SECTOR = 8
-"""Floats in a sector of device memory."""
+SECTOR, LINE = 8, 32
+"""Floats in a sector of device memory, and in a line."""
 
 MOST_ROW_STEP = 4
 MOST_AHEAD = 6
@@ -91,6 +94,8 @@ class Tile:
             after it computes the tiles again that float16 cannot hold.
         sectors: whether tiles overlap in x, so that each writes whole sectors of device memory
             where rows do not begin on them.
+        common: whether both consumers multiply one patch, the second the rows below the first's:
+            less halo is brought, and neither works ahead.
     """
 
     columns: int
@@ -99,6 +104,7 @@ class Tile:
     resident: bool = False
     half: bool = False
     sectors: bool = False
+    common: bool = False
 
     @property
     def sums(self) -> int:
@@ -108,10 +114,15 @@ class Tile:
     def __str__(self) -> str:
         """Matrix rows x image rows x columns."""
         size = f"{self.m_tiles * WARPGROUP_ROWS}x{self.rows}x{self.columns}"
-        return size + self.half * " half" + self.resident * " resident" + self.sectors * " sectors"
+        marks = ("half", "resident", "sectors", "common")
+        return " ".join([size, *(mark for mark in marks if getattr(self, mark))])
 
 
 TILES = (
+    Tile(columns=64, rows=4, m_tiles=1, resident=True, half=True, common=True),
+    Tile(columns=64, rows=3, m_tiles=1, resident=True, half=True, common=True),
+    Tile(columns=104, rows=2, m_tiles=1, resident=True, half=True, sectors=True, common=True),
+    Tile(columns=88, rows=3, m_tiles=1, half=True, common=True),
     Tile(columns=64, rows=4, m_tiles=1, resident=True, half=True),
     Tile(columns=88, rows=2, m_tiles=1, resident=True, half=True),
     Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True),
@@ -178,10 +189,20 @@ class Layout:
         return self.m_begin[-1] / len(self.m_class)
 
     @property
+    def rings(self) -> int:
+        """Rings of stages."""
+        return 1 if self.tile.common else CONSUMERS
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of pixels that a patch serves."""
+        return self.tile.rows * CONSUMERS // self.rings
+
+    @property
     def patch_rows(self) -> int:
         """Input rows of a tile, its halo included."""
         span = self.slots_y[-1] - self.slots_y[0]
-        return self.row_step * (self.tile.rows - 1) + span + 1
+        return self.row_step * (self.tile_rows - 1) + span + 1
 
     @functools.cached_property
     def skew(self) -> int:
@@ -236,13 +257,10 @@ class Layout:
         """Shared memory in which the epilogue gathers output rows."""
         stride = self.problem.width.stride
         columns = self.tile.columns * stride
-        if stride == 1 and not self.tile.sectors:
-            pitch = columns + (0 if columns % 16 == 8 else 8)
-        else:
-            columns += 3 if self.tile.sectors else self.output_shift
-            pitch = columns + (40 - columns % 32) % 32
+        columns += 3 if self.tile.sectors else self.output_shift
+        pitch = columns + ((24 - columns % 16) % 16 if stride == 1 else (40 - columns % 32) % 32)
         passes = 2 if 8 % stride == 0 else 1
-        return RINGS * WARPS * (warp_channels(self.problem) // passes) * pitch * 4
+        return CONSUMERS * WARPS * (warp_channels(self.problem) // passes) * pitch * 4
 
     @property
     def reaches(self) -> int:
@@ -283,7 +301,7 @@ class Layout:
     @property
     def staged_bytes(self) -> int:
         """Shared memory of staged weights, and their barriers'."""
-        return RINGS * self.weight_slots * (self.slot_pairs * WARPS * FRAGMENT_BYTES + 16)
+        return CONSUMERS * self.weight_slots * (self.slot_pairs * WARPS * FRAGMENT_BYTES + 16)
 
     @property
     def raw_bytes(self) -> int:
@@ -301,10 +319,10 @@ class Layout:
 
     def _stages(self, target: Target, skew: int) -> tuple[int, int]:
         columns = self._patch_columns(skew)
-        for stages, raw_stages in STAGES:
+        for stages, raw_stages in COMMON_STAGES if self.tile.common else STAGES:
             raw = raw_stages if self.problem.x_aligned else 1
             of_ring = stages * self._stage_bytes(columns) + raw * self._raw_bytes(columns)
-            if RINGS * of_ring <= self._free(target):
+            if self.rings * of_ring <= self._free(target):
                 return stages, raw
         return 0, 0
 
@@ -316,9 +334,10 @@ class Layout:
 
     def offset_bytes(self, index: str) -> int:
         """Shared memory of the offsets of producers that load through registers."""
-        producers = 64
+        producers = 128 // self.rings
         pixels = self.patch_rows * self.patch_columns
-        return RINGS * -(-pixels // producers) * producers * (8 if index == "long long" else 4)
+        in_turn = -(-pixels // producers) * producers
+        return self.rings * in_turn * (8 if index == "long long" else 4)
 
     @property
     def split(self) -> bool:
@@ -353,14 +372,35 @@ class Layout:
         y, x = self.problem.height, self.problem.width
         step = y.stride * self.row_step
         first, last = y.padding // step, (y.output_size - 1 + y.padding) // step
-        return range(first, last + 1), x.q_range
+        return range(first, last + 1), range(x.q_range.start - self.lead, x.q_range.stop)
+
+    @functools.cached_property
+    def lead(self) -> int:
+        """Columns of pixels of the first tile that have no outputs.
+
+        So patches lie in the fewest lines of device memory, on the average, with no more tiles.
+        """
+        if not self.problem.x_aligned:
+            return 0
+        q_range, step = self.problem.width.q_range, self.tile_step
+
+        def tiles_and_lines(lead: int) -> tuple[int, int]:
+            first = q_range.start - lead - self.slots_x[-1]
+            start = first - first % (SECTOR if step % SECTOR == 0 else 4)
+            columns = first - start + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
+            # After so many tiles starts lie again as they did.
+            starts = range(start, start + LINE * step, step)
+            lines = sum((at % LINE + columns - 1) // LINE for at in starts)
+            return _tiles(len(q_range) + lead, self.tile.columns, step), lines
+
+        return min(range(0, LINE, SECTOR), key=tiles_and_lines)
 
     @property
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         rows, columns = self.q_ranges
-        beyond = max(0, len(columns) - self.tile.columns)  # the first tile
-        return -(-len(rows) // self.tile.rows), 1 + -(-beyond // self.tile_step)
+        tiles_x = _tiles(len(columns), self.tile.columns, self.tile_step)
+        return -(-len(rows) // self.tile_rows), tiles_x
 
     @property
     def tiles(self) -> int:
@@ -422,8 +462,11 @@ class Layout:
 
     @property
     def status_words(self) -> int:
-        """And one that counts tiles, and those that note which float16 cannot hold, in pairs."""
-        return 1 + (self.weight_words + -(-self.tiles // 2) if self.tile.half else 0)
+        """And one that counts tiles, and those that note what float16 cannot hold: if anything,
+        which weights, and which tiles, a byte for each of the warps that bring a tile's pixels.
+        """
+        notes = -(-self.tiles // self.rings)
+        return 1 + (1 + self.weight_words + notes if self.tile.half else 0)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -458,6 +501,11 @@ def layout(problem: Problem, tile: Tile) -> Layout:
         slots_y=tuple(sorted(set().union(*slots_y))),
         slots_x=tuple(all_x),
     )
+
+
+def _tiles(columns: int, tile_columns: int, step: int) -> int:
+    """Tiles along x."""
+    return 1 + -(-max(0, columns - tile_columns) // step)
 
 
 def overlap(stride: int) -> int:
@@ -673,10 +721,11 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel: a fit to measured times."""
     laid = layout(problem, tile)
     fit = _FITS[tile.half, tile.resident]
-    pixels = tile.rows * tile.columns
+    pixels = laid.tile_rows * tile.columns  # of all that a patch serves
     products = laid.mean_pairs * pixels / 2
     patch = (fit.mapped if problem.x_aligned else fit.loaded) * laid.patch_rows * laid.patch_columns
-    consumed = laid.mean_pairs * fit.pair + fit.product * products
+    consumers = CONSUMERS // laid.rings
+    consumed = consumers * laid.mean_pairs * fit.pair + fit.product * products
     stage = fit.stage + max(consumed, patch + fit.beside * products)
     if problem.x_aligned and laid.stages(target)[1] == 1:
         stage *= 1 + fit.single
@@ -685,9 +734,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.sectors:
         # By hand, from 47 rows of five layers: no ends of pieces, fewer and wider stores.
         edge, output = 0, output * (0.8 if tile.resident else 1)
-    of_tile = laid.chunks * stage + tile.m_tiles * (output * pixels + fit.row * tile.rows)
-    waves = -(-laid.tiles // (RINGS * target.multiprocessors))
-    cycles = waves * RINGS * of_tile + laid.resident_bytes / L2_BYTES_PER_CYCLE
+    of_tile = laid.chunks * stage + tile.m_tiles * (output * pixels + fit.row * laid.tile_rows)
+    waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
+    cycles = waves * laid.rings * of_tile + laid.resident_bytes / L2_BYTES_PER_CYCLE
     busy = cycles / 1.7e9
     ends = 1 + edge / (tile.columns * problem.width.stride)
     moved = problem.bytes * ends / (fit.bytes * 1e12)
@@ -697,6 +746,13 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     many = min(1, max(0, (problem.flops / problem.bytes - 130) / 14))
     if tile.half and (tile.sectors or tile.rows == 4):
         modelled *= 1 + (0.17 if tile.sectors else -0.09) * many
+    if tile.common:
+        # By hand, from sweep_common.csv: 0.4 of what a common patch saves by this model is saved,
+        # and some power, which counts where products are many.
+        alone = cost(problem, target, dataclasses.replace(tile, common=False))
+        modelled = 0.4 * modelled + 0.6 * alone
+        if tile.resident and not tile.sectors:
+            modelled *= 1 - 0.05 * many
     # By hand: no such tile is among the fit's rows, and on images its halo costs more.
     return modelled * (1.06 if tile.rows == 1 else 1)
 
@@ -741,12 +797,12 @@ def kernel_source(
 ) -> KernelSource:
     """The kernel of that name, and constants of its own."""
     problem, tile = laid.problem, laid.tile
-    index = family.index_type(problem, laid.tiles)
+    index = family.index_type(problem, laid.tiles * (WARPS // laid.rings))  # as notes are counted
     stages, raw_stages = laid.stages(Target.named("sm_90a"))
-    shared = RINGS * (stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8))
-    shared += RINGS * ORDER_BYTES
+    shared = stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8) + ORDER_BYTES
+    shared *= laid.rings
     shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes
-    shared += RINGS * 8 if problem.x_aligned else laid.offset_bytes(index)
+    shared += laid.rings * 8 if problem.x_aligned else laid.offset_bytes(index)
     shared = -(-(shared + 256) // 1024) * 1024
     constants = (
         *_layer_constants(problem, laid, index),
@@ -756,6 +812,7 @@ def kernel_source(
         ("weight_slots", laid.weight_slots),
         ("slot_pairs", laid.slot_pairs),
         ("repair", repairs is not None),
+        ("rings", laid.rings),
         ("weight_words", (repairs or laid).weight_words),
         ("tensor_map", problem.x_aligned),
         ("tile_columns", tile.columns),
@@ -851,7 +908,8 @@ def packing_arguments(
 
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
     """One block for each SM; its warpgroups walk the tiles."""
-    return min(target.multiprocessors, -(-layout(problem, tile).tiles // RINGS))
+    laid = layout(problem, tile)
+    return min(target.multiprocessors, -(-laid.tiles // laid.rings))
 
 
 def splits(problem: Problem, target: Target, tile: Tile) -> int:

@@ -212,7 +212,7 @@ def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
     stem, packing = family.STEM, family.PACK_STEM
     assert planned == [packing, stem, f"{stem}_repair"]
     groups, geometry = layer.groups, (layer.kernel_size, layer.stride, layer.padding)
-    for batch, size in ((2, layer.size), (3, (4, 20))):
+    for batch, size in ((2, layer.size), (3, (4, 20)), (1, (3, 196))):
         case = Case(
             batch, layer.in_channels // groups, layer.out_channels // groups, groups, size,
             *geometry, layer.output_padding, bias=layer.bias,

@@ -129,8 +129,13 @@ def changed(case: Case, change):
     return dataclasses.replace(t, x=x, w=w)
 
 
-def half_plan(case: Case) -> Plan:
-    return next(p for p in plans(problem_of(case)) if p.tile.half)
+def half_plan(case: Case, common: bool) -> Plan:
+    served = plans(problem_of(case))
+    return next(p for p in served if p.tile.half and p.tile.common == common)
+
+
+# Whether the consumers have patches of their own.
+by_patches = pytest.mark.parametrize("common", (False, True), ids=("own", "common"))
 
 
 def in_tf32(chosen: Plan) -> Plan:
@@ -149,16 +154,22 @@ def same_bits(a, b) -> bool:
 
 # Strides 1 and 2, channels that are no multiple of 16, two groups; several tiles for a block.
 HALF_CASES = (PATCH_CASES[1], PATCH_CASES[2], Case(1, 24, 16, 1, (9, 20), (3, 3)))
+# Sixteen channels stand for four rows each, too many for what two consumers share.
+COMMON_CASES = (*HALF_CASES[:2], Case(1, 24, 32, 1, (9, 20), (3, 3)))
 
 
-@pytest.mark.parametrize("case", HALF_CASES, ids=str)
+@pytest.mark.parametrize(
+    ("common", "case"),
+    [(common, case) for common in (False, True) for case in (HALF_CASES, COMMON_CASES)[common]],
+    ids=lambda value: str(value) if isinstance(value, Case) else ("own", "common")[value],
+)
 @pytest.mark.parametrize("name", UNHELD)
-def test_repairs_what_float16_cannot_hold(name, case):
+def test_repairs_what_float16_cannot_hold(name, case, common):
     # Each tile of these cases reads what was changed, and so comes from the kernel in TF32.
     t = changed(case, UNHELD[name])
     if name in ("large", "not a number", "infinite"):
         t.x[:, 3 :: case.in_channels] = t.x[0, 3, 2, 0]
-    chosen = half_plan(case)
+    chosen = half_plan(case, common)
     want = run(in_tf32(chosen), t)
     assert same_bits(run(chosen, t, blocks=2), want)
     assert not same_bits(run(alone(chosen), t, blocks=2), want)
@@ -177,10 +188,11 @@ def test_float16_alone_computes_what_it_holds(channels):
             assert same_bits(out, run(alone(chosen), t))
 
 
-def test_a_repair_computes_noted_tiles_alone():
+@by_patches
+def test_a_repair_computes_noted_tiles_alone(common):
     case = Case(1, 16, 64, 1, (24, 70), (3, 3))
     t = changed(case, UNHELD["large"])
-    chosen = half_plan(case)
+    chosen = half_plan(case, common)
     before = run(alone(chosen), t)
     for schedule in ("forward", "random:1"):
         whole = run(chosen, t, schedule, blocks=2)
@@ -195,6 +207,38 @@ def test_writes_outputs_at_any_address(case, place):
     # Rows that start on 8 bytes are written by twos, others by ones.
     t = operands(case, torch.float32, "contiguous", "cpu")
     assert_written_alone(plans(problem_of(case))[0], case, t, place)
+
+
+def test_a_repair_finds_a_value_that_one_of_the_warps_brings():
+    # Of a common patch four warps bring 32 pixels each in turn, whichever rows are whose.
+    case = Case(1, 16, 64, 1, (9, 60), (3, 3))
+    chosen = half_plan(case, common=True)
+    rows, columns = chosen.problem.height, chosen.problem.width
+    assert (rows.size, columns.size) == (9, 60)
+    for y, x in ((0, 0), (0, 40), (1, 3), (1, 30), (8, 59)):
+        t = operands(case, torch.float32, "contiguous", "cpu")
+        value = t.x.clone()
+        value[0, 5, y, x] = 1e5
+        t = dataclasses.replace(t, x=value)
+        assert_right(run(chosen, t), case, t)
+        assert not same_bits(run(chosen, t), run(alone(chosen), t))
+
+
+def test_patches_begin_on_lines_where_that_takes_no_more_tiles():
+    def laid(width: int, tile: family.Tile) -> family.Layout:
+        y, x = (Axis(size, 3, 1, 0, 0, 1) for size in (32, width))
+        case = problem_of(Case(1, 32, 32, 1, (32, 64), (3, 3)), x_aligned=True)
+        return family.layout(dataclasses.replace(case, height=y, width=x), tile)
+
+    tile = family.Tile(columns=104, rows=2, m_tiles=1, half=True, resident=True, sectors=True)
+    wide = laid(1024, tile)  # 11 tiles with room for 32 columns, one for each 96
+    assert (wide.lead, wide.tiles_yx[1], wide.tile_step) == (8, 11, 96)
+    # 448 bytes from the middle of a line on: 4 lines, where 32 bytes before one take 5.
+    first = wide.q_ranges[1].start - wide.slots_x[-1] - wide.skew
+    assert first % 32 == 16 and wide.patch_columns == 112
+    full = laid(1062, tile)  # no room
+    assert (full.lead, full.tiles_yx[1]) == (0, 11)
+    assert laid(1022, tile).repairing.lead == laid(1022, tile).lead == 8
 
 
 # Whether patches come by tensor map or through registers, and weights from shared memory or L2.

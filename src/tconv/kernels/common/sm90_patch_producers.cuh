@@ -1,4 +1,4 @@
-// How patches come: 8 channels at a time, rounded or split, into a consumer's ring of stages.
+// How patches come: 8 channels at a time, rounded or split, into a ring of stages.
 #pragma once
 
 #include <common/float16_operands.cuh>
@@ -62,8 +62,9 @@ struct Largest {
         if constexpr (Layer::half) {
             uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(value));
             if (threadIdx.x % 32 == 0) {
-                tile_status(arguments)[2 * tile + warp % 2] =
-                    !float16_operands::fit(bits, Layer::pixel_scale, least);
+                bool fits = float16_operands::fit(bits, Layer::pixel_scale, least);
+                tile_status(arguments)[tile_warps * tile + warp % tile_warps] = !fits;
+                if (!fits) note_any(arguments);
             }
         }
     }

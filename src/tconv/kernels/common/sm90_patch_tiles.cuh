@@ -16,7 +16,10 @@ constexpr int parts = Layer::half ? 2 : 1;
 constexpr int channels_per_stage = part_channels * parts;
 constexpr int pixel_bytes = 32;  // of a stage
 constexpr int warpgroup = 128;
-constexpr int rings = 2;
+constexpr int consumers = 2;        // warpgroups that multiply
+// Of stages: one for each consumer, or one whose patches serve both, their rows one above the other's.
+constexpr int rings = Layer::rings;
+constexpr int patch_consumers = consumers / rings;
 constexpr int producers = warpgroup / rings;  // threads that fill one ring
 constexpr int stages = Layer::stages;
 
@@ -58,8 +61,8 @@ constexpr int most_shift = overlapped ? 3 : out_shift;
 static_assert(columns % 4 == 0, "tiles keep the shift");
 static_assert(Layer::stride_x > 1 || out_shift == 0, "pairs of sums are stored together");
 constexpr int out_pitch =
-    Layer::stride_x == 1 && !overlapped
-        ? columns + (columns % 16 == 8 ? 0 : 8)
+    Layer::stride_x == 1
+        ? most_shift + columns + (24 - (most_shift + columns) % 16) % 16
         : most_shift + out_columns + (40 - (most_shift + out_columns) % 32) % 32;
 
 // Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][part][thread][4], a
@@ -115,8 +118,8 @@ struct Shared {
     alignas(128) unsigned char raw[rings][Layer::raw_stages]
                                   [Layer::tensor_map ? (raw_bytes + 127) / 128 * 128 : 128];
     alignas(128) uint32_t weights[resident_words];
-    alignas(128) uint32_t slots[rings][weight_slots][slot_words];
-    alignas(16) float outputs[rings * 4][pass_channels][out_pitch];
+    alignas(128) uint32_t slots[consumers][weight_slots][slot_words];
+    alignas(16) float outputs[consumers * 4][pass_channels][out_pitch];
     alignas(16) uint32_t zeros[4];
     Index offsets[rings][Layer::tensor_map ? 1 : thread_pixels * producers];
     uint64_t raw_full[rings][Layer::raw_stages];
@@ -125,8 +128,8 @@ struct Shared {
     uint64_t weights_full;
     Repairs repairs;
     Order order[rings];
-    uint64_t slot_full[rings][weight_slots];
-    uint64_t slot_empty[rings][weight_slots];
+    uint64_t slot_full[consumers][weight_slots];
+    uint64_t slot_empty[consumers][weight_slots];
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
@@ -164,9 +167,10 @@ struct Turns {
 struct Position {
     int m_group, group, tile_x, tile_y;
     Index image;
+    int own;  // of the consumers that the patch serves
 
     // Row groups innermost: they share their pixels.
-    TCONV_DEVICE Position(Index tile, const Arguments& arguments) {
+    TCONV_DEVICE Position(Index tile, const Arguments& arguments, int own = 0) : own(own) {
         Index rest = tile / Layer::m_groups;
         m_group = int(tile - rest * Layer::m_groups);
         Index next = rest / Layer::groups;
@@ -177,7 +181,10 @@ struct Position {
         tile_y = int(rest - image * arguments.tiles_y);
     }
 
-    TCONV_DEVICE int first_q_y() const { return Layer::first_q_y + tile_y * Layer::tile_rows; }
+    TCONV_DEVICE int first_q_y() const {
+        return Layer::first_q_y + (tile_y * patch_consumers + own) * Layer::tile_rows;
+    }
+
     TCONV_DEVICE int first_q_x() const { return Layer::first_q_x + tile_x * Layer::tile_step; }
 };
 

@@ -71,12 +71,12 @@ private:
     // The consumer's first warp, when all threads have read the slot for the last time.
     TCONV_DEVICE static void ask(Shared& shared, int warp, int slot, uint32_t parity,
                                  const uint32_t* from) {
-        int ring = warp / 4 - 1;
-        ptx::mbarrier_wait_parity(&shared.slot_empty[ring][slot], parity);
+        int consumer = warp / 4 - 1;
+        ptx::mbarrier_wait_parity(&shared.slot_empty[consumer][slot], parity);
         if (threadIdx.x % 32 == 0) {
-            uint64_t* full = &shared.slot_full[ring][slot];
+            uint64_t* full = &shared.slot_full[consumer][slot];
             ptx::mbarrier_arrive_expect_tx(full, pairs * pair_words * 4);
-            ptx::cp_async_bulk_global_to_shared(shared.slots[ring][slot], from,
+            ptx::cp_async_bulk_global_to_shared(shared.slots[consumer][slot], from,
                                                 pairs * pair_words * 4, full);
         }
         __syncwarp();

@@ -18,8 +18,8 @@ namespace {
 
 // Where consumers need more than a third of the registers.
 constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
-constexpr int consumer_registers = (3 * 168 - producer_registers) / 2;
-static_assert(producer_registers + rings * consumer_registers == 3 * 168, "what 384 threads get");
+constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
+static_assert(producer_registers + consumers * consumer_registers == 3 * 168, "what 384 threads get");
 
 // The patch's row of a pair's first pixel.
 TCONV_DEVICE constexpr int pair_row(int pair) {
@@ -58,7 +58,7 @@ TCONV_DEVICE void prepare_class(int m_group, const uint32_t* weights, Shared& sh
 }
 
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) {
-    int ring = warp / 4 - 1;
+    int consumer = warp / 4 - 1;
     bool aligned = (arguments.destination_stride_n | arguments.destination_stride_c |
                     arguments.destination_stride_h) %
                            Layer::vector ==
@@ -66,7 +66,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
                    reinterpret_cast<uintptr_t>(arguments.destination) % (4 * Layer::vector) == 0;
     if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
     Turns turns;
-    Tiles tiles(arguments, shared, ring);
+    Tiles tiles(arguments, shared, consumer % rings);
     auto begin = [&](Index tile) {
         if (!staged || warp % 4 != 0 || tile >= arguments.tiles) return;
         int m_group = int(tile % Layer::m_groups);
@@ -75,7 +75,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
     };
     begin(tiles.next());
     while (tiles.now() < arguments.tiles) {
-        Position at(tiles.now(), arguments);
+        Position at(tiles.now(), arguments, rings == 1 ? consumer : 0);
         tiles.enter(turns.pixels);
         Sums sums;
 #pragma unroll
@@ -116,15 +116,15 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
             }
             for (int stage = 0; stage < stages; ++stage) {
                 ptx::mbarrier_init(&shared.full[ring][stage], producers / 32);
-                ptx::mbarrier_init(&shared.empty[ring][stage], warpgroup / 32);
+                ptx::mbarrier_init(&shared.empty[ring][stage], patch_consumers * warpgroup / 32);
             }
             for (uint64_t& told : shared.order[ring].told) ptx::mbarrier_init(&told, 1);
         }
         ptx::mbarrier_init(&shared.weights_full, 1);
-        for (int ring = 0; ring < rings; ++ring) {
+        for (int consumer = 0; consumer < consumers; ++consumer) {
             for (int slot = 0; slot < weight_slots; ++slot) {
-                ptx::mbarrier_init(&shared.slot_full[ring][slot], 1);
-                ptx::mbarrier_init(&shared.slot_empty[ring][slot], warpgroup);
+                ptx::mbarrier_init(&shared.slot_full[consumer][slot], 1);
+                ptx::mbarrier_init(&shared.slot_empty[consumer][slot], warpgroup);
             }
         }
         ptx::fence_mbarrier_init();
@@ -141,6 +141,9 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
         if constexpr (Layer::shares) ptx::setmaxnreg_inc<consumer_registers>();
         // The packing may still run; only these threads read what it writes, or ask for copies of it.
         ptx::griddepcontrol_wait();
+        if constexpr (Layer::half && !Layer::repair) {
+            if (warp == Layer::threads / 32 - 1) note_weights(arguments);
+        }
         if constexpr (Layer::resident) {
             if (threadIdx.x == warpgroup) load_weights(arguments, shared);
         }
