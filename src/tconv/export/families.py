@@ -164,6 +164,8 @@ def _mma_forward(plan: Plan) -> dict[str, Any]:
         "walks_rows": plan.tile.bulk,
         "counts": 0 if plan.packing is None else plan.packing.elements,
         "share_tenths": mma_forward.SHARE_TENTHS,
+        "asked_rows": mma_forward.ASKED_ROWS,
+        "bytes_per_nanosecond": mma_forward.BYTES_PER_NANOSECOND,
     }
 
 

@@ -75,8 +75,11 @@ def prepare_mma_forward(constants, x, weight, bias, y, parameters):  # type: ign
     ((blocks, arguments),), _ = launch
     counted = torch.empty(constants["counts"], dtype=torch.float32, device=x.device)
     # Tiles and blocks are as many times the rows and those that walk down them.
-    share = max(1, constants["share_tenths"] * arguments["tiles"] // (10 * blocks))
-    arguments.update(share=share, counts=counted.data_ptr())
+    rows = arguments["tiles"] / blocks
+    share = max(1, int(constants["share_tenths"] * rows / 10))
+    moved = 4 * (x.numel() + weight.numel() + y.numel() + (0 if bias is None else bias.numel()))
+    nanoseconds = constants["asked_rows"] * moved / (constants["bytes_per_nanosecond"] * rows)
+    arguments.update(share=share, period=max(1000, int(nanoseconds)), counts=counted.data_ptr())
     return [(1, {"counts": counted.data_ptr()}), (blocks, arguments)], counted
 
 

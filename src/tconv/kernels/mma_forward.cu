@@ -35,12 +35,14 @@
 //
 // Layer::hands_out: blocks go at different speeds, and even shares of the rows would end at different
 // times. So each walks down `share` rows, then takes further ones, one at a time, from a count of its group
-// tile, which a launch before has cleared.
+// tile, which a launch before has cleared. And where the patch's rows roll all blocks ask for the rows ahead in
+// the same halves of `period` nanoseconds, if they need none before: device memory reads and writes in turns.
 #include <common/constant_tables.cuh>
 #include <common/image_tiles.cuh>
 #include <common/plane_rows.cuh>
 #include <common/split.cuh>
 #include <ptx/barrier.cuh>
+#include <ptx/globaltimer.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/mma.cuh>
 
@@ -152,6 +154,7 @@ struct Shared {
     alignas(16) float blank[blank_channels][blank_elements];
     Weights weights;
     Walk walk;
+    bool asks;  // Layer::hands_out: whether this is a time to ask for rows ahead
     Position positions[2];  // of this tile and the next: here they cost no registers
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
@@ -237,6 +240,13 @@ struct Block {
         Walk walk = tiles_of(first, first + arguments.share);
         if (threadIdx.x == 0) shared.walk = walk;
         return walk.begin;
+    }
+
+    template <typename Fields>
+    TCONV_DEVICE void look_at_clock(const Fields& arguments) {
+        if (threadIdx.x != 0) return;
+        auto period = uint32_t(arguments.period);
+        shared.asks = ptx::globaltimer() % period < period / 2;
     }
 
     // Takes the row behind this walk where its last tile is at hand; there may be none left.
@@ -440,16 +450,22 @@ struct Block {
         }
         if (new_weights) round_weights();
         new_weights = false;
+        if constexpr (Layer::hands_out) look_at_clock(arguments);
         __syncthreads();  // as above
         if (next_tile() < end_tile()) {
             Position next(next_tile(), arguments);
             publish(next, turn ^ 1);
-            if (next.tile_y > 0 && asked < next.tile_y + patch_rows) {
+            bool needed = asked < next.tile_y + patch_rows;
+            bool asks = Layer::hands_out ? shared.asks : needed;
+            if (next.tile_y > 0 && (needed || asks)) {
                 Index tiles_after = (end_tile() - next.tile - 1) / group_tiles;
                 int below = arguments.tiles_y - 1 - next.tile_y;
                 if (tiles_after < below) below = int(tiles_after);
-                int more = below + 1 < Layer::rows_ahead ? below + 1 : Layer::rows_ahead;
-                load_rows(next, asked + more);
+                // Rows that are read later on, and those that there is room for.
+                int more = next.tile_y + patch_rows + below - asked;
+                int room = position().tile_y + channel_rows - asked;
+                if (room < more) more = room;
+                load_rows(next, asked + (asks ? more : 1));
             }
         }
     }

@@ -50,6 +50,10 @@ SHARE_TENTHS = 9
 """Tenths of the rows that walks share evenly where the others are handed out. Even shares of all
 took kb75's blocks 0.85 to 1.11 times their mean: in that mean the slowest do nine tenths."""
 
+ASKED_ROWS, BYTES_PER_NANOSECOND = 2, 3400
+"""Blocks ask for rows ahead in halves of the time in which they need so many, at that rate of all
+bytes, at which kb75 and kb81 move theirs."""
+
 MOST_AHEAD = 4
 """Rows that blocks which walk down ask for at a time, at most."""
 
@@ -842,11 +846,16 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         constants=constants,
         arguments=(
             *image_tiles.argument_fields(index),
-            *((("share", index), ("counts", "void*")) if laid.hands_out else ()),
+            *((("share", index), ("period", "int"), ("counts", "void*")) if laid.hands_out else ()),
         ),
         shared_bytes=laid.shared_bytes,
         threads=tile.threads,
     )
+
+
+def asking_period(moved: int, rows: float) -> int:
+    """About the nanoseconds of a walk's `ASKED_ROWS` of `rows`; all walks move `moved` bytes."""
+    return max(1000, int(ASKED_ROWS * moved / (BYTES_PER_NANOSECOND * rows)))
 
 
 def packing(problem: Problem, tile: Tile) -> Packing | None:
@@ -909,6 +918,8 @@ def arguments(
     found = image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
     if laid.hands_out:
         # Tiles and blocks are as many times the rows and the walks.
-        share = SHARE_TENTHS * laid.tiles // (10 * grid(problem, target, tile))
-        found |= {"share": max(1, share), "counts": operands.packed}
+        blocks = grid(problem, target, tile)
+        share = max(1, SHARE_TENTHS * laid.tiles // (10 * blocks))
+        period = asking_period(problem.bytes, laid.tiles / blocks)
+        found |= {"share": share, "period": period, "counts": operands.packed}
     return found

@@ -1,0 +1,15 @@
+// %globaltimer: nanoseconds, the same on all SMs.
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace ptx {
+
+// NOTE: some GPUs count on by a microsecond at a time.
+TCONV_DEVICE uint64_t globaltimer() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+
+}  // namespace ptx
