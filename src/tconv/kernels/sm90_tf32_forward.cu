@@ -21,6 +21,9 @@
 //   warpgroups 1, 2: consumers, each with tiles and a ring of stages of its own, so that one's
 //                epilogue runs beside the other's products
 //
+// Layer::rings is 1 where both consumers multiply the same patches, and all producers bring those: the
+// second consumer has the rows below the first's.
+//
 // A tile is m_tiles x 64 rows by tile_rows x tile_columns pixels of one image and group.
 #include <common/sm90_patches.cuh>
 #include <ptx/registers.cuh>
