@@ -559,6 +559,9 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.sums > MOST_SUMS_OF_CLASSES and len(layout(problem, tile).classes) > 1:
         # They spilled beside the code of further classes.
         return f"{tile.sums} sums of a thread want row groups that all have the same slots"
+    if tile.common and tile.resident and tile.rows == 4 and layout(problem, tile).row_step > 1:
+        # 4 bytes by NVRTC 13.0, none by 13.5; kb78 takes 0.408 ms, 0.402 with three rows.
+        return "spills where a row of pixels stands for several output rows"
     if tile.half:
         if problem.in_channels_per_group < 2 * CHANNELS:
             found = problem.in_channels_per_group
@@ -744,8 +747,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Power, and with it clock, where products are many, by hand from sweep_order.csv: what is
     # computed twice takes some, and tiles of four rows bring the fewest pixels for their products.
     many = min(1, max(0, (problem.flops / problem.bytes - 130) / 14))
-    if tile.half and (tile.sectors or tile.rows == 4):
-        modelled *= 1 + (0.17 if tile.sectors else -0.09) * many
+    if tile.half:
+        power = 0.17 if tile.sectors else {3: -0.045, 4: -0.09}.get(tile.rows, 0)
+        modelled *= 1 + power * many
     if tile.common:
         # By hand, from sweep_common.csv: 0.4 of what a common patch saves by this model is saved,
         # and some power, which counts where products are many.

@@ -37,6 +37,10 @@ MOST_PLACES = 12
 """Vectors that a thread writes at a time: a place takes registers."""
 
 MOST_STAGES = 8
+MOST_AHEAD_BYTES = 112 << 10
+"""Of the stages that an SM's warpgroups ask for ahead, beyond two each. More take longer: fsrcnn_x3
+0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 with 95."""
+
 MOST_CHUNKS = 8
 LEAST_SHARE_ABREAST = 4
 """Rows of a warpgroup from which on its neighbours may walk beside it."""
@@ -272,7 +276,9 @@ class Layout:
         """Stages of a warpgroup that shared memory holds."""
         free = target.shared_per_block - RESERVED_BYTES - self.weight_bytes - self.output_bytes
         free -= self.table_bytes
-        return min(MOST_STAGES, free // (self.tile.warpgroups * self.stage_bytes))
+        of_block = self.tile.warpgroups * self.stage_bytes
+        wanted = max(3, 1 + MOST_AHEAD_BYTES // of_block)
+        return min(MOST_STAGES, wanted, free // of_block)
 
     @property
     def sums(self) -> int:
