@@ -40,16 +40,20 @@ MOST_LANE_COPIES = 24
 LAUNCHED_REGISTERS = 168
 """Of each of three warpgroups; they then share them out anew."""
 
-MOST_PIXEL_STAGES = 4
-WEIGHT_STAGES = 3
-"""Where at least three of pixels fit beside these; as many as a chunk has slots, if that is more
-and there is room. More take longer: unet_shallow, with a slot, 0.119 ms with (4, 3), 0.123 with
-(3, 3), 0.125 with (3, 4), 0.127 with (3, 5). random39, with four, 0.017 with six, 0.018 with three.
-"""
+MOST_PIXEL_STAGES = 6
+MOST_WEIGHT_STAGES = 8
 
 AIMED_SHARED = 195 << 10
 """Bytes of shared memory beside which an SM has 60 KiB of L1, through which outputs leave, and not
-28: unet_shallow with (3, 3) 0.124 ms so, 0.127 with more."""
+28: unet_shallow with three stages of each 0.124 ms so, 0.127 with more."""
+
+AIMED_PIXEL_STAGES = (4, 3)
+AIMED_WEIGHT_STAGES = (3, 4)
+"""Within that, the first that fit; of weights as many as a chunk has slots, or the nearest. More
+take longer: unet_shallow, with one slot, 0.119 ms with (4, 3), 0.123 with (3, 3), 0.125 with
+(3, 4), 0.127 with (3, 5). random39, with four, 0.015 with (4, 4), 0.017 with (4, 3) or the most
+that fit.
+"""
 
 PACK_WEIGHTS = 320
 """Weights of one input channel that the packing takes at a time, if a channel's taps are fewer."""
@@ -203,17 +207,24 @@ class Layout:
     @functools.cached_property
     def stages(self) -> tuple[int, int]:
         """Stages of pixels and of weights; (0, 0) where they do not fit."""
-        most = Target.named("sm_90a").shared_per_block
-        for shared in (AIMED_SHARED, most):
-            free = shared - 2048 - WEIGHT_STAGES * self.weight_bytes
-            pixels = min(MOST_PIXEL_STAGES, free // self.pixel_bytes)
-            if pixels >= 3:
-                more = (free - pixels * self.pixel_bytes) // self.weight_bytes
-                return pixels, max(WEIGHT_STAGES, min(WEIGHT_STAGES + more, self.slots))
-        for weights in (WEIGHT_STAGES, 2):
-            pixels = (most - 2048 - weights * self.weight_bytes) // self.pixel_bytes
+        least, most = AIMED_WEIGHT_STAGES
+        weights = max(least, min(self.slots, most))
+        for pixels in AIMED_PIXEL_STAGES:
+            if pixels * self.pixel_bytes + weights * self.weight_bytes <= AIMED_SHARED - 2048:
+                return pixels, weights
+        free = Target.named("sm_90a").shared_per_block - 2048
+        for weights in (4, 3, 2):
+            pixels = (free - weights * self.weight_bytes) // self.pixel_bytes
             if pixels >= 2:
-                return min(pixels, 3), weights
+                # More than three stages of pixels only beside six of weights.
+                pixels = min(pixels, 3)
+                weights = min(6, (free - pixels * self.pixel_bytes) // self.weight_bytes)
+                pixels = min(
+                    MOST_PIXEL_STAGES, (free - weights * self.weight_bytes) // self.pixel_bytes
+                )
+                return pixels, min(
+                    MOST_WEIGHT_STAGES, (free - pixels * self.pixel_bytes) // self.weight_bytes
+                )
         return 0, 0
 
     @property

@@ -312,6 +312,16 @@ def test_refusals(changes, target, reason):
     assert refusal is not None and reason in refusal
 
 
+def test_a_tile_that_spills_where_a_row_of_pixels_stands_for_two():
+    tile = family.Tile(columns=64, rows=4, m_tiles=1, resident=True, half=True, common=True)
+    assert tile in family.TILES
+    for channels, spills in ((32, True), (64, False)):
+        problem = problem_of(Case(8, channels, channels, 1, (256, 512), (5, 5)))
+        assert family.layout(problem, tile).row_step == (2 if spills else 1)
+        refusal = family.tile_why_not(problem, HOPPER, tile)
+        assert (refusal is not None and "spills" in refusal) == spills
+
+
 def test_half_tiles_refuse_few_channels():
     problem = problem_of(Case(1, 12, 64, 1, (9, 72), (3, 3)))
     refusals = {

@@ -120,6 +120,24 @@ def test_strips_side_by_side_where_that_takes_no_more_rows(lines, strips, shared
     assert family.share_out(lines, strips, 396) == shared_out
 
 
+@pytest.mark.parametrize(
+    ("case", "tile", "stages"),
+    (
+        # Two rows ahead are enough: 16 KiB each for three warpgroups.
+        (Case(16, 56, 1, 1, (256, 256), (9, 9), (3, 3), (4, 4), (2, 2)), (3, 64), 3),
+        (Case(16, 56, 1, 1, (256, 256), (9, 9), (3, 3), (4, 4), (2, 2)), (2, 64), 4),
+        # All that fit, three or not; short rows, of which many are ahead.
+        (Case(16, 128, 3, 1, (128, 128), (4, 4), (2, 2), (1, 1)), (3, 64), 3),
+        (Case(1, 16, 1, 1, (64, 64), (4, 4), (2, 2), (1, 1)), (3, 64), 8),
+    ),
+)
+def test_no_more_is_asked_for_ahead_than_memory_needs(case, tile, stages):
+    laid = family.layout(problem_of(case), family.Tile(*tile))
+    assert laid.stages(HOPPER) == stages
+    ahead = (stages - 1) * laid.tile.warpgroups * laid.stage_bytes
+    assert ahead <= family.MOST_AHEAD_BYTES
+
+
 def undilated(case: Case) -> Case:
     """With room for as much padding as before."""
     extra = tuple(min(e, s - 1) for e, s in zip(case.output_padding, case.stride, strict=True))

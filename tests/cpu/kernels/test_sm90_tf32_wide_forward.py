@@ -265,6 +265,27 @@ def test_wide_images_are_served_by_tiles_of_rows_alone():
     assert tiles == {tile for tile in family.TILES if tile.rows}
 
 
+@pytest.mark.parametrize(
+    ("case", "tile", "stages"),
+    (
+        (Case(4, 128, 64, 1, (256, 256), (2, 2), (2, 2)), family.Tile(1, 256), (4, 3)),
+        (Case(4, 128, 64, 1, (256, 256), (2, 2), (2, 2)), family.Tile(2, 128), (4, 3)),
+        # A chunk has four slots, and there is room for a stage of weights for each.
+        (Case(64, 24, 96, 1, (4, 8), (6, 6), (3, 3), (2, 3)), family.Tile(1, 160), (4, 4)),
+        (Case(4, 128, 128, 1, (200, 200), (1, 4), (1, 2), (0, 2)), family.Tile(2, 128), (3, 3)),
+        # Three stages of pixels do not fit so: all of shared memory.
+        (Case(1, 64, 256, 1, (9, 30), (3, 3)), family.Tile(1, 256), (3, 4)),
+        (Case(1, 64, 256, 1, (9, 80), (3, 3)), family.Tile(1, 256), (2, 4)),
+    ),
+)
+def test_rings_leave_room_to_l1(case, tile, stages):
+    problem = problem_of(case)
+    laid = family.layout(problem, tile)
+    assert laid.stages == stages
+    aimed = family.source(problem, tile).shared_bytes <= family.AIMED_SHARED
+    assert aimed == (case.kernel != (3, 3))
+
+
 def test_the_plan_prefers_it_where_packing_the_pixels_would_take_long():
     for name in ("sam_up1", "unet_shallow"):
         assert plan(problem_of(LAYERS[name]), HOPPER).stem == family.STEM
