@@ -745,7 +745,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     moved = problem.bytes * ends / (fit.bytes * 1e12)
     modelled = max(busy, moved) + fit.both * min(busy, moved) + fit.launch * 1e-6
     # Power, and with it clock, where products are many, by hand from sweep_order.csv: what is
-    # computed twice takes some, and tiles of four rows bring the fewest pixels for their products.
+    # computed twice takes some, and the more rows a tile has, the fewer pixels it brings for them.
     many = min(1, max(0, (problem.flops / problem.bytes - 130) / 14))
     if tile.half:
         power = 0.17 if tile.sectors else {3: -0.045, 4: -0.09}.get(tile.rows, 0)

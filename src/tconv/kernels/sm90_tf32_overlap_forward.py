@@ -38,8 +38,8 @@ MOST_PLACES = 12
 
 MOST_STAGES = 8
 MOST_AHEAD_BYTES = 112 << 10
-"""Of the stages that an SM's warpgroups ask for ahead, beyond two each. More take longer: fsrcnn_x3
-0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 with 95."""
+"""What an SM's warpgroups ask for ahead at most, but for two stages each. More takes longer:
+fsrcnn_x3 0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 with 95."""
 
 MOST_CHUNKS = 8
 LEAST_SHARE_ABREAST = 4

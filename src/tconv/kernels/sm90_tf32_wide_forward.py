@@ -43,13 +43,13 @@ LAUNCHED_REGISTERS = 168
 MOST_PIXEL_STAGES = 6
 MOST_WEIGHT_STAGES = 8
 
-AIMED_SHARED = 195 << 10
+SHARED_BESIDE_L1 = 195 << 10
 """Bytes of shared memory beside which an SM has 60 KiB of L1, through which outputs leave, and not
 28: unet_shallow with three stages of each 0.124 ms so, 0.127 with more."""
 
 AIMED_PIXEL_STAGES = (4, 3)
 AIMED_WEIGHT_STAGES = (3, 4)
-"""Within that, the first that fit; of weights as many as a chunk has slots, or the nearest. More
+"""Within that, the first that fit: of weights as many as a chunk has slots, or the nearest. More
 take longer: unet_shallow, with one slot, 0.119 ms with (4, 3), 0.123 with (3, 3), 0.125 with
 (3, 4), 0.127 with (3, 5). random39, with four, 0.015 with (4, 4), 0.017 with (4, 3) or the most
 that fit.
@@ -210,7 +210,7 @@ class Layout:
         least, most = AIMED_WEIGHT_STAGES
         weights = max(least, min(self.slots, most))
         for pixels in AIMED_PIXEL_STAGES:
-            if pixels * self.pixel_bytes + weights * self.weight_bytes <= AIMED_SHARED - 2048:
+            if pixels * self.pixel_bytes + weights * self.weight_bytes <= SHARED_BESIDE_L1 - 2048:
                 return pixels, weights
         free = Target.named("sm_90a").shared_per_block - 2048
         for weights in (4, 3, 2):

@@ -123,7 +123,7 @@ def test_strips_side_by_side_where_that_takes_no_more_rows(lines, strips, shared
 @pytest.mark.parametrize(
     ("case", "tile", "stages"),
     (
-        # Two rows ahead are enough: 16 KiB each for three warpgroups.
+        # 16 KiB a row: two ahead for three warpgroups, three for two.
         (Case(16, 56, 1, 1, (256, 256), (9, 9), (3, 3), (4, 4), (2, 2)), (3, 64), 3),
         (Case(16, 56, 1, 1, (256, 256), (9, 9), (3, 3), (4, 4), (2, 2)), (2, 64), 4),
         # All that fit, three or not; short rows, of which many are ahead.

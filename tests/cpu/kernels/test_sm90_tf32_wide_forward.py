@@ -282,7 +282,7 @@ def test_rings_leave_room_to_l1(case, tile, stages):
     problem = problem_of(case)
     laid = family.layout(problem, tile)
     assert laid.stages == stages
-    aimed = family.source(problem, tile).shared_bytes <= family.AIMED_SHARED
+    aimed = family.source(problem, tile).shared_bytes <= family.SHARED_BESIDE_L1
     assert aimed == (case.kernel != (3, 3))
 
 
