@@ -148,12 +148,12 @@ class Taps:
     phases: tuple[int, ...]
     shifts: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def used(self) -> tuple[int, ...]:
         """The phases that some tap reaches, ascending."""
         return tuple(sorted(set(self.phases)))
 
-    @property
+    @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
         """The distinct inputs read, ascending, relative to the first."""
         most = max(self.shifts)
@@ -164,7 +164,7 @@ class Taps:
         """The last of the offsets."""
         return self.offsets[-1]
 
-    @property
+    @functools.cached_property
     def slots(self) -> tuple[int, ...]:
         """Of each tap: the index of its offset."""
         return tuple(self.offsets.index(max(self.shifts) - shift) for shift in self.shifts)
@@ -206,7 +206,7 @@ class Layout:
         channels = self.problem.out_channels_per_group
         return channels if channels <= 8 else 16
 
-    @property
+    @functools.cached_property
     def unit_phases(self) -> int:
         """Phases in y of a unit: all where its rows are few and the sums hold them, else one."""
         rows = len(self.y.used) * len(self.x.used) * self.unit_channels
@@ -224,12 +224,12 @@ class Layout:
         """Rows of pixels of a unit."""
         return self.tile.rows if self.phase_groups == 1 else 1
 
-    @property
+    @functools.cached_property
     def row_fragments(self) -> int:
         """Fragments of 16 rows of a unit."""
         return -(-self.unit_phases * len(self.x.used) * self.unit_channels // 16)
 
-    @property
+    @functools.cached_property
     def columns_of(self) -> tuple[int, int]:
         """Fragments along x of a unit, and units along x of a tile."""
         most = self.tile.sums // (4 * self.warp_rows * self.row_fragments)
@@ -305,7 +305,7 @@ class Layout:
         """Accumulators of a thread."""
         return 4 * self.warp_rows * self.row_fragments * self.fragments
 
-    @property
+    @functools.cached_property
     def slot_products(self) -> int:
         """Pairs of a slot and a fragment of rows that have a tap: `mma` of a row of 8 pixels."""
         phases_x, channels = len(self.x.used), self.unit_channels
@@ -354,7 +354,7 @@ class Layout:
                     found[slot] |= 1 << fragment
         return tuple(found)
 
-    @property
+    @functools.cached_property
     def products(self) -> int:
         """Products of a unit for 8 input channels, three `mma` each where operands are split."""
         return self.slot_products * self.fragments * self.warp_rows

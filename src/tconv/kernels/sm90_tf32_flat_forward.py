@@ -143,7 +143,7 @@ class Layout:
         """Stages of pixels of a tile."""
         return -(-self.problem.in_channels_per_group // (LINE_WORDS * self.word_channels))
 
-    @property
+    @functools.cached_property
     def most_slot(self) -> Slot:
         """The largest shift along each axis."""
         slots = [slot for row_class in self.classes for slot in row_class]
@@ -154,7 +154,7 @@ class Layout:
         """Of all classes, one at least."""
         return max(1, sum(map(len, self.classes)))
 
-    @property
+    @functools.cached_property
     def pitch(self) -> int:
         """Positions from one row to the next."""
         x, columns = self.problem.width, self.tile.columns
@@ -164,7 +164,7 @@ class Layout:
         spare = columns // pitch == columns // (pitch + 1)
         return pitch + 1 if self.tile.paired and odd and spare else pitch
 
-    @property
+    @functools.cached_property
     def image_positions(self) -> int:
         """Positions from one image to the next."""
         return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
@@ -199,7 +199,7 @@ class Layout:
         step = 16 * self.boxes
         return -(-(self.tile.columns + self._reach) // step) * step
 
-    @property
+    @functools.cached_property
     def _reach(self) -> int:
         return self.most_slot[0] * self.pitch + self.most_slot[1]
 

@@ -220,7 +220,7 @@ class Layout:
                 return first % SECTOR
         return first % 4
 
-    @property
+    @functools.cached_property
     def patch_columns(self) -> int:
         """Input columns of a tile, its halo and what a tensor map adds included."""
         return self._patch_columns(self.skew)
@@ -288,7 +288,7 @@ class Layout:
         """Of each class: stages unrolled together, and pairs whose weights a thread holds."""
         return tuple(_schedule(len(pairs), self.chunks) for pairs in self.classes)
 
-    @property
+    @functools.cached_property
     def slot_pairs(self) -> int:
         """Pairs of a copy of staged weights, at most."""
         return max(ahead for _, ahead in self.schedule)
@@ -424,7 +424,7 @@ class Layout:
         pairs = self.problem.groups * self.m_begin[-1] * self.chunks
         return pairs + MOST_AHEAD if self.split else pairs
 
-    @property
+    @functools.cached_property
     def repairing(self) -> Layout:
         """The same tiles in TF32."""
         tile = dataclasses.replace(self.tile, half=False, resident=False)
