@@ -100,8 +100,15 @@ class Plan:
         )
 
     def arguments(self, operands: Operands) -> bytes:
-        """The bytes of the kernel's one parameter."""
+        """The bytes of the kernel's one parameter.
+
+        Raises:
+            ValueError: the output does not start on 16 bytes, where the kernel counts on that.
+        """
         kernel = family(self.stem)
+        if self.source.rows_aligned and operands.y.address % 16:
+            at = f"{operands.y.address:#x}"
+            raise ValueError(f"{self.stem} writes from a multiple of 16 on, got {at}")
         return self.source.pack(**kernel.arguments(self.problem, self.target, self.tile, operands))
 
     def repair_arguments(self, index: int, operands: Operands) -> bytes:

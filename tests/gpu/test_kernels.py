@@ -297,9 +297,16 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
 
         for candidate in served[:4]:
             tile = dataclasses.replace(candidate.tile, half=False, resident=False)
-            want = output(Candidate(family.STEM, tile, None, 0)).view(torch.int32)
+            want = output(Candidate(family.STEM, tile, None, 0))
+            finite = want[want.isfinite()].abs().max() if want.isfinite().any() else 0
             for _ in range(3):
-                assert torch.equal(output(candidate).view(torch.int32), want), candidate
+                out = output(candidate)
+                if strict:
+                    # Its repairs add up after each slot.
+                    near = {"rtol": 1e-5, "atol": 1e-6 * float(finite), "equal_nan": True}
+                    torch.testing.assert_close(out, want, **near)
+                else:
+                    assert torch.equal(out.view(torch.int32), want.view(torch.int32)), candidate
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))

@@ -121,14 +121,19 @@ def kernel_files(source: KernelSource) -> list[str]:
     return [name for name in files if name != ELEMENT_HEADER]
 
 
-def structs(source: KernelSource) -> str:
-    """A planned kernel's arguments and constants."""
+def arguments(source: KernelSource) -> str:
+    """A planned kernel's arguments."""
     fields = "".join(f"    {type_} {name};\n" for name, type_ in source.arguments)
+    return f"struct Arguments {{\n{fields}}};\n\n"
+
+
+def layer(source: KernelSource) -> str:
+    """Its constants."""
     constants = "".join(
         f"{_declaration(name, value)}\n"
         for name, value in (("threads", source.threads), *source.constants)
     )
-    return f"struct Arguments {{\n{fields}}};\n\nnamespace Layer {{\n{constants}}}\n"
+    return f"namespace Layer {{\n{constants}}}\n"
 
 
 def guarded(kernel: NamedKernel) -> tuple[list[str], list[str]]:

@@ -180,11 +180,11 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
     tiles = constants["row_groups"] * x.shape[0] * tiles_y * tiles_x
     if y.stride(3) != 1 or not (constants["map_box"] is None or is_aligned(x)):
         return None
-    # Behind the weights lies a count of tiles; in float16 a note whether there are others, those of
-    # the weights and those of the tiles, a byte for each warp that brings one, lie behind it.
+    # Behind the weights lies a count of tiles; in float16 notes of the weights and of the tiles,
+    # one for each warp that brings one, lie behind it.
     status = 512 * constants["packed_items"]
     rings = constants["rings"]
-    notes = 1 + constants["weight_words"] + ceiling_divide(tiles, rings)
+    notes = constants["weight_words"] + 4 * tiles // rings
     noted = 1 + (notes if half else 0)
     if not constants["wide"] and exceeds_int(
         4 // rings * tiles, largest_offset(x), largest_offset(weight), largest_offset(y)
@@ -225,11 +225,7 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
         )
     # One block for each multiprocessor; its rings walk the tiles.
     blocks = min(device_properties(x.device.index)[0], ceiling_divide(tiles, rings))
-    launches = [(constants["packed_blocks"], packing), (blocks, arguments)]
-    if half:
-        again = packed.data_ptr() + 2048 * constants["half_items"]
-        launches.append((blocks, {**arguments, "packed": again}))
-    return launches, packed
+    return [(constants["packed_blocks"], packing), (blocks, arguments)], packed
 
 
 def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]

@@ -165,7 +165,7 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
             for base, source in wanted:
                 count = used[base] = used.get(base, 0) + 1
                 name = base if count == 1 else f"{base}_{count}"
-                kernels.append(NamedKernel(name, source, architecture, least))
+                kernels.append(NamedKernel(name, source.for_any_size(), architecture, least))
             planned.append(Planned(chosen, tuple(kernels), kernels[len(packing)].name))
     return planned, notes
 
@@ -291,6 +291,11 @@ def _part(file: str) -> str:
     return re.sub(r"  # (type: ignore|noqa)[^\n]*", "", part).lstrip("\n")
 
 
+INNER_BEGIN = "#define TCONV_INNER\nnamespace again {\n"
+INNER_END = "}  // namespace again\n#undef TCONV_INNER\n#define TCONV_AGAIN\n"
+"""Around the functions with which another kernel's blocks end: `KernelSource.again`."""
+
+
 def _sources(text: CudaText, planned: list[Planned]) -> str:
     parts = [
         "# The kernels' own few words, each instruction that C++ has no name for among them.\n"
@@ -305,11 +310,22 @@ def _sources(text: CudaText, planned: list[Planned]) -> str:
     for chosen in planned:
         parts.append(_comment([str(chosen.plan)]))
         for kernel in chosen.kernels:
-            structs = _structs_name(kernel)
-            parts[-1] += _constant(structs, cuda_text.structs(kernel.source))
-            inside = [structs, *map(_variable, cuda_text.kernel_files(kernel.source))]
+            source, structs = kernel.source, _structs_name(kernel)
+            files = list(map(_variable, cuda_text.kernel_files(source)))
+            text_of_structs = cuda_text.arguments(source)
+            inside = [structs, *files]
+            if source.again is None:
+                text_of_structs += cuda_text.layer(source)
+            else:
+                inner, outer = (structs.replace("_LAYER", end) for end in ("_INNER", "_OUTER"))
+                parts[-1] += _constant(inner, INNER_BEGIN + cuda_text.layer(source.again))
+                parts[-1] += _constant(outer, INNER_END + cuda_text.layer(source))
+                inside = [structs, inner, *files, outer, *files]
+            parts[-1] += _constant(structs, text_of_structs)
             if kernel.name != kernel.source.stem:
                 inside[-1] += f'.replace("({kernel.source.stem}, ", "({kernel.name}, ")'
+            if source.again is not None:
+                inside.append(_string("#undef TCONV_AGAIN\n"))
             before, after = cuda_text.guarded(kernel)
             inside[1:1] = map(_string, before)
             inside += map(_string, after)

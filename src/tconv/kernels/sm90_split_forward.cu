@@ -50,6 +50,7 @@ struct WeightsOf<true, unroll> {
 constexpr int rows = Layer::tile_rows;
 constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
+static_assert(!Layer::rolled || (!Layer::half && !Layer::resident), "weights come whole, in the order of use");
 static_assert(temporaries == 1 || (temporaries == 2 && rows > 1), "a row is added beside another");
 
 TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weights)[4],
@@ -61,9 +62,52 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
     }
 }
 
+// By a loop over pairs, each a group of its own whose weights come when they are multiplied: less to compile.
 template <int row_class>
-TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                           Turns& turns, Sums& sums) {
+TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                                  Turns& turns, Sums& sums) {
+    StreamedWeights<1> weights(at, arguments, shared, warp);
+    auto& turn = turns.pixels;
+    int ring = (warp / 4 - 1) % rings;
+    int first_row = at.own * rows * Layer::row_step;  // of the patch
+    float partial[columns / 2] = {};
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
+        uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
+                                                 ptx::Swizzle::bytes_32);
+#pragma unroll 1
+        for (int pair = Layer::class_begin[row_class]; pair < Layer::class_begin[row_class + 1]; ++pair) {
+            uint4 whole = weights.load(0, 0);
+            Split a(__uint_as_float(whole.x)), b(__uint_as_float(whole.y)), c(__uint_as_float(whole.z)),
+                d(__uint_as_float(whole.w));
+            const uint32_t high[4] = {a.high, b.high, c.high, d.high}, low[4] = {a.low, b.low, c.low, d.low};
+            int first = (first_row + pair_row(pair)) * Layer::patch_columns +
+                        Layer::pair_pixel[pair] % Layer::patch_columns;
+#pragma unroll
+            for (int r = 0; r < rows; ++r) {
+                int pixel = first + r * Layer::row_step * Layer::patch_columns;
+                uint64_t high_pixels = pixels + (pixel * pixel_bytes >> 4);
+                uint64_t low_pixels = high_pixels + (patch_bytes >> 4);
+                ptx::wgmma_fence();
+                multiply_row(partial, low, high_pixels, false);
+                multiply_row(partial, high, low_pixels, true);
+                multiply_row(partial, high, high_pixels, true);
+                ptx::wgmma_commit_group();
+                ptx::wgmma_wait_group<0>();
+                ptx::fence_registers(partial);
+#pragma unroll
+                for (int j = 0; j < columns / 2; ++j) sums[0][r][j] += partial[j];
+            }
+        }
+        arrive(&shared.empty[ring][turn.stage]);
+        turn.advance();
+    }
+}
+
+template <int row_class>
+TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at,
+                                    int warp, Turns& turns, Sums& sums) {
     int ring = (warp / 4 - 1) % rings;
     auto& turn = turns.pixels;
     constexpr int begin = Layer::class_begin[row_class];
@@ -205,11 +249,23 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
 }
 
 template <int row_class>
+TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                           Turns& turns, Sums& sums) {
+    if constexpr (Layer::rolled) {
+        multiply_rolled<row_class>(arguments, shared, at, warp, turns, sums);
+    } else {
+        multiply_unrolled<row_class>(arguments, shared, at, warp, turns, sums);
+    }
+}
+
+template <int row_class>
 TCONV_DEVICE void prepare(const uint32_t*, Shared&, int, const Turns&) {}
 
 }  // namespace
 
+#ifndef TCONV_INNER
 TCONV_KERNEL(sm90_split_forward, Layer::threads, 1) {
     TCONV_DYNAMIC_SHARED(memory);
     run_block(arguments, memory);
 }
+#endif

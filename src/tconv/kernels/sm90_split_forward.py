@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as patches
-from tconv.kernels.family import Operands, Packing, Repair
+from tconv.kernels.family import Operands, Packing
 from tconv.kernels.sm90_tf32_forward import CONSUMERS, Layout, layout
 from tconv.kernels.source import KernelSource
 from tconv.problem import TF32_LEAST_CHANNELS, Direction, Problem
@@ -72,7 +72,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.half:
         refusal = _laid_why_not(laid.repairing, target)
         if refusal is not None:
-            return f"the launch that repairs it: {refusal}"
+            return f"what repairs it: {refusal}"
     return _laid_why_not(laid, target)
 
 
@@ -118,28 +118,17 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
-    return _source(layout(problem, tile), repairs=None)
-
-
-def repairs(problem: Problem, target: Target, tile: Tile) -> tuple[Repair, ...]:
-    """The launch that computes again what float16 cannot hold."""
-    if not tile.half:
-        return ()
     laid = layout(problem, tile)
-    return (Repair(_source(laid.repairing, repairs=laid), grid(problem, target, tile)),)
-
-
-def repair_arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands, index: int
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of the one launch of `repairs`."""
-    return patches.repair_arguments(problem, target, tile, operands, index)
+    if not tile.half:
+        return _source(laid, repairs=None)
+    return patches.ending_with(_source(laid, None), _source(laid.repairing, repairs=laid))
 
 
 def _source(laid: Layout, repairs: Layout | None) -> KernelSource:
     tile = laid.tile
     assert isinstance(tile, Tile)
-    groups, unroll = zip(*(_schedule(len(pairs), tile) for pairs in laid.classes), strict=True)
+    each = ((len(p), 1) if laid.rolled else _schedule(len(p), tile) for p in laid.classes)
+    groups, unroll = zip(*each, strict=True)
     schedule = (
         ("class_groups", groups),
         ("class_unroll", unroll),

@@ -13,8 +13,8 @@
 // [pixel][8 channels] with 32-byte swizzle: a slot is another start address in the same staged patch.
 //
 // Layer::half: operands are float16 instead, with TF32's significand, and 16 channels are what is 8
-// here, brought 8 at a time. Tiles that float16 cannot hold are noted, and another launch,
-// Layer::repair, computes those again (common/sm90_patch_repairs.cuh).
+// here, brought 8 at a time. Tiles that float16 cannot hold the block computes again when it has done all
+// others, with Layer::repair (common/sm90_patch_repairs.cuh).
 //
 //   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
 //                device memory (zero beyond the image), round, store as [pixel][8 channels]
@@ -139,7 +139,8 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
             first += first_row * patch_row;
             int row = 0;  // behind it, where `first` points
-#pragma unroll
+            constexpr int unrolled = Layer::rolled ? 1 : count;
+#pragma unroll unrolled
             for (int p = 0; p < count; ++p) {
                 constexpr auto& m_tile = Layer::pair_m_tile;
                 constexpr auto& pixel = Layer::pair_pixel;
@@ -182,7 +183,9 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
 
 }  // namespace
 
+#ifndef TCONV_INNER
 TCONV_KERNEL(sm90_tf32_forward, Layer::threads, 1) {
     TCONV_DYNAMIC_SHARED(memory);
     run_block(arguments, memory);
 }
+#endif

@@ -1,8 +1,8 @@
 """`sm90_tf32_forward`: the output on Hopper's tensor cores, float32 tensors with TF32 products.
 
 Weights are laid out by `sm90_tf32_pack` first. Tiles marked `half` multiply in float16, whose
-significand is TF32's; a second launch of the kernel then computes those tiles in TF32 whose values
-float16 cannot hold. See `sm90_tf32_forward.cu`.
+significand is TF32's; at its end a block computes those in TF32 whose values float16 cannot hold.
+See `sm90_tf32_forward.cu`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.family import Operands, Packing, Repair
+from tconv.kernels.family import Operands, Packing
 from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -40,7 +40,7 @@ SPLIT_PIXEL_SCALE = 64
 """
 
 MOST_HALF_BLOCKS = 1024
-"""Of a packing in float16: the launch that repairs reads a word of each warp's."""
+"""Of a packing in float16: the kernel's blocks read a word of each warp's."""
 
 L2_BYTES_PER_CYCLE = 27
 """What an SM gets from L2."""
@@ -90,8 +90,8 @@ class Tile:
         m_tiles: times 64 rows of (phase, output channel).
         resident: whether a block keeps all weights in shared memory; else it copies them there from
             L2 as they are used.
-        half: whether it multiplies in float16, TF32's significand at twice the rate, and a launch
-            after it computes the tiles again that float16 cannot hold.
+        half: whether it multiplies in float16, TF32's significand at twice the rate, and blocks end
+            with computing the tiles again that float16 cannot hold.
         sectors: whether tiles overlap in x, so that each writes whole sectors of device memory
             where rows do not begin on them.
         common: whether both consumers multiply one patch, the second the rows below the first's:
@@ -163,6 +163,8 @@ class Layout:
         classes: the distinct sequences of pairs.
         m_class: the class of each row group.
         slots_y, slots_x: all slots of an axis, ascending.
+        imposed_skew: `skew` where another kernel's patches decide.
+        rolled: products and pieces of rows in loops, for what is seldom run and soon compiled.
     """
 
     problem: Problem
@@ -172,6 +174,8 @@ class Layout:
     m_class: tuple[int, ...]
     slots_y: tuple[int, ...]
     slots_x: tuple[int, ...]
+    imposed_skew: int | None = None
+    rolled: bool = False
 
     @property
     def depth(self) -> int:
@@ -211,6 +215,8 @@ class Layout:
         A tensor map loads from a 16-byte boundary on. From the start of a sector on it fetches the
         fewest: so where that leaves as many stages, and all tiles begin so.
         """
+        if self.imposed_skew is not None:
+            return self.imposed_skew
         if not self.problem.x_aligned:
             return 0
         first = self.q_ranges[1].start - self.slots_x[-1]
@@ -286,6 +292,8 @@ class Layout:
     @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
         """Of each class: stages unrolled together, and pairs whose weights a thread holds."""
+        if self.rolled:
+            return ((1, 1),) * len(self.classes)
         return tuple(_schedule(len(pairs), self.chunks) for pairs in self.classes)
 
     @functools.cached_property
@@ -426,13 +434,14 @@ class Layout:
 
     @functools.cached_property
     def repairing(self) -> Layout:
-        """The same tiles in TF32."""
+        """The same tiles in TF32, from patches of the same columns."""
         tile = dataclasses.replace(self.tile, half=False, resident=False)
-        return layout(self.problem, tile)
+        laid = layout(self.problem, tile)
+        return dataclasses.replace(laid, imposed_skew=self.skew, rolled=tile.m_tiles == 1)
 
     @property
     def half_items(self) -> int:
-        """Pieces of float16 weights, before those of the launch that repairs."""
+        """Pieces of float16 weights, before those of TF32."""
         return self.packed_items if self.tile.half else 0
 
     @property
@@ -462,11 +471,11 @@ class Layout:
 
     @property
     def status_words(self) -> int:
-        """And one that counts tiles, and those that note what float16 cannot hold: if anything,
-        which weights, and which tiles, a byte for each of the warps that bring a tile's pixels.
+        """And one that counts tiles, and those that note what float16 cannot hold: which weights,
+        and which tiles, one for each of the warps that bring a tile's pixels.
         """
-        notes = -(-self.tiles // self.rings)
-        return 1 + (1 + self.weight_words + notes if self.tile.half else 0)
+        notes = self.tiles * WARPS // self.rings
+        return 1 + (self.weight_words + notes if self.tile.half else 0)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -562,13 +571,18 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.common and tile.resident and tile.rows == 4 and layout(problem, tile).row_step > 1:
         # 4 bytes by NVRTC 13.0, none by 13.5; kb78 takes 0.408 ms, 0.402 with three rows.
         return "spills where a row of pixels stands for several output rows"
+    if (tile.half and tile.resident and tile.columns == 88 and not problem.x_aligned) and max(
+        len(pairs) for pairs in layout(problem, tile).classes
+    ) == 1:
+        # 388 bytes by NVRTC 13.5, none by 13.0.
+        return "spills where pixels come through registers for one product of each row"
     if tile.half:
         if problem.in_channels_per_group < 2 * CHANNELS:
             found = problem.in_channels_per_group
             return f"multiplies {2 * CHANNELS} input channels at a time, there are {found}"
         refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS)
         if refusal is not None:
-            return f"the launch that repairs it: {refusal}"
+            return f"what repairs it: {refusal}"
     if tile.sectors:
         x = problem.width
         if layout(problem, tile).tiles_yx[1] == 1:
@@ -617,7 +631,7 @@ class _Fit:
         output, phased: of 64 outputs in one row, or of those with several phases in x.
         row: of 64 rows of outputs.
         single: share that is added where one raw patch at a time shows memory's latency.
-        launch: of both launches, in microseconds.
+        launch: of packing and kernel, in microseconds.
         bytes: moved in a second, in 1e12, if rows were endless; `edge`: columns that a row's ends
             cost.
         both: share of the lesser of the two that does not overlap.
@@ -763,27 +777,16 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
-    return _forward_source(layout(problem, tile), repairs=None)
-
-
-def repairs(problem: Problem, target: Target, tile: Tile) -> tuple[Repair, ...]:
-    """The launch that computes again what float16 cannot hold."""
+    laid = layout(problem, tile)
     if not tile.half:
-        return ()
-    laid = layout(problem, tile)
-    return (Repair(_forward_source(laid.repairing, repairs=laid), grid(problem, target, tile)),)
+        return _forward_source(laid, repairs=None)
+    return ending_with(_forward_source(laid, None), _forward_source(laid.repairing, repairs=laid))
 
 
-def repair_arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands, index: int
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of the one launch of `repairs`."""
-    laid = layout(problem, tile)
-    return {
-        **arguments(problem, target, laid.repairing.tile, operands),
-        "packed": operands.packed + laid.half_bytes,
-        "status": operands.packed + laid.packed_bytes,
-    }
+def ending_with(kernel: KernelSource, again: KernelSource) -> KernelSource:
+    """A kernel whose blocks end with another's functions, in the same shared memory."""
+    shared = max(kernel.shared_bytes, again.shared_bytes)
+    return dataclasses.replace(kernel, again=again, shared_bytes=shared)
 
 
 def _forward_source(laid: Layout, repairs: Layout | None) -> KernelSource:
@@ -816,6 +819,9 @@ def kernel_source(
         ("weight_slots", laid.weight_slots),
         ("slot_pairs", laid.slot_pairs),
         ("repair", repairs is not None),
+        ("packed_begin", 0 if repairs is None else repairs.half_bytes // 4),
+        ("rolled", laid.rolled),
+        ("rows_aligned", True),
         ("rings", laid.rings),
         ("weight_words", (repairs or laid).weight_words),
         ("tensor_map", problem.x_aligned),

@@ -153,10 +153,7 @@ TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
     ptx::griddepcontrol_launch_dependents();
     auto* packed = static_cast<uint4*>(arguments.packed);
     auto* status = static_cast<uint32_t*>(arguments.status);
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        status[0] = 0;                           // tiles handed out
-        if constexpr (Layer::half) status[1] = 0;  // whether some are to be repaired
-    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) status[0] = 0;  // tiles handed out
     uint32_t largest = 0;
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
         Index other = item - arguments.half_items;
@@ -173,7 +170,7 @@ TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
     if constexpr (Layer::half) {
         largest = float16_operands::largest_of_warp(largest);
         if (threadIdx.x % 32 == 0) {
-            status[2 + blockIdx.x * 4 + threadIdx.x / 32] = largest;
+            status[1 + blockIdx.x * 4 + threadIdx.x / 32] = largest;
         }
     }
 }

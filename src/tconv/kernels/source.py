@@ -7,8 +7,9 @@ host packs, so the two sides cannot disagree.
 
 from __future__ import annotations
 
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,6 +35,9 @@ class KernelSource:
         arguments: name and C type of each field of `struct Arguments`, in order.
         shared_bytes: dynamic shared memory of a block, in bytes.
         threads: threads of a block.
+        again: a kernel with whose functions, in `namespace again` and for its own `Layer`, a block
+            may end; its arguments are this one's. The text then defines TCONV_AGAIN, and
+            TCONV_INNER around those functions, which leave the entry point out.
     """
 
     stem: str
@@ -41,6 +45,20 @@ class KernelSource:
     arguments: tuple[tuple[str, str], ...]
     shared_bytes: int
     threads: int
+    again: KernelSource | None = field(default=None, kw_only=True)
+
+    @property
+    def rows_aligned(self) -> bool:
+        """Whether it counts on output rows that begin on vectors, as the planned size's do."""
+        return bool(dict(self.constants).get("rows_aligned"))
+
+    def for_any_size(self) -> KernelSource:
+        """The same for outputs of any size, at any address."""
+        constants = tuple(
+            (name, False if name == "rows_aligned" else value) for name, value in self.constants
+        )
+        again = None if self.again is None else self.again.for_any_size()
+        return replace(self, constants=constants, again=again)
 
     @property
     def path(self) -> Path:
@@ -59,11 +77,13 @@ class KernelSource:
             for name, value in (("threads", self.threads), *self.constants)
         )
         maps = any(type_ == TENSOR_MAP for _, type_ in self.arguments)
+        again = "" if self.again is None else _inner(self.again)
         return (
             "#include <ptx/cuda.cuh>\n"
             + ("#include <ptx/tensor_map.cuh>\n" if maps else "")
             + "#include <common/element.cuh>\n"
             f"struct Arguments {{\n{fields}}};\n"
+            f"{again}"
             f"struct Layer {{\n{constants}}};\n"
             f"#include <{self.stem}.cu>\n"
         )
@@ -108,6 +128,34 @@ class KernelSource:
                 f"{self.stem} takes the arguments {sorted(names)}, got {sorted(values)}"
             )
         return layout.pack(*(values[name] for name in names))
+
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>[^\n]*\n", re.MULTILINE)
+
+
+def _inner(source: KernelSource) -> str:
+    """A kernel's functions in `namespace again`, for another kernel that ends with them."""
+    files: dict[str, str] = {}
+    _collect(f"{source.stem}.cu", files)
+    includes = "".join(f"#include <{name}>\n" for name in files if name.startswith("ptx/"))
+    texts = "".join(text for name, text in files.items() if not name.startswith("ptx/"))
+    constants = "".join(
+        f"    {_declaration(name, value)}\n"
+        for name, value in (("threads", source.threads), *source.constants)
+    )
+    return (
+        f"{includes}#define TCONV_INNER\nnamespace again {{\n"
+        f"struct Layer {{\n{constants}}};\n{texts}\n}}\n#undef TCONV_INNER\n#define TCONV_AGAIN\n"
+    )
+
+
+def _collect(name: str, files: dict[str, str]) -> None:
+    if name in files:
+        return
+    text = (KERNEL_DIRECTORY / name).read_text(encoding="utf-8")
+    for included in _INCLUDE.findall(text):
+        _collect(included, files)
+    files[name] = _INCLUDE.sub("", text).replace("#pragma once\n", "")
 
 
 def _field(type_: str) -> tuple[str, int, int]:

@@ -100,9 +100,21 @@ def test_source_is_whole_and_compiles(capsys, arch):
         assert resources == compile_cuda(source, arch).resources
 
 
-@pytest.mark.parametrize("family", (sm90_tf32_forward, sm90_tf32_flat_forward))
-def test_repairs(capsys, monkeypatch, family):
+def test_repairs_at_a_kernels_end(capsys, monkeypatch):
+    tiles = [tile for tile in sm90_tf32_forward.TILES if tile.half]
+    monkeypatch.setenv("TCONV_KERNEL", sm90_tf32_forward.STEM)
+    monkeypatch.setattr(sm90_tf32_forward, "TILES", tiles)
+    plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
+    (record,) = json.loads(output_of(capsys, *LAYER, "--json"))
+    page = " ".join(output_of(capsys, *LAYER).split())
+    plan._plan.cache_clear()
+    assert record["plan"]["repairs"] == []
+    assert "at its end its blocks compute in TF32 what float16 cannot hold" in page
+
+
+def test_repairs(capsys, monkeypatch):
     """Launches behind the kernel's own are in every form of the output."""
+    family = sm90_tf32_flat_forward
     tiles = [tile for tile in family.TILES if tile.half]
     monkeypatch.setenv("TCONV_KERNEL", family.STEM)
     monkeypatch.setattr(family, "TILES", tiles)

@@ -210,7 +210,9 @@ def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
     module = load(tmp_path / "model_new.py")
     planned = list(module.PLANNED_KERNELS[0].structures)
     stem, packing = family.STEM, family.PACK_STEM
-    assert planned == [packing, stem, f"{stem}_repair"]
+    # Other blocks compute again themselves what does not fit.
+    repairs = [f"{stem}_repair"] if family.STEM == "sm90_tf32_flat_forward" else []
+    assert planned == [packing, stem, *repairs]
     groups, geometry = layer.groups, (layer.kernel_size, layer.stride, layer.padding)
     for batch, size in ((2, layer.size), (3, (4, 20)), (1, (3, 196))):
         case = Case(

@@ -15,7 +15,9 @@ from emulated_plans import (
     assert_compiled_well,
     assert_order_free,
     assert_right,
+    assert_wants_vectors,
     assert_written_alone,
+    at_any_address,
     problem_of,
     run,
 )
@@ -91,7 +93,8 @@ def test_tiles_that_overlap_write_into_any_rows(case):
     overlapping = [p for p in plans(problem_of(case)) if p.tile.sectors]
     assert overlapping
     for place in range(4):
-        assert_written_alone(overlapping[place % len(overlapping)], case, t, place)
+        chosen = at_any_address(overlapping[place % len(overlapping)])
+        assert_written_alone(chosen, case, t, place)
 
 
 def test_a_tile_that_is_repaired_leaves_its_neighbours_outputs():
@@ -102,7 +105,7 @@ def test_a_tile_that_is_repaired_leaves_its_neighbours_outputs():
     x[0, 3, 2, 20] = 1e5
     t = dataclasses.replace(t, x=x)
     chosen = next(p for p in plans(problem_of(case)) if p.tile.sectors)
-    repaired, left = run(chosen, t), run(dataclasses.replace(chosen, repairs=()), t)
+    repaired, left = run(chosen, t), run(alone(chosen), t)
     assert_right(repaired, case, t)
     changed = (repaired != left).any(0).any(0).any(0).nonzero()
     first, last = int(changed.min()), int(changed.max())
@@ -144,8 +147,8 @@ def in_tf32(chosen: Plan) -> Plan:
 
 
 def alone(chosen: Plan) -> Plan:
-    """Without the launch that repairs."""
-    return dataclasses.replace(chosen, repairs=())
+    """Without what its blocks end with, repairs."""
+    return dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, again=None))
 
 
 def same_bits(a, b) -> bool:
@@ -201,12 +204,17 @@ def test_a_repair_computes_noted_tiles_alone(common):
         assert not same_bits(whole, before)
 
 
+def test_output_must_start_on_a_vector():
+    t = operands(PATCH_CASES[0], torch.float32, "contiguous", "cpu")
+    assert_wants_vectors(plans(problem_of(PATCH_CASES[0]))[0], t)
+
+
 @pytest.mark.parametrize("case", (PATCH_CASES[1], PATCH_CASES[6], PATCH_CASES[12]), ids=str)
 @pytest.mark.parametrize("place", (1, 2), ids=("odd address", "odd rows"))
 def test_writes_outputs_at_any_address(case, place):
     # Rows that start on 8 bytes are written by twos, others by ones.
     t = operands(case, torch.float32, "contiguous", "cpu")
-    assert_written_alone(plans(problem_of(case))[0], case, t, place)
+    assert_written_alone(at_any_address(plans(problem_of(case))[0]), case, t, place)
 
 
 def test_a_repair_finds_a_value_that_one_of_the_warps_brings():
@@ -320,6 +328,17 @@ def test_a_tile_that_spills_where_a_row_of_pixels_stands_for_two():
         assert family.layout(problem, tile).row_step == (2 if spills else 1)
         refusal = family.tile_why_not(problem, HOPPER, tile)
         assert (refusal is not None and "spills" in refusal) == spills
+
+
+def test_a_tile_that_spills_where_pixels_come_through_registers_for_one_product():
+    tile = family.Tile(columns=88, rows=2, m_tiles=1, resident=True, half=True)
+    assert tile in family.TILES
+    case = PATCH_LAYERS["64 to 32, 2x2 s2"]
+    for aligned in (True, False):
+        refusal = family.tile_why_not(problem_of(case, x_aligned=aligned), HOPPER, tile)
+        assert (refusal is not None and "spills" in refusal) != aligned
+    case = PATCH_LAYERS["64 to 64, 4x4 s2"]
+    assert family.tile_why_not(problem_of(case, x_aligned=False), HOPPER, tile) is None
 
 
 def test_half_tiles_refuse_few_channels():

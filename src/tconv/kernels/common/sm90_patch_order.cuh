@@ -6,8 +6,8 @@
 // read 681 MB instead of 540, and took longer than with it. So tiles are handed out one after another.
 // arguments.status's first word counts them, but for those that each consumer begins with.
 //
-// The launch that repairs walks through the noted tiles in fixed steps: they are few, if any. So do producers
-// that load through registers, of which they have none to spare. Each thread finds its tiles itself then.
+// A block that repairs walks through its own chain of tiles. Producers that load through registers have none to
+// spare, and walk in fixed steps. Each thread finds its tiles itself then.
 #pragma once
 
 #include <common/sm90_patch_repairs.cuh>
@@ -89,17 +89,29 @@ private:
     uint32_t heard = 0;
 };
 
-// Both, of tiles in fixed steps.
+// Both, of tiles in fixed steps, or of the block's chain.
 template <typename Fields>
 class Steps {
 public:
     TCONV_DEVICE Steps(const Fields& arguments, Shared& shared, int ring)
-        : arguments(arguments), shared(shared),
-          tile((Index(blockIdx.x) - Index(gridDim.x)) * rings + ring) {}
+        : arguments(arguments), tile((Index(blockIdx.x) - Index(gridDim.x)) * rings + ring) {
+        if constexpr (Layer::repair) {
+            node = shared.repairs.unfit;
+            for (int i = 0; i < ring; ++i) follow();
+        }
+    }
 
     TCONV_DEVICE void begin() { advance(); }
     TCONV_DEVICE void look_ahead() const {}
-    TCONV_DEVICE void advance() { tile = to_do(tile + Index(gridDim.x) * rings, arguments, shared); }
+
+    TCONV_DEVICE void advance() {
+        if constexpr (Layer::repair) {
+            tile = node == 0 ? arguments.tiles : Index((node - 1) / tile_warps);
+            for (int i = 0; i < rings; ++i) follow();
+        } else {
+            tile += Index(gridDim.x) * rings;
+        }
+    }
 
     TCONV_DEVICE Index next() {
         advance();
@@ -111,8 +123,12 @@ public:
 
 private:
     const Fields& arguments;
-    Shared& shared;
     Index tile;
+    uint32_t node = 0;  // the next in the chain, from 1 on
+
+    TCONV_DEVICE void follow() {
+        if (node > 0) node = static_cast<const volatile uint32_t*>(chain(arguments))[node - 1];
+    }
 };
 
 // How a ring's first producer finds its tiles, and how each thread does.

@@ -9,6 +9,12 @@ namespace {
 
 using Gathered = float[pass_channels][out_pitch];
 
+// NOTE: beside so many sums, what follows from the lane would fill the registers if it was kept from row to row; to
+// compute it anew costs KernelBench's layers 2 to 10%. Where there are weights of two parts, or producers keep more,
+// there is less room.
+constexpr int most_beside = !Layer::split ? 128 : !Layer::tensor_map ? 64 : Layer::stride_x > 1 ? 88 : 128;
+constexpr bool keeps_places = Layer::m_tiles * Layer::tile_rows * columns / 2 <= most_beside;
+
 // Not every kernel uses each of these.
 [[maybe_unused]] TCONV_DEVICE void write_vector(float* to, const Vector<float, 1>& value) {
     *to = value.values[0];
@@ -44,11 +50,10 @@ struct RowWriter {
         constexpr int row_lanes = joined ? row_vectors : (row_vectors + 31) / 32 * 32;
         constexpr int pieces = (pass_channels * row_lanes + 31) / 32;
         constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
-        // NOTE: beside so many sums, what follows from the lane would fill the registers if it was
-        // kept from row to row; to compute it anew costs KernelBench's layers 2 to 10%.
-        constexpr bool keeps = Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128;
+        constexpr bool keeps = keeps_places;
         int lane = keeps ? threadIdx.x % 32 : ptx::opaque(threadIdx.x % 32);
-#pragma unroll
+        constexpr int unrolled = Layer::rolled ? 1 : pieces;
+#pragma unroll unrolled
         for (int first = 0; first < pieces; first += batch) {
             Vector<float, width> values[batch];
 #pragma unroll
@@ -113,9 +118,10 @@ struct SectorWriter {
         constexpr int edges = overlapped ? out_columns - own_columns : 1;
         constexpr int pieces = (pass_channels * row_vectors + 31) / 32;
         constexpr int batch = pieces < 6 ? pieces : 4;  // loads under way
-        constexpr bool keeps = Layer::m_tiles * Layer::tile_rows * columns / 2 <= 128;
+        constexpr bool keeps = keeps_places;
         int lane = keeps ? threadIdx.x % 32 : ptx::opaque(threadIdx.x % 32);
-#pragma unroll
+        constexpr int unrolled = Layer::rolled ? 1 : pieces;
+#pragma unroll unrolled
         for (int start = 0; start < pieces; start += batch) {
             Vector<float, width> values[batch];
 #pragma unroll

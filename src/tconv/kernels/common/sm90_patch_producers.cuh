@@ -58,13 +58,12 @@ struct Largest {
     }
 
     // After the tile: whether float16 holds what this warp has brought.
-    TCONV_DEVICE void note(const Arguments& arguments, Index tile, int warp) const {
+    TCONV_DEVICE void note(const Arguments& arguments, Shared& shared, Index tile, int warp) const {
         if constexpr (Layer::half) {
             uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(value));
-            if (threadIdx.x % 32 == 0) {
-                bool fits = float16_operands::fit(bits, Layer::pixel_scale, least);
-                tile_status(arguments)[tile_warps * tile + warp % tile_warps] = !fits;
-                if (!fits) note_any(arguments);
+            bool fits = float16_operands::fit(bits, Layer::pixel_scale, least);
+            if (threadIdx.x % 32 == 0 && (!fits || warp % tile_warps == 0)) {
+                chain_up(arguments, fits ? shared.repairs.others : shared.repairs.unfit, tile, warp);
             }
         }
     }
@@ -164,7 +163,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                 turn.advance();
             }
         }
-        largest.note(arguments, tiles.now(), warp);
+        largest.note(arguments, shared, tiles.now(), warp);
     }
 }
 
@@ -261,7 +260,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 raw_parity ^= 1;
             }
         }
-        largest.note(arguments, tiles.now(), warp);
+        largest.note(arguments, shared, tiles.now(), warp);
     }
 }
 

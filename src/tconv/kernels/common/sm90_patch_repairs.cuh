@@ -1,93 +1,64 @@
-// Tiles whose values float16 cannot hold. The kernel that multiplies in float16 notes them; a launch of
-// the one that multiplies in TF32, Layer::repair, comes after it and computes those again.
+// Tiles whose values float16 cannot hold. A block that multiplies in float16 chains its tiles up, those that do not
+// fit in one chain, the others in a second. It computes those of the first again in TF32 when it has done all, and
+// if weights do not fit, all: the same functions once more, with Layer::repair, in `namespace again`. So no tile is
+// written by one block and repaired by another.
 //
-// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), one that is not 0 if anything
-// does not fit, one for each warp of the packing, the bits of the largest weight that it has seen, then a
-// byte for each tile and warp that brings its pixels: not 0 if some do not fit.
-//
-// NOTE: the launch that repairs reads the second word alone, as a rule: to read all took kb71 1.3 us longer.
+// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), one for each warp of the packing,
+// the bits of the largest weight that it has seen, then one for each tile and warp that brings its pixels: the
+// next of the chain. A tile that fits is its first warp's.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
+#include <ptx/barrier.cuh>
 #include <ptx/griddepcontrol.cuh>
 
 namespace {
 
 constexpr int tile_warps = producers / 32;  // that bring a tile's pixels
 
-TCONV_DEVICE uint8_t* tile_status(const Arguments& arguments) {
-    return static_cast<uint8_t*>(arguments.status) + 4 * (2 + Layer::weight_words);
+TCONV_DEVICE uint32_t* chain(const Arguments& arguments) {
+    return static_cast<uint32_t*>(arguments.status) + 1 + Layer::weight_words;
 }
 
-TCONV_DEVICE uint32_t* any_status(const Arguments& arguments) {
-    return static_cast<uint32_t*>(arguments.status) + 1;
+// By a lane of the warp that has brought a tile's part.
+TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index tile, int warp) {
+    uint32_t node = uint32_t(tile_warps * tile + warp % tile_warps);
+    ptx::griddepcontrol_wait();  // whoever wrote there before
+    chain(arguments)[node] = atomicExch(&head, node + 1);
 }
 
-// Something does not fit.
-TCONV_DEVICE void note_any(const Arguments& arguments) {
-    ptx::griddepcontrol_wait();  // the packing clears the word
-    *any_status(arguments) = 1;
-}
-
-// The largest weight that these lanes of a warp have in their words, every `step`-th from `first` on.
-TCONV_DEVICE uint32_t largest_weight(const Arguments& arguments, int first, int step) {
-    const uint32_t* words = static_cast<const uint32_t*>(arguments.status) + 2;
+// By the producers, when nothing is left to bring: each warp looks at a part of the weights.
+template <typename Fields>
+TCONV_DEVICE void look_at_weights(const Fields& arguments, Shared& shared, int warp) {
+    ptx::griddepcontrol_wait();  // the packing writes the words
+    const uint32_t* words = static_cast<const uint32_t*>(arguments.status) + 1;
     uint32_t largest = 0;
-    for (int i = first; i < Layer::weight_words; i += step) largest = max(largest, words[i]);
-    return float16_operands::largest_of_warp(largest);
-}
-
-// By a warp of each block, behind the packing: notes if the weights that it looks at do not fit. Others may
-// be larger; then the launch that repairs finds nothing to do.
-template <typename Fields>
-TCONV_DEVICE void note_weights(const Fields& arguments) {
-    int lane = threadIdx.x % 32;
-    uint32_t largest = largest_weight(arguments, blockIdx.x * 32 + lane, gridDim.x * 32);
-    if (lane == 0 && !float16_operands::fit(largest, Layer::weight_scale, least)) note_any(arguments);
-}
-
-TCONV_DEVICE bool is_noted(Index tile, const Arguments& arguments) {
-    const uint8_t* noted = tile_status(arguments) + tile_warps * tile;
-    uint8_t any = 0;
-#pragma unroll
-    for (int warp = 0; warp < tile_warps; ++warp) any |= noted[warp];
-    return any != 0;
-}
-
-// The first tile from `tile` on, in a ring's steps, that this launch computes. A template, since others have
-// no use for it, and the compiler would warn of that.
-template <typename Fields>
-TCONV_DEVICE Index to_do(Index tile, const Fields& arguments, const Shared& shared) {
-    if constexpr (Layer::repair) {
-        while (tile < arguments.tiles && !shared.repairs.every() && !is_noted(tile, arguments)) {
-            tile += Index(gridDim.x) * rings;
-        }
+#pragma unroll 4
+    for (int i = threadIdx.x % warpgroup; i < Layer::weight_words; i += warpgroup) {
+        largest = max(largest, words[i]);
     }
-    return tile;
+    largest = float16_operands::largest_of_warp(largest);
+    if (threadIdx.x % 32 == 0) shared.largest_weight[warp] = largest;
 }
 
-// Whether this block has anything to do; for all its threads.
-TCONV_DEVICE bool find_repairs(const Arguments& arguments, Shared& shared) {
-    auto& repairs = shared.repairs;
-    ptx::griddepcontrol_wait();
-    if (*any_status(arguments) == 0) return false;
-    if (threadIdx.x == 0) repairs = {};
-    __syncthreads();
-    uint32_t largest = largest_weight(arguments, threadIdx.x, Layer::threads);
-    Index first = Index(blockIdx.x) * rings + threadIdx.x % rings;
-    Index step = Index(gridDim.x) * rings;
-    bool noted = false;
-    for (Index tile = first + threadIdx.x / rings * step; tile < arguments.tiles;
-         tile += Layer::threads / rings * step) {
-        noted |= is_noted(tile, arguments);
-    }
-    bool some = __any_sync(0xffffffffu, noted);
-    if (threadIdx.x % 32 == 0) {
-        atomicMax(&repairs.largest_weight, largest);
-        if (some) atomicMax(&repairs.some, 1);
-    }
-    __syncthreads();
-    return repairs.some || repairs.every();
+#ifdef TCONV_AGAIN
+// Both chains in one.
+TCONV_DEVICE uint32_t joined(const Arguments& arguments, const Repairs& repairs) {
+    volatile uint32_t* next = chain(arguments);
+    if (repairs.unfit == 0) return repairs.others;
+    uint32_t last = repairs.unfit;
+    while (next[last - 1] != 0) last = next[last - 1];
+    next[last - 1] = repairs.others;
+    return repairs.unfit;
 }
+
+// Whether they do not fit.
+// NOTE: of all, not of each warp's: zeros fit beside others, and alone.
+TCONV_DEVICE bool weights_are_unfit(const Shared& shared) {
+    const uint32_t* of = shared.largest_weight;
+    uint32_t largest = max(max(of[0], of[1]), max(of[2], of[3]));
+    return !float16_operands::fit(largest, Layer::weight_scale, least);
+}
+#endif
 
 }  // namespace

@@ -92,15 +92,17 @@ static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums 
 // The least that the largest of some values must be in float16, once they are scaled.
 constexpr float least = Layer::split ? float16_operands::least_of_parts : float16_operands::least;
 
-// What a launch that repairs has found: the bits of the largest weight, and whether some of the block's
-// tiles are noted.
+// A block's chains of tiles, see <common/sm90_patch_repairs.cuh>; 0: none. The first is what it computes again.
 struct Repairs {
-    uint32_t largest_weight;
-    int some;
+    uint32_t unfit;   // those with pixels that do not fit
+    uint32_t others;  // the rest
+};
 
-    TCONV_DEVICE bool every() const {
-        return !float16_operands::fit(largest_weight, Layer::weight_scale, least);
-    }
+// How a block goes on to that.
+struct Handover {
+    uint64_t done;      // all threads have come
+    uint64_t prepared;  // one thread has prepared shared memory
+    uint32_t repairs;   // the chain of what is computed again
 };
 
 // A ring's tiles in their order, as far as they are known: those that its producers work ahead, and some.
@@ -127,9 +129,11 @@ struct Shared {
     uint64_t empty[rings][stages];
     uint64_t weights_full;
     Repairs repairs;
+    uint32_t largest_weight[4];  // its bits, as each warp of producers has seen it
     Order order[rings];
     uint64_t slot_full[consumers][weight_slots];
     uint64_t slot_empty[consumers][weight_slots];
+    Handover handover;  // at the end
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 

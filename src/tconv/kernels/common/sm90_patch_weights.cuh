@@ -12,7 +12,7 @@ namespace {
 TCONV_DEVICE const uint32_t* packed_weights(int m_group, int group, const Arguments& arguments) {
     // NOTE: constant arrays lie in device memory, which answers late.
     int first = Layer::classes == 1 ? m_group * Layer::class_begin[1] : Layer::m_begin[m_group];
-    return static_cast<const uint32_t*>(arguments.packed) +
+    return static_cast<const uint32_t*>(arguments.packed) + Layer::packed_begin +
            (Index(group) * Layer::group_pairs + first) * chunks * pair_words;
 }
 
@@ -130,7 +130,8 @@ TCONV_DEVICE void load_weights(const Arguments& arguments, Shared& shared) {
     ptx::mbarrier_arrive_expect_tx(&shared.weights_full, resident_words * 4);
     for (int first = 0; first < resident_words; first += chunk_words) {
         ptx::cp_async_bulk_global_to_shared(
-            shared.weights + first, static_cast<const uint32_t*>(arguments.packed) + first,
+            shared.weights + first,
+            static_cast<const uint32_t*>(arguments.packed) + Layer::packed_begin + first,
             chunk_words * 4, &shared.weights_full);
     }
 }

@@ -93,7 +93,11 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
 #pragma unroll
             for (int r = 0; r < Layer::tile_rows; ++r) ptx::fence_registers(sums[m][r]);
         }
-        if (aligned) {
+        // NOTE: the second store is a third of what there is to compile.
+        if constexpr (Layer::rows_aligned) {
+            TCONV_CHECK(aligned);
+            store<Layer::vector>(arguments, shared, at, warp, sums);
+        } else if (aligned) {
             store<Layer::vector>(arguments, shared, at, warp, sums);
         } else {
             store<1>(arguments, shared, at, warp, sums);
@@ -101,54 +105,136 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
     }
 }
 
+// Of each mbarrier and how many arrive at it.
+// NOTE: rolled up where it is rarely run: with all of it behind the loop over tiles, ptxas 13.0 moves the products'
+// descriptors in there from uniform registers to others, which took kb57 and kb69 4% longer without TF32.
+template <int unrolled, typename Action>
+TCONV_DEVICE void each_mbarrier(Shared& shared, Action action) {
+#pragma unroll unrolled
+    for (int ring = 0; ring < rings; ++ring) {
+#pragma unroll unrolled
+        for (uint64_t& full : shared.raw_full[ring]) action(&full, 1);
+#pragma unroll unrolled
+        for (int stage = 0; stage < stages; ++stage) {
+            action(&shared.full[ring][stage], producers / 32);
+            action(&shared.empty[ring][stage], patch_consumers * warpgroup / 32);
+        }
+#pragma unroll unrolled
+        for (uint64_t& told : shared.order[ring].told) action(&told, 1);
+    }
+    action(&shared.weights_full, 1);
+#pragma unroll unrolled
+    for (int consumer = 0; consumer < consumers; ++consumer) {
+#pragma unroll unrolled
+        for (int slot = 0; slot < weight_slots; ++slot) {
+            action(&shared.slot_full[consumer][slot], 1);
+            action(&shared.slot_empty[consumer][slot], warpgroup);
+        }
+    }
+}
+
+// By one thread, before all others go on.
+TCONV_DEVICE void prepare_block(Shared& shared, Repairs repairs) {
+    each_mbarrier<Layer::repair ? 1 : 64>(
+        shared, [](uint64_t* barrier, int arrivals) { ptx::mbarrier_init(barrier, arrivals); });
+    ptx::fence_mbarrier_init();
+    for (uint32_t& word : shared.zeros) word = 0;
+    shared.repairs = repairs;
+}
+
+#ifdef TCONV_AGAIN
+// Both parts of a block are in the same shared memory: where neither has anything else.
+TCONV_DEVICE Handover& handover_of(unsigned char* memory) {
+    auto* of_this = reinterpret_cast<unsigned char*>(&reinterpret_cast<Shared*>(memory)->handover);
+    auto* of_next = reinterpret_cast<unsigned char*>(&reinterpret_cast<again::Shared*>(memory)->handover);
+    return *reinterpret_cast<Handover*>(of_this > of_next ? of_this : of_next);
+}
+
+// By one thread, before all others go on.
+TCONV_DEVICE void prepare_handover(unsigned char* memory) {
+    Handover& handover = handover_of(memory);
+    ptx::mbarrier_init(&handover.done, Layer::threads);
+    ptx::mbarrier_init(&handover.prepared, 1);
+}
+
+// By one thread, when all are done.
+TCONV_DEVICE void prepare_repairs(const Arguments& arguments, unsigned char* memory) {
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    uint32_t repairs = shared.repairs.unfit;
+    if (weights_are_unfit(shared)) repairs = joined(arguments, shared.repairs);
+    handover_of(memory).repairs = repairs;
+    if (repairs == 0) return;
+    each_mbarrier<1>(shared, [](uint64_t* barrier, int) { ptx::mbarrier_inval(barrier); });
+    ptx::fence_proxy_async_shared();  // what was stored there, before copies are
+    again::prepare_block(*reinterpret_cast<again::Shared*>(memory), {repairs, 0});
+}
+
+// By a role's threads when their own part is done: whether there is anything to do again. A producer has
+// prepared shared memory for it then; consumers have no code for that, or ptxas 13.0 spills kb65's registers.
+// NOTE: all lanes arrive and wait, and not at a bar: else compute-sanitizer reports hazards, or that the block
+// is divided.
+template <bool producer>
+TCONV_DEVICE bool repairs_follow(const Arguments& arguments, unsigned char* memory) {
+    Handover& handover = handover_of(memory);
+    ptx::mbarrier_arrive(&handover.done);
+    ptx::mbarrier_wait_parity(&handover.done, 0);
+    if (producer && threadIdx.x == 0) {
+        prepare_repairs(arguments, memory);
+        ptx::mbarrier_arrive(&handover.prepared);
+    }
+    ptx::mbarrier_wait_parity(&handover.prepared, 0);
+    return handover.repairs != 0;
+}
+#endif
+
+TCONV_DEVICE void produce_all(const Arguments& arguments, unsigned char* memory, int warp) {
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    produce<Layer::tensor_map>(arguments, shared, warp);
+    if constexpr (Layer::half) look_at_weights(arguments, shared, warp);
+}
+
+TCONV_DEVICE void consume_all(const Arguments& arguments, unsigned char* memory, int warp) {
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    if constexpr (Layer::resident) {
+        if (threadIdx.x == warpgroup) load_weights(arguments, shared);
+    }
+    consume(arguments, shared, warp);
+}
+
+#ifndef TCONV_INNER
+// NOTE: the same in all lanes, and known to be so before roles part: what follows from it then stays in uniform
+// registers, where wgmma takes its descriptors from. Producers by tensor map ask again rather than keep it, others keep
+// it rather than ask again: else pix2pix_outer's spill without TF32 (NVRTC 13.0), or those of 2x2 s2 (13.5).
+TCONV_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
+
 // The kernel, from its first line to its last.
 TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
-    // The launch that repairs has nothing to do as a rule: let it look as soon as a block is over.
-    if constexpr (Layer::half) ptx::griddepcontrol_launch_dependents();
-    if constexpr (Layer::repair) {
-        if (!find_repairs(arguments, shared)) return;
-    }
     if (threadIdx.x == 0) {
-        for (int ring = 0; ring < rings; ++ring) {
-            for (int slot = 0; slot < Layer::raw_stages; ++slot) {
-                ptx::mbarrier_init(&shared.raw_full[ring][slot], 1);
-            }
-            for (int stage = 0; stage < stages; ++stage) {
-                ptx::mbarrier_init(&shared.full[ring][stage], producers / 32);
-                ptx::mbarrier_init(&shared.empty[ring][stage], patch_consumers * warpgroup / 32);
-            }
-            for (uint64_t& told : shared.order[ring].told) ptx::mbarrier_init(&told, 1);
-        }
-        ptx::mbarrier_init(&shared.weights_full, 1);
-        for (int consumer = 0; consumer < consumers; ++consumer) {
-            for (int slot = 0; slot < weight_slots; ++slot) {
-                ptx::mbarrier_init(&shared.slot_full[consumer][slot], 1);
-                ptx::mbarrier_init(&shared.slot_empty[consumer][slot], warpgroup);
-            }
-        }
-        ptx::fence_mbarrier_init();
-        for (uint32_t& word : shared.zeros) word = 0;
+#ifdef TCONV_AGAIN
+        prepare_handover(memory);
+#endif
+        prepare_block(*reinterpret_cast<Shared*>(memory), {});
     }
     __syncthreads();
-    // NOTE: the same in all lanes, and known to be so before roles part: what follows from it then
-    // stays in uniform registers, where wgmma takes its descriptors from.
-    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    int warp = own_warp();
     if (warp < warpgroup / 32) {
         if constexpr (Layer::shares) ptx::setmaxnreg_dec<producer_registers>();
-        produce<Layer::tensor_map>(arguments, shared, warp);
+        produce_all(arguments, memory, warp);
+#ifdef TCONV_AGAIN
+        if (repairs_follow<true>(arguments, memory)) {
+            again::produce_all(arguments, memory, Layer::tensor_map ? own_warp() : warp);
+        }
+#endif
     } else {
         if constexpr (Layer::shares) ptx::setmaxnreg_inc<consumer_registers>();
         // The packing may still run; only these threads read what it writes, or ask for copies of it.
         ptx::griddepcontrol_wait();
-        if constexpr (Layer::half && !Layer::repair) {
-            if (warp == Layer::threads / 32 - 1) note_weights(arguments);
-        }
-        if constexpr (Layer::resident) {
-            if (threadIdx.x == warpgroup) load_weights(arguments, shared);
-        }
-        consume(arguments, shared, warp);
+        consume_all(arguments, memory, warp);
+#ifdef TCONV_AGAIN
+        if (repairs_follow<false>(arguments, memory)) again::consume_all(arguments, memory, warp);
+#endif
     }
 }
+#endif
 
 }  // namespace

@@ -97,6 +97,12 @@ inline T atomicMax(T* address, T value) {
     return old;
 }
 template <typename T>
+inline T atomicExch(T* address, T value) {
+    T old = *address;
+    *address = value;
+    return old;
+}
+template <typename T>
 inline T atomicCAS(T* address, T compare, T value) {
     T old = *address;
     if (old == compare) *address = value;
