@@ -28,7 +28,7 @@ struct StreamedWeights {
         : next(packed_weights(at.m_group, at.group, arguments) + warp % 4 * fragment +
                threadIdx.x % 32 * 4) {}
 
-    TCONV_DEVICE uint4 load(int, int, int part = 0) {
+    TCONV_DEVICE uint4 load(int, int, int part = 0, int = 0) {
         uint4 loaded = *reinterpret_cast<const uint4*>(next + part * part_words);
         if (part == weight_parts - 1) next += pair_words;
         return loaded;
@@ -111,12 +111,17 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     int ring = (warp / 4 - 1) % rings;
     auto& turn = turns.pixels;
     constexpr int begin = Layer::class_begin[row_class];
-    constexpr int count = Layer::class_begin[row_class + 1] - begin;
-    constexpr int groups = Layer::class_groups[row_class];  // of a stage
+    constexpr int parts = Layer::class_parts[row_class];  // of a stage: the same slots of x, further on in y
+    constexpr int count = (Layer::class_begin[row_class + 1] - begin) / parts;
+    constexpr int groups = Layer::class_groups[row_class];  // of a part
     constexpr int unroll = Layer::class_unroll[row_class];  // stages unrolled together
+    constexpr int next_part = parts > 1 ? begin + count : begin;
+    constexpr int part_rows = pair_row(next_part) - pair_row(begin);
+    constexpr int part_slots = Layer::pair_slot_y[next_part] - Layer::pair_slot_y[begin];
     constexpr int all_groups = unroll * groups;
     constexpr int most_group = (count + groups - 1) / groups;
-    static_assert(all_groups % 2 == 0 && chunks % unroll == 0 && groups <= count,
+    static_assert(all_groups % 2 == 0 && chunks % unroll == 0 && groups <= count &&
+                      (parts == 1 || (unroll == 1 && Layer::half)),
                   "a group's registers are known when it is compiled");
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
@@ -125,15 +130,17 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     // after.
     uint32_t high[2][most_group][4], low[2][most_group][4];
     uint4 whole[most_group];
+    int slots = 0;       // of y, from the first part to the one whose weights are loaded
+    int next_stage = 1;  // 0: behind a part's last group comes another part of the stage
     auto each_pair = [&](int group, auto&& use) {
 #pragma unroll
         for (int i = 0; i < most_group; ++i) {
             int pair = group % groups * count / groups + i;
-            if (pair < (group % groups + 1) * count / groups) use(i, begin + pair, group / groups);
+            if (pair < (group % groups + 1) * count / groups) use(i, begin + pair, group / groups * next_stage);
         }
     };
     auto load = [&](int group) {
-        each_pair(group, [&](int i, int pair, int stage) { whole[i] = weights.load(pair, stage); });
+        each_pair(group, [&](int i, int pair, int stage) { whole[i] = weights.load(pair, stage, 0, slots); });
     };
     auto keep = [&](uint32_t (&into)[4], const uint4& loaded) {
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
@@ -142,8 +149,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     auto take = [&](int into, int group) {
         if constexpr (Layer::half) {
             each_pair(group, [&](int i, int pair, int stage) {
-                keep(high[into][i], weights.load(pair, stage, 0));
-                keep(low[into][i], weights.load(pair, stage, 1));
+                keep(high[into][i], weights.load(pair, stage, 0, slots));
+                keep(low[into][i], weights.load(pair, stage, 1, slots));
             });
         } else {
 #pragma unroll
@@ -166,6 +173,65 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
         for (int j = 0; j < columns / 2; ++j) sums[0][r][j] += partial[temporary][j];
     };
+    // A part's products; `first`: half of the start address of its row 0, then of the next part's.
+    auto multiply_part = [&](int u, uint64_t pixels, uint32_t& first, bool last) {
+        constexpr auto& pixel = Layer::pair_pixel;
+        int patch_y = 0;  // behind row 0, where `first` points
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+            int group = u * groups + g;
+            int now = group % 2;
+            int group_begin = g * count / groups;
+            int group_count = (g + 1) * count / groups - group_begin;
+#pragma unroll
+            for (int r = 0; r < rows; ++r) {
+                int t = (group * rows + r) % temporaries;
+                ptx::wgmma_fence();
+                // low * high, high * low, high * high
+#pragma unroll
+                for (int product = 0; product < 3; ++product) {
+#pragma unroll
+                    for (int i = 0; i < group_count; ++i) {
+                        int pair = begin + group_begin + i;
+                        // NOTE: by an argument, which ptxas does not know to be constant: else it would compute
+                        // each start address once and keep it, two registers an address, until it spills.
+                        int y = pair_row(pair) + r * Layer::row_step;
+                        first += (y - patch_y) * patch_row;
+                        patch_y = y;
+                        int start =
+                            pixel[pair] % Layer::patch_columns * pixel_bytes + (product == 1 ? patch_bytes : 0);
+                        multiply_row(partial[t], product == 0 ? low[now][i] : high[now][i],
+                                     (pixels >> 32 << 32) | (first + (start >> 4)), product > 0 || i > 0);
+                    }
+                }
+                ptx::wgmma_commit_group();
+                if (temporaries == 2 && g + r > 0) {
+                    // The row before is done.
+                    ptx::wgmma_wait_group<1>();
+                    add(t ^ 1, (r + rows - 1) % rows);
+                }
+                if (r == 0) {
+                    // The group before has been multiplied.
+                    if (parts > 1 && g == groups - 1) {
+                        slots = last ? 0 : slots + part_slots;
+                        next_stage = last;
+                    }
+                    take(now ^ 1, group + 1);
+                }
+                if constexpr (temporaries == 1) {
+                    ptx::wgmma_wait_group<0>();
+                    add(0, r);
+                }
+            }
+        }
+        if constexpr (temporaries == 2) {
+            // NOTE: ptxas serialises products that are under way across a loop, the next wait's too, where
+            // registers of other sums are read.
+            ptx::wgmma_wait_group<0>();
+            add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
+        }
+        first += (part_rows - patch_y) * patch_row;
+    };
 #pragma unroll
     for (int t = 0; t < temporaries; ++t) {
 #pragma unroll
@@ -178,6 +244,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     // NOTE: ptxas unrolls a loop of two turns whatever the pragma says, and then parts products from the
     // commit behind them: a kernel in float16 gave wrong results, without a warning.
     const int end = int(ptx::opaque(uint32_t(chunks)));
+    const int last_part = int(ptx::opaque(uint32_t(parts)));
 #pragma unroll 1
     for (int chunk = 0; chunk < end; chunk += unroll) {
 #pragma unroll
@@ -188,58 +255,11 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                                        ptx::Swizzle::bytes_32);
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
             first += first_row * patch_row;
-            int patch_y = 0;  // behind it, where `first` points
-#pragma unroll
-            for (int g = 0; g < groups; ++g) {
-                constexpr auto& pixel = Layer::pair_pixel;
-                int group = u * groups + g;
-                int now = group % 2;
-                int group_begin = g * count / groups;
-                int group_count = (g + 1) * count / groups - group_begin;
-#pragma unroll
-                for (int r = 0; r < rows; ++r) {
-                    int t = (group * rows + r) % temporaries;
-                    ptx::wgmma_fence();
-                    // low * high, high * low, high * high
-#pragma unroll
-                    for (int product = 0; product < 3; ++product) {
-#pragma unroll
-                        for (int i = 0; i < group_count; ++i) {
-                            int pair = begin + group_begin + i;
-                            // NOTE: by an argument, which ptxas does not know to be constant: else
-                            // it would compute each start address once and keep it, two registers
-                            // an address, until it spills.
-                            int y = pair_row(pair) + r * Layer::row_step;
-                            first += (y - patch_y) * patch_row;
-                            patch_y = y;
-                            int start = pixel[pair] % Layer::patch_columns * pixel_bytes +
-                                        (product == 1 ? patch_bytes : 0);
-                            multiply_row(partial[t], product == 0 ? low[now][i] : high[now][i],
-                                         (pixels >> 32 << 32) | (first + (start >> 4)),
-                                         product > 0 || i > 0);
-                        }
-                    }
-                    ptx::wgmma_commit_group();
-                    if (temporaries == 2 && g + r > 0) {
-                        // The row before is done.
-                        ptx::wgmma_wait_group<1>();
-                        add(t ^ 1, (r + rows - 1) % rows);
-                    }
-                    if (r == 0) {
-                        // The group before has been multiplied.
-                        take(now ^ 1, group + 1);
-                    }
-                    if constexpr (temporaries == 1) {
-                        ptx::wgmma_wait_group<0>();
-                        add(0, r);
-                    }
-                }
-            }
-            if constexpr (temporaries == 2) {
-                // NOTE: ptxas serialises products that are under way across a loop, the next wait's
-                // too, where registers of other sums are read.
-                ptx::wgmma_wait_group<0>();
-                add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
+            if constexpr (parts == 1) {
+                multiply_part(u, pixels, first, true);
+            } else {
+#pragma unroll 1
+                for (int part = 1; part <= last_part; ++part) multiply_part(0, pixels, first, part == last_part);
             }
             arrive(&shared.empty[ring][turn.stage]);
             turn.advance();

@@ -1,18 +1,18 @@
 """`sm90_split_forward`: strict float32 on Hopper's tensor cores, three products for one.
 
 Tiles, patches and packed weights are those of `sm90_tf32_forward`. Tiles marked `half` multiply in
-float16; a second launch of the kernel then computes those tiles in TF32 whose values two parts of
-float16 cannot hold. See `sm90_split_forward.cu`.
+float16; at its end a block computes those in TF32 whose values two parts of float16 cannot hold.
+See `sm90_split_forward.cu`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as patches
 from tconv.kernels.family import Operands, Packing
-from tconv.kernels.sm90_tf32_forward import CONSUMERS, Layout, layout
+from tconv.kernels.sm90_tf32_forward import CONSUMERS, Layout, Pair, layout
 from tconv.kernels.source import KernelSource
 from tconv.problem import TF32_LEAST_CHANNELS, Direction, Problem
 
@@ -20,7 +20,12 @@ STEM = "sm90_split_forward"
 DIRECTION: Direction = "forward"
 
 MOST_PRODUCTS = 128
-"""Unrolled products of a stage, each of them three: a bound on the code."""
+"""Products of a stage, each of them three: a bound on the code."""
+
+MOST_UNROLLED = 2000
+"""Columns of unrolled products: above, a loop goes through equal parts of a stage where there are
+some, since ptxas takes seconds. kb65's 21 products of four rows and 48 columns took it 8 s.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,13 @@ class Tile(patches.Tile):
 
 
 TILES = (
-    Tile(columns=48, rows=4, m_tiles=1, half=True, temporaries=1, group=3),
-    Tile(columns=88, rows=2, m_tiles=1, half=True, temporaries=1),
-    Tile(columns=64, rows=2, m_tiles=1, half=True),
+    Tile(columns=48, rows=4, m_tiles=1, half=True, temporaries=1, group=4),
+    Tile(columns=88, rows=2, m_tiles=1, half=True, temporaries=1, group=3),
+    Tile(columns=64, rows=2, m_tiles=1, half=True, group=3),
     Tile(columns=24, rows=4, m_tiles=1, half=True, group=3),
-    Tile(columns=48, rows=3, m_tiles=1, resident=True, half=True),
-    Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True),
-    Tile(columns=40, rows=3, m_tiles=1, resident=True, half=True, group=3),
+    Tile(columns=48, rows=3, m_tiles=1, resident=True, half=True, group=3),
+    Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True, group=3),
+    Tile(columns=40, rows=3, m_tiles=1, resident=True, half=True, group=4),
     # For values that float16 cannot hold, and one slot with an odd number of stages in it.
     Tile(columns=40, rows=3, m_tiles=1, resident=True, group=3),
     Tile(columns=40, rows=4, m_tiles=1, resident=True),
@@ -127,9 +132,10 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 def _source(laid: Layout, repairs: Layout | None) -> KernelSource:
     tile = laid.tile
     assert isinstance(tile, Tile)
-    each = ((len(p), 1) if laid.rolled else _schedule(len(p), tile) for p in laid.classes)
-    groups, unroll = zip(*each, strict=True)
+    each = ((1, len(p), 1) if laid.rolled else _schedule(p, tile) for p in laid.classes)
+    parts, groups, unroll = zip(*each, strict=True)
     schedule = (
+        ("class_parts", parts),
         ("class_groups", groups),
         ("class_unroll", unroll),
         ("temporaries", tile.temporaries),
@@ -166,11 +172,33 @@ def arguments(
     return patches.arguments(problem, target, tile, operands)
 
 
-def _schedule(pairs: int, tile: Tile) -> tuple[int, int]:
-    """(groups of a stage's slots, stages unrolled together), whose product is even: groups hold
-    their weights in two sets of registers by turns.
+def _schedule(pairs: tuple[Pair, ...], tile: Tile) -> tuple[int, int, int]:
+    """(parts of a stage in a loop, groups of a part's slots, stages unrolled together).
+
+    Groups hold their weights in two sets of registers by turns, so there is an even number of them.
     """
-    groups = -(-pairs // tile.group)
-    if groups % 2 and groups < pairs:
+    if tile.half and len(pairs) * tile.rows * tile.columns > MOST_UNROLLED:
+        slot_rows = len({pair.slot_y for pair in pairs})
+        for parts in range(2, slot_rows + 1):
+            if slot_rows % parts == 0 and _are_alike(pairs, parts):
+                count = len(pairs) // parts
+                groups = -(-count // tile.group)
+                groups += groups % 2
+                if groups <= count and count * tile.rows * tile.columns <= MOST_UNROLLED:
+                    return parts, groups, 1
+    groups = -(-len(pairs) // tile.group)
+    if groups % 2 and groups < len(pairs):
         groups += 1
-    return groups, 1 if groups % 2 == 0 else 2
+    return 1, groups, 1 if groups % 2 == 0 else 2
+
+
+def _are_alike(pairs: tuple[Pair, ...], parts: int) -> bool:
+    """Whether each part has the first one's slots, further on in y."""
+    count = len(pairs) // parts
+    if len(pairs) % parts:
+        return False
+    step = pairs[count].slot_y - pairs[0].slot_y
+    return all(
+        pair == replace(pairs[i % count], slot_y=pairs[i % count].slot_y + i // count * step)
+        for i, pair in enumerate(pairs)
+    )

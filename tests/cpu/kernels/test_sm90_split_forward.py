@@ -14,6 +14,7 @@ from emulated_plans import (
     PATCH_LAYERS,
     assert_compiled_well,
     assert_order_free,
+    assert_wants_vectors,
     assert_written_alone,
     at_any_address,
     run,
@@ -28,6 +29,9 @@ CASES = (
     *(case for case in PATCH_CASES if case.in_channels >= 16),
     # One slot: weights of two stages by turns.
     Case(1, 32, 70, 1, (5, 44), (2, 2), (2, 2)),
+    # Parts of a stage in a loop: three, and where rows of pixels stand for two output rows.
+    Case(1, 16, 64, 1, (3, 44), (3, 7)),
+    Case(1, 32, 12, 1, (6, 44), (5, 7), (2, 1), (2, 3)),
 )
 
 
@@ -80,6 +84,18 @@ def test_every_tile_that_serves(case):
 
 def test_cases_serve_every_tile():
     assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+
+
+def test_cases_have_parts_in_a_loop():
+    served = [p for case in CASES for p in plans(problem_of(case)) if _parts(p) > 1]
+    assert {(p.tile.resident, p.problem.height.stride) for p in served} == {
+        (resident, stride) for resident in (False, True) for stride in (1, 2)
+    }
+    assert {_parts(p) for p in served} >= {2, 3, 4}
+
+
+def _parts(chosen: Plan) -> int:
+    return max(dict(chosen.source.constants)["class_parts"])
 
 
 @pytest.mark.parametrize("case", random_cases(12, 31, channels=40, size=12), ids=str)
@@ -196,6 +212,11 @@ def test_two_parts_of_float16_keep_what_they_hold(x_most, w_most):
     out = run(chosen, t)
     assert_right(out, case, t)
     assert same_bits(out, run(alone(chosen), t))
+
+
+def test_output_must_start_on_a_vector():
+    t = operands(CASES[0], torch.float32, "contiguous", "cpu")
+    assert_wants_vectors(plans(problem_of(CASES[0]))[0], t)
 
 
 @pytest.mark.parametrize("case", (CASES[1], CASES[6], CASES[11]), ids=str)

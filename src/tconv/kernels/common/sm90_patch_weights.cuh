@@ -106,15 +106,15 @@ struct ResidentWeights {
         }
     }
 
-    // The weights of a pair, `chunk` chunks further on.
-    TCONV_DEVICE uint4 load(int pair, int chunk, int part = 0) const {
+    // The weights of a pair, `chunk` chunks and `slots` slots of y further on.
+    TCONV_DEVICE uint4 load(int pair, int chunk, int part = 0, int slots = 0) const {
         int m = Layer::pair_m_tile[pair];
-        int reach = Layer::pair_slot_y[pair] * Layer::stride_y;  // of phase 0
-        bool exists = (reach >= 0 || phase[m] >= -reach) &&
-                      (reach + phases_y <= Layer::reaches || phase[m] < Layer::reaches - reach);
+        int reach = (Layer::pair_slot_y[pair] + slots) * Layer::stride_y;  // of phase 0
+        bool of_all = reach >= 0 && reach + phases_y <= Layer::reaches;
+        bool exists = of_all | (unsigned(reach + phase[m]) < unsigned(Layer::reaches));
         const uint32_t* from = base[m] + (chunk < unroll ? here : following) +
                                chunk % unroll * chunk_words + Layer::pair_fragment[pair] * fragment +
-                               part * part_words;
+                               part * part_words + slots * (Layer::stride_y * phase_words);
         return ptx::ld_shared_v4(exists ? from : zeros);
     }
 
