@@ -8,6 +8,8 @@ take; or `tconv.enable()` for code that calls PyTorch's function by name. Within
 `with tconv.autotune():` kernels are chosen by timing.
 """
 
+import torch
+
 from .errors import (
     CompileError,
     EmulatorError,
@@ -17,6 +19,7 @@ from .errors import (
     TconvError,
 )
 from .functional import conv_transpose2d, disable, enable
+from .jit import libraries
 from .nn import ConvTranspose2d, convert, revert
 from .tuning import autotune
 
@@ -38,3 +41,8 @@ __all__ = [
     "enable",
     "revert",
 ]
+
+# PyTorch's CUDA builds have NVRTC beside them; others call no GPU.
+if torch.version.cuda is not None:
+    libraries.preload()
+del libraries, torch

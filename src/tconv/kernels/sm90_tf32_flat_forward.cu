@@ -610,7 +610,7 @@ struct Work {
           rows(at.row_group(consumer), threadIdx.x % warpgroup / 32),
           bias{0.0f, 0.0f} {
         int row_group = at.row_group(consumer);
-        exists = row_group < Layer::row_groups;
+        exists = Layer::row_groups % consumers == 0 || row_group < Layer::row_groups;
         flat::RowSlots slots(exists ? row_group : 0);
         begin = slots.begin;
         end = exists ? slots.end : begin;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -87,6 +88,39 @@ def test_no_cuda_bindings_when_compiling(
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(MissingDependencyError, match="cuda-bindings"):
         compile_module.compile_cuda(text_source(), "sm_90a")
+
+
+def test_preloading_loads_what_there_is(run_alone: Callable[..., str]) -> None:
+    code = """
+import sys
+from tconv.jit import libraries
+before = set(sys.modules)
+libraries.preload()
+assert libraries.nvrtc.cache_info().currsize == 1
+assert {"cuda.bindings.nvrtc", "cuda.bindings.driver"} <= set(sys.modules) - before
+assert libraries.driver.cache_info().currsize == 0, "it is initialised at the first call"
+"""
+    assert run_alone(code) == ""
+
+
+def test_preloading_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    libraries.preload()
+    with pytest.raises(MissingDependencyError, match="cuda-bindings"):
+        libraries.nvrtc()
+
+
+@pytest.mark.parametrize(("cuda", "loaded"), [("13.0", "True"), (None, "False")])
+def test_importing_preloads_for_cuda_builds_of_pytorch(cuda: str | None, loaded: str) -> None:
+    code = f"""
+import sys, torch
+torch.version.cuda = {cuda!r}
+import tconv
+print("cuda.bindings.nvrtc" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{loaded}\n"
 
 
 @pytest.mark.parametrize(
