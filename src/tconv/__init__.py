@@ -42,7 +42,7 @@ __all__ = [
     "revert",
 ]
 
-# PyTorch's CUDA builds have NVRTC beside them; others call no GPU.
+# PyTorch's CUDA builds come with NVRTC; others call no GPU.
 if torch.version.cuda is not None:
     libraries.preload()
 del libraries, torch
