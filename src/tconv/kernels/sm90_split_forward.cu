@@ -111,17 +111,18 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     int ring = (warp / 4 - 1) % rings;
     auto& turn = turns.pixels;
     constexpr int begin = Layer::class_begin[row_class];
-    constexpr int parts = Layer::class_parts[row_class];  // of a stage: the same slots of x, further on in y
-    constexpr int count = (Layer::class_begin[row_class + 1] - begin) / parts;
+    constexpr int stage_parts = Layer::class_parts[row_class];  // the same slots of x, further on in y
+    constexpr int count = (Layer::class_begin[row_class + 1] - begin) / stage_parts;
     constexpr int groups = Layer::class_groups[row_class];  // of a part
     constexpr int unroll = Layer::class_unroll[row_class];  // stages unrolled together
-    constexpr int next_part = parts > 1 ? begin + count : begin;
+    constexpr int next_part = stage_parts > 1 ? begin + count : begin;
     constexpr int part_rows = pair_row(next_part) - pair_row(begin);
     constexpr int part_slots = Layer::pair_slot_y[next_part] - Layer::pair_slot_y[begin];
     constexpr int all_groups = unroll * groups;
     constexpr int most_group = (count + groups - 1) / groups;
-    static_assert(all_groups % 2 == 0 && chunks % unroll == 0 && groups <= count &&
-                      (parts == 1 || (unroll == 1 && Layer::half)),
+    constexpr bool moves = groups % 2 != 0 && unroll == 1;  // the next part's weights to where this one's were
+    static_assert((all_groups % 2 == 0 || moves) && chunks % unroll == 0 && groups <= count &&
+                      (stage_parts == 1 || (unroll == 1 && Layer::half)),
                   "a group's registers are known when it is compiled");
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
@@ -159,9 +160,9 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                 keep(bits, whole[i]);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    Split parts(__uint_as_float(bits[j]));
-                    high[into][i][j] = parts.high;
-                    low[into][i][j] = parts.low;
+                    Split split(__uint_as_float(bits[j]));
+                    high[into][i][j] = split.high;
+                    low[into][i][j] = split.low;
                 }
             }
             load(group + 1);
@@ -212,7 +213,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                 }
                 if (r == 0) {
                     // The group before has been multiplied.
-                    if (parts > 1 && g == groups - 1) {
+                    if (stage_parts > 1 && g == groups - 1) {
                         slots = last ? 0 : slots + part_slots;
                         next_stage = last;
                     }
@@ -230,6 +231,13 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
             ptx::wgmma_wait_group<0>();
             add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
         }
+        if constexpr (moves) {
+#pragma unroll
+            for (int i = 0; i < most_group; ++i) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) high[0][i][j] = high[1][i][j], low[0][i][j] = low[1][i][j];
+            }
+        }
         first += (part_rows - patch_y) * patch_row;
     };
 #pragma unroll
@@ -244,7 +252,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     // NOTE: ptxas unrolls a loop of two turns whatever the pragma says, and then parts products from the
     // commit behind them: a kernel in float16 gave wrong results, without a warning.
     const int end = int(ptx::opaque(uint32_t(chunks)));
-    const int last_part = int(ptx::opaque(uint32_t(parts)));
+    const int last_part = int(ptx::opaque(uint32_t(stage_parts)));
 #pragma unroll 1
     for (int chunk = 0; chunk < end; chunk += unroll) {
 #pragma unroll
@@ -255,7 +263,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                                        ptx::Swizzle::bytes_32);
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
             first += first_row * patch_row;
-            if constexpr (parts == 1) {
+            if constexpr (stage_parts == 1) {
                 multiply_part(u, pixels, first, true);
             } else {
 #pragma unroll 1

@@ -7,7 +7,7 @@ See `sm90_split_forward.cu`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as patches
@@ -22,9 +22,10 @@ DIRECTION: Direction = "forward"
 MOST_PRODUCTS = 128
 """Products of a stage, each of them three: a bound on the code."""
 
-MOST_UNROLLED = 2000
-"""Columns of unrolled products: above, a loop goes through equal parts of a stage where there are
-some, since ptxas takes seconds. kb65's 21 products of four rows and 48 columns took it 8 s.
+MOST_UNROLLED = {1: 1700, 2: 2000}
+"""Columns of unrolled products, by temporaries: above, a loop goes through equal parts of a stage
+where there are some, since ptxas takes seconds. kb65's 21 products of four rows and 48 columns took
+it 8 s. With two temporaries it takes less, and a part's end waits for what a group's does not.
 """
 
 
@@ -175,30 +176,19 @@ def arguments(
 def _schedule(pairs: tuple[Pair, ...], tile: Tile) -> tuple[int, int, int]:
     """(parts of a stage in a loop, groups of a part's slots, stages unrolled together).
 
-    Groups hold their weights in two sets of registers by turns, so there is an even number of them.
+    Groups hold their weights in two sets of registers by turns, so there is an even number of them,
+    or a part's end moves the next one's.
     """
-    if tile.half and len(pairs) * tile.rows * tile.columns > MOST_UNROLLED:
+    most = MOST_UNROLLED[tile.temporaries]
+    if tile.half and len(pairs) * tile.rows * tile.columns > most:
         slot_rows = len({pair.slot_y for pair in pairs})
         for parts in range(2, slot_rows + 1):
-            if slot_rows % parts == 0 and _are_alike(pairs, parts):
+            if slot_rows % parts == 0 and patches.are_alike(pairs, parts):
                 count = len(pairs) // parts
                 groups = -(-count // tile.group)
-                groups += groups % 2
-                if groups <= count and count * tile.rows * tile.columns <= MOST_UNROLLED:
+                if count * tile.rows * tile.columns <= most:
                     return parts, groups, 1
     groups = -(-len(pairs) // tile.group)
     if groups % 2 and groups < len(pairs):
         groups += 1
     return 1, groups, 1 if groups % 2 == 0 else 2
-
-
-def _are_alike(pairs: tuple[Pair, ...], parts: int) -> bool:
-    """Whether each part has the first one's slots, further on in y."""
-    count = len(pairs) // parts
-    if len(pairs) % parts:
-        return False
-    step = pairs[count].slot_y - pairs[0].slot_y
-    return all(
-        pair == replace(pairs[i % count], slot_y=pairs[i % count].slot_y + i // count * step)
-        for i, pair in enumerate(pairs)
-    )

@@ -30,18 +30,28 @@
 
 namespace {
 
-// A class is a sequence of (m_tile, slot) pairs; weights are held `ahead` pairs before their product.
+// A class is a sequence of (m_tile, slot) pairs; weights are held `ahead` pairs before their product. A stage of many
+// has parts in a loop, which is soon compiled.
 template <int row_class>
 struct Class {
     static constexpr int begin = Layer::class_begin[row_class];
-    static constexpr int count = Layer::class_begin[row_class + 1] - begin;
+    static constexpr int stage_parts = Layer::class_parts[row_class];  // the same slots of x, further on in y
+    static constexpr int count = (Layer::class_begin[row_class + 1] - begin) / stage_parts;
     static constexpr int ahead = Layer::class_ahead[row_class];
     static constexpr int unroll = Layer::class_unroll[row_class];
+    static constexpr int copied = stage_parts > 1 ? count : ahead;  // pairs of a copy of weights
     static_assert(count > 0, "every row group has a slot");
-    static_assert(count * unroll % ahead == 0 && chunks % unroll == 0,
+    static_assert(stage_parts > 1 ? unroll == 1 && count % ahead != 1 : count * unroll % ahead == 0,
                   "a pair's registers are known when it is compiled");
-    static_assert(ahead <= count * unroll, "at most the next turn's weights are asked for");
-    using Staged = StagedWeights<ahead, count * chunks / ahead>;
+    static_assert(chunks % unroll == 0 && ahead <= count * unroll, "at most the next turn's weights are asked for");
+    using Staged = StagedWeights<copied, stage_parts * count * chunks / copied>;
+
+    // Pairs of the first m_tile, which the second's follow.
+    static constexpr int of_first() {
+        int pairs = 0;
+        for (int i = 0; i < count; ++i) pairs += Layer::pair_m_tile[begin + i] == 0;
+        return pairs;
+    }
 };
 
 template <int row_class>
@@ -56,6 +66,8 @@ template <int row_class, bool by_copies>
 struct Weights {
     using Of = Class<row_class>;
     ResidentWeights<Of::unroll> weights;
+    int slots = 0;       // of y, from the first part to the one whose weights are loaded
+    int next_stage = 1;  // 0: behind a part comes another one of the stage
 
     TCONV_DEVICE Weights(const Position& at, const Arguments& arguments, Shared& shared, int warp,
                          Turns&)
@@ -63,11 +75,22 @@ struct Weights {
 
     // Pairs are counted from the first of the stages unrolled together.
     TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool) {
-        uint4 loaded = weights.load(Of::begin + pair % Of::count, pair / Of::count);
+        uint4 loaded;
+        if constexpr (Of::stage_parts == 1) {
+            loaded = weights.load(Of::begin + pair % Of::count, pair / Of::count);
+        } else {
+            loaded = weights.load(Of::begin + pair % Of::count, pair / Of::count * next_stage, 0, slots);
+        }
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
     }
 
     TCONV_DEVICE void release(int) {}
+
+    // Those of another part, from the next pair on.
+    TCONV_DEVICE void next_part(bool last) {
+        slots = last ? 0 : slots + Layer::pair_slot_y[Of::begin + Of::count] - Layer::pair_slot_y[Of::begin];
+        next_stage = last;
+    }
 
     TCONV_DEVICE void advance(bool others) { weights.advance(others); }
 };
@@ -81,11 +104,11 @@ struct Weights<row_class, true> {
                          Turns& turns)
         : weights(at, arguments, shared, warp, turns.weights) {}
 
-    // `others`: whether more stages follow those unrolled together, else there may be no such pair.
+    // `others`: whether more parts or stages follow those unrolled together, else there may be no such pair.
     TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool others) {
         bool exists = pair < Of::count * Of::unroll || others;
-        if (pair % Of::ahead == 0 && pair > 0) weights.turn.advance();
-        if (pair % Of::ahead == 0 && exists) weights.wait();
+        if (pair % Of::copied == 0 && pair > 0) weights.turn.advance();
+        if (pair % Of::copied == 0 && exists) weights.wait();
         if (!exists) return;
         uint4 loaded = weights.load(pair);
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
@@ -93,11 +116,12 @@ struct Weights<row_class, true> {
 
     // After this pair's products.
     TCONV_DEVICE void release(int pair) {
-        if (pair % Of::ahead != Of::ahead - 1) return;
+        if (pair % Of::copied != Of::copied - 1) return;
         weights.hand_back();
         if (Of::ahead == 1 && pair == Of::count * Of::unroll - 1) weights.turn.advance();
     }
 
+    TCONV_DEVICE void next_part(bool) {}
     TCONV_DEVICE void advance(bool) {}
 };
 
@@ -110,23 +134,115 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
     }
 }
 
-// The products of one tile.
+// By loops over pairs, whose weights come when they are multiplied.
 template <int row_class>
-TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                           Turns& turns, Sums& sums) {
+TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                                  Turns& turns, Sums& sums) {
+    using Of = Class<row_class>;
+    Weights<row_class, staged> weights(at, arguments, shared, warp, turns);
+    auto& turn = turns.pixels;
+    int ring = (warp / 4 - 1) % rings;
+    int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
+        uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
+                                                 ptx::Swizzle::bytes_32);
+#pragma unroll
+        for (int m = 0; m < Layer::m_tiles; ++m) {
+            constexpr int of_first = Of::of_first();
+#pragma unroll 1
+            for (int pair = m == 0 ? 0 : of_first; pair < (m == 0 ? of_first : Of::count); ++pair) {
+                uint32_t a[4];
+                weights.load(a, pair, true);
+                int first = first_row * Layer::patch_columns + Layer::pair_pixel[Of::begin + pair];
+                ptx::wgmma_fence();
+#pragma unroll
+                for (int r = 0; r < Layer::tile_rows; ++r) {
+                    int pixel = first + r * Layer::row_step * Layer::patch_columns;
+                    multiply_row(sums[m][r], a, pixels + (pixel * pixel_bytes >> 4));
+                }
+                ptx::wgmma_commit_group();
+                ptx::wgmma_wait_group<0>();
+                weights.release(pair);
+            }
+        }
+        arrive(&shared.empty[ring][turn.stage]);
+        turn.advance();
+    }
+}
+
+template <int row_class>
+TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                                    Turns& turns, Sums& sums) {
     int ring = (warp / 4 - 1) % rings;
     using Of = Class<row_class>;
     constexpr int begin = Of::begin, count = Of::count, ahead = Of::ahead, unroll = Of::unroll;
+    constexpr int stage_parts = Of::stage_parts;
     Weights<row_class, staged> weights(at, arguments, shared, warp, turns);
     auto& turn = turns.pixels;
     const int patch_row = arguments.patch_row;
     const int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
     uint32_t a[ahead][4];
 #pragma unroll
-    for (int i = 0; i < ahead - 1; ++i) weights.load(a[i], i, true);
+    for (int i = 0; i < (stage_parts > 1 ? 1 : ahead - 1); ++i) weights.load(a[i], i, true);
     uint64_t* used = nullptr;  // the stage before, to be handed back
+    // A part's products; `first`: half of the start address of its row 0, then of the next part's.
+    auto multiply_part = [&](int u, uint64_t pixels, uint32_t& first, bool last, bool others) {
+        int row = 0;  // behind it, where `first` points
+#pragma unroll
+        for (int p = 0; p < count; ++p) {
+            constexpr auto& m_tile = Layer::pair_m_tile;
+            constexpr auto& pixel = Layer::pair_pixel;
+            int now = (u * count + p) % ahead;
+            if constexpr (ahead == 1) weights.load(a[0], u * count + p, others);
+            // NOTE: by an argument, which ptxas does not know to be constant: slots share start
+            // addresses with other rows of other slots, and it would compute each once and keep
+            // it, two registers an address, until it spills.
+            first += (pair_row(begin + p) - row) * patch_row;
+            row = pair_row(begin + p);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int r = 0; r < Layer::tile_rows; ++r) {
+                int start = pixel[begin + p] % Layer::patch_columns +
+                            r * Layer::row_step * Layer::patch_columns;
+                multiply_row(sums[m_tile[begin + p]][r], a[now],
+                             (pixels >> 32 << 32) | (first + (start * pixel_bytes >> 4)));
+            }
+            ptx::wgmma_commit_group();
+            if constexpr (ahead == 1) {
+                ptx::wgmma_wait_group<0>();
+            } else {
+                // The registers of the pair before are free.
+                ptx::wgmma_wait_group<1>();
+                int next = u * count + p + ahead - 1;
+                if constexpr (stage_parts == 1) {
+                    weights.load(a[next % ahead], next, others);
+                } else {
+                    // The next part's first comes beside this one's last, the others beside that.
+#pragma unroll
+                    for (int i = 1; i < ahead; ++i) {
+                        if (p == 0 || (i == ahead - 1 && next < count)) weights.load(a[(p + i) % ahead], p + i, true);
+                    }
+                    if (p == count - 1) {
+                        weights.next_part(last);
+                        weights.load(a[0], count, !last || others);
+                    }
+                }
+            }
+            weights.release(u * count + p);
+            // The stage before was last read by products that are over now.
+            if (p == 0 && used != nullptr) {
+                arrive(used);
+                if constexpr (stage_parts > 1) used = nullptr;
+            }
+        }
+        if constexpr (stage_parts > 1) first += (pair_row(begin + count) - pair_row(begin) - row) * patch_row;
+    };
     // NOTE: where no loop is left, ptxas waits for each row's products by itself (C7517).
     const int end = chunks == unroll ? int(ptx::opaque(uint32_t(chunks))) : chunks;
+    // NOTE: ptxas unrolls a loop of two turns whatever the pragma says.
+    const int last_part = int(ptx::opaque(uint32_t(stage_parts)));
 #pragma unroll 1
     for (int chunk = 0; chunk < end; chunk += unroll) {
         bool others = chunk + unroll < chunks;
@@ -138,39 +254,13 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
                                        ptx::Swizzle::bytes_32);
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
             first += first_row * patch_row;
-            int row = 0;  // behind it, where `first` points
-            constexpr int unrolled = Layer::rolled ? 1 : count;
-#pragma unroll unrolled
-            for (int p = 0; p < count; ++p) {
-                constexpr auto& m_tile = Layer::pair_m_tile;
-                constexpr auto& pixel = Layer::pair_pixel;
-                int now = (u * count + p) % ahead;
-                int then = (u * count + p + ahead - 1) % ahead;
-                if constexpr (ahead == 1) weights.load(a[0], u * count + p, others);
-                // NOTE: by an argument, which ptxas does not know to be constant: slots share start
-                // addresses with other rows of other slots, and it would compute each once and keep
-                // it, two registers an address, until it spills.
-                first += (pair_row(begin + p) - row) * patch_row;
-                row = pair_row(begin + p);
-                ptx::wgmma_fence();
-#pragma unroll
-                for (int r = 0; r < Layer::tile_rows; ++r) {
-                    int start = pixel[begin + p] % Layer::patch_columns +
-                                r * Layer::row_step * Layer::patch_columns;
-                    multiply_row(sums[m_tile[begin + p]][r], a[now],
-                                 (pixels >> 32 << 32) | (first + (start * pixel_bytes >> 4)));
+            if constexpr (stage_parts == 1) {
+                multiply_part(u, pixels, first, true, others);
+            } else {
+#pragma unroll 1
+                for (int part = 1; part <= last_part; ++part) {
+                    multiply_part(0, pixels, first, part == last_part, others);
                 }
-                ptx::wgmma_commit_group();
-                if constexpr (ahead == 1) {
-                    ptx::wgmma_wait_group<0>();
-                } else {
-                    // The registers of the pair before are free.
-                    ptx::wgmma_wait_group<1>();
-                    weights.load(a[then], u * count + p + ahead - 1, others);
-                }
-                weights.release(u * count + p);
-                // The stage before was last read by products that are over now.
-                if (p == 0 && used != nullptr) arrive(used);
             }
             used = &shared.empty[ring][turn.stage];
             turn.advance();
@@ -179,6 +269,17 @@ TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Pos
     }
     ptx::wgmma_wait_group<0>();
     arrive(used);
+}
+
+// The products of one tile.
+template <int row_class>
+TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                           Turns& turns, Sums& sums) {
+    if constexpr (Layer::rolled) {
+        multiply_rolled<row_class>(arguments, shared, at, warp, turns, sums);
+    } else {
+        multiply_unrolled<row_class>(arguments, shared, at, warp, turns, sums);
+    }
 }
 
 }  // namespace

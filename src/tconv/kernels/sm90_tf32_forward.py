@@ -70,8 +70,16 @@ MOST_AHEAD = 6
 WEIGHT_SLOTS = 4
 """Copies of staged weights under way for each consumer."""
 
+PART_SLOTS = 2
+"""And copies of a part's, which are larger."""
+
 MOST_PRODUCTS = 160
 """Unrolled products of a stage: a bound on the code."""
+
+MOST_UNROLLED = 4000
+"""Columns of unrolled products: above, a loop goes through equal parts of a stage where there are
+some, which is soon compiled.
+"""
 
 MOST_SUMS = 104
 """Sums of a thread that fit a third of the registers."""
@@ -289,22 +297,29 @@ class Layout:
         """Shared memory of resident weights."""
         return self.fragments * self.parts * FRAGMENT_BYTES if self.tile.resident else 0
 
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        """Of each class: stages unrolled together, and pairs whose weights a thread holds."""
+    @functools.cached_property
+    def schedule(self) -> tuple[tuple[int, int, int], ...]:
+        """Of each class: parts of a stage in a loop, stages unrolled together, and pairs whose
+        weights a thread holds.
+        """
         if self.rolled:
-            return ((1, 1),) * len(self.classes)
-        return tuple(_schedule(len(pairs), self.chunks) for pairs in self.classes)
+            return ((1, 1, 1),) * len(self.classes)
+        return tuple(_schedule(pairs, self.tile, self.chunks) for pairs in self.classes)
 
     @functools.cached_property
     def slot_pairs(self) -> int:
         """Pairs of a copy of staged weights, at most."""
-        return max(ahead for _, ahead in self.schedule)
+        return max(
+            len(pairs) // parts if parts > 1 else ahead
+            for pairs, (parts, _, ahead) in zip(self.classes, self.schedule, strict=True)
+        )
 
     @property
     def weight_slots(self) -> int:
         """Slots of each consumer for copies of its weights."""
-        return 0 if self.tile.resident or self.split else WEIGHT_SLOTS
+        if self.tile.resident or self.split:
+            return 0
+        return WEIGHT_SLOTS if all(parts == 1 for parts, _, _ in self.schedule) else PART_SLOTS
 
     @property
     def staged_bytes(self) -> int:
@@ -437,7 +452,7 @@ class Layout:
         """The same tiles in TF32, from patches of the same columns."""
         tile = dataclasses.replace(self.tile, half=False, resident=False)
         laid = layout(self.problem, tile)
-        return dataclasses.replace(laid, imposed_skew=self.skew, rolled=tile.m_tiles == 1)
+        return dataclasses.replace(laid, imposed_skew=self.skew, rolled=True)
 
     @property
     def half_items(self) -> int:
@@ -791,8 +806,8 @@ def ending_with(kernel: KernelSource, again: KernelSource) -> KernelSource:
 
 def _forward_source(laid: Layout, repairs: Layout | None) -> KernelSource:
     """The kernel; `repairs`: what it computes again."""
-    unroll, ahead = zip(*laid.schedule, strict=True)
-    schedule = (("class_unroll", unroll), ("class_ahead", ahead))
+    parts, unroll, ahead = zip(*laid.schedule, strict=True)
+    schedule = (("class_parts", parts), ("class_unroll", unroll), ("class_ahead", ahead))
     return kernel_source(STEM, laid, schedule, repairs)
 
 
@@ -1016,13 +1031,37 @@ def _pair_fragments(laid: Layout) -> tuple[int, ...]:
     )
 
 
-def _schedule(pairs: int, chunks: int) -> tuple[int, int]:
-    """(stages unrolled together, pairs whose weights a thread holds): the first that divides.
+def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
+    """(parts of a stage in a loop, stages unrolled together, pairs whose weights a thread holds).
 
-    Shared memory answers in less time than a pair's products take.
+    The first that divides; shared memory answers in less time than a pair's products take. A part's
+    first weights come while the last ones of the part before are used, so not to their place.
     """
+    columns = tile.rows * tile.columns
+    if tile.m_tiles == 1 and len(pairs) * columns > MOST_UNROLLED:
+        for parts in range(2, len({pair.slot_y for pair in pairs}) + 1):
+            count = len(pairs) // parts
+            if are_alike(pairs, parts) and count * columns <= MOST_UNROLLED:
+                for ahead in (3, 4, 2):
+                    if ahead <= count and count % ahead != 1:
+                        return parts, 1, ahead
     for ahead in (3, 4, 2):
         for unroll in (1, 2, 4):
-            if chunks % unroll == 0 and pairs * unroll % ahead == 0 and pairs * unroll <= 64:
-                return unroll, ahead
-    return 1, 1
+            held = len(pairs) * unroll
+            if chunks % unroll == 0 and held % ahead == 0 and held <= 64:
+                return 1, unroll, ahead
+    return 1, 1, 1
+
+
+def are_alike(pairs: tuple[Pair, ...], parts: int) -> bool:
+    """Whether so many equal parts all have the first one's slots, further on in y."""
+    count = len(pairs) // parts
+    if len(pairs) % parts:
+        return False
+    step = pairs[count].slot_y - pairs[0].slot_y
+    first = pairs[:count]
+    return all(
+        pair
+        == dataclasses.replace(first[i % count], slot_y=first[i % count].slot_y + i // count * step)
+        for i, pair in enumerate(pairs)
+    )

@@ -47,6 +47,41 @@ def test_cases_serve_every_tile():
     assert {p.tile for case in PATCH_CASES for p in plans(problem_of(case))} == set(family.TILES)
 
 
+# Several stages of so many products that they are parts in a loop, in which registers of weights
+# come round anew or do not.
+PART_CASES = (
+    Case(1, 40, 64, 1, (4, 72), (3, 7)),
+    Case(1, 40, 32, 2, (5, 40), (3, 7), (1, 1), (1, 3)),
+    Case(1, 24, 64, 1, (3, 20), (5, 5), (1, 1), (2, 2)),
+    Case(1, 40, 64, 1, (6, 24), (9, 9), (2, 2), (4, 4)),
+    Case(2, 24, 40, 1, (4, 30), (6, 10), (1, 2), (0, 4)),
+)
+
+
+@pytest.mark.parametrize("case", PART_CASES, ids=str)
+def test_parts_of_a_stage_in_a_loop(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = [p for p in plans(problem_of(case)) if _parts(p) > 1]
+    assert served
+    for chosen in served:
+        assert_right(run(chosen, t), case, t)
+
+
+def test_part_cases_have_all_kinds_of_parts():
+    served = [p for case in PART_CASES for p in plans(problem_of(case)) if _parts(p) > 1]
+    assert {(p.tile.resident, p.tile.half) for p in served} >= {
+        (True, True),
+        (False, True),
+        (False, False),
+    }
+    assert {_parts(p) for p in served} >= {2, 3, 5}
+    assert {max(dict(p.source.constants)["class_ahead"]) for p in served} == {3, 4}
+
+
+def _parts(chosen: Plan) -> int:
+    return max(dict(chosen.source.constants)["class_parts"])
+
+
 @pytest.mark.parametrize("tile", family.TILES, ids=str)
 def test_every_tile_with_resident_and_with_streamed_weights(tile, monkeypatch):
     # The table has most tiles in one mode only.

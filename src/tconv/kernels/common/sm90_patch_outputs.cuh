@@ -190,6 +190,36 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
             return RowWriter<width>{arguments, left};
         }
     }();
+    // The sums of one row and pass, to shared memory.
+    auto gather = [&](const float (&of_row)[columns / 2], int pass, const float (&bias)[2],
+                      [[maybe_unused]] const float* line) {
+#pragma unroll
+        for (int i = 0; i < 2 / passes; ++i) {
+            int half = pass + i;
+            int row = lane / 4 + 8 * i;
+            int channel = row / Layer::stride_x;
+            if (channel >= pass_channels) continue;
+            int shift = out_shift;
+            if constexpr (overlapped) shift = writer.shift(line, channel, 4);
+            float* to = outputs[channel] + shift + row % Layer::stride_x + lane % 4 * 2 * Layer::stride_x;
+#pragma unroll
+            for (int j = 0; j < columns / 8; ++j) {
+                float even = of_row[4 * j + 2 * half];
+                float odd = of_row[4 * j + 2 * half + 1];
+                if constexpr (Layer::half) {
+                    constexpr float unit = 1.0f / (Layer::weight_scale * Layer::pixel_scale);
+                    even *= unit, odd *= unit;
+                }
+                if constexpr (Layer::bias) even += bias[half], odd += bias[half];
+                if constexpr (Layer::stride_x == 1 && (width > 1 || !overlapped)) {
+                    *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);
+                } else {
+                    to[8 * j * Layer::stride_x] = even;
+                    to[(8 * j + 1) * Layer::stride_x] = odd;
+                }
+            }
+        }
+    };
 #pragma unroll
     for (int m = 0; m < Layer::m_tiles; ++m) {
         int warp_tile = (at.m_group * Layer::m_tiles + m) * 4 + warp % 4;
@@ -207,51 +237,44 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                 }
             }
         }
+        auto out_y = [&](int r) { return (at.first_q_y() + r) * phases_y + phase_y - Layer::padding_y; };
+        auto line_of = [&](int r, int pass) {
+            return static_cast<float*>(arguments.destination) + at.image * arguments.destination_stride_n +
+                   (Index(at.group) * Layer::out_channels + first_channel + pass * pass_channels) *
+                       arguments.destination_stride_c +
+                   out_y(r) * arguments.destination_stride_h + left;
+        };
+        auto write = [&](float* line, int pass) {
+            __syncwarp();
+            writer.write(outputs, line,
+                         Layer::out_channels % Layer::warp_channels == 0
+                             ? pass_channels
+                             : min(pass_channels, Layer::out_channels - (first_channel + pass * pass_channels)));
+            __syncwarp();
+        };
+        if constexpr (Layer::rolled) {
+#pragma unroll 1
+            for (int place = 0; place < Layer::tile_rows * passes; ++place) {
+                int r = place / passes, pass = place % passes;
+                if (out_y(r) < 0 || out_y(r) >= arguments.destination_height) continue;
+                float* line = line_of(r, pass);
+                // NOTE: registers are found by constants, so each place has a branch of its own.
 #pragma unroll
-        for (int r = 0; r < Layer::tile_rows; ++r) {
-            int out_y = (at.first_q_y() + r) * phases_y + phase_y - Layer::padding_y;
-            if (out_y < 0 || out_y >= arguments.destination_height) continue;
-#pragma unroll
-            for (int pass = 0; pass < passes; ++pass) {
-                int first = first_channel + pass * pass_channels;
-                float* line = static_cast<float*>(arguments.destination) +
-                              at.image * arguments.destination_stride_n +
-                              (Index(at.group) * Layer::out_channels + first) *
-                                  arguments.destination_stride_c +
-                              out_y * arguments.destination_stride_h + left;
-#pragma unroll
-                for (int i = 0; i < 2 / passes; ++i) {
-                    int half = pass + i;
-                    int row = lane / 4 + 8 * i;
-                    int channel = row / Layer::stride_x;
-                    if (channel >= pass_channels) continue;
-                    int shift = out_shift;
-                    if constexpr (overlapped) shift = writer.shift(line, channel, 4);
-                    float* to = outputs[channel] + shift + row % Layer::stride_x +
-                                lane % 4 * 2 * Layer::stride_x;
-#pragma unroll
-                    for (int j = 0; j < columns / 8; ++j) {
-                        float even = sums[m][r][4 * j + 2 * half];
-                        float odd = sums[m][r][4 * j + 2 * half + 1];
-                        if constexpr (Layer::half) {
-                            constexpr float unit = 1.0f / (Layer::weight_scale * Layer::pixel_scale);
-                            even *= unit, odd *= unit;
-                        }
-                        if constexpr (Layer::bias) even += bias[half], odd += bias[half];
-                        if constexpr (Layer::stride_x == 1 && (width > 1 || !overlapped)) {
-                            *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);
-                        } else {
-                            to[8 * j * Layer::stride_x] = even;
-                            to[(8 * j + 1) * Layer::stride_x] = odd;
-                        }
-                    }
+                for (int known = 0; known < Layer::tile_rows * passes; ++known) {
+                    if (place == known) gather(sums[m][known / passes], known % passes, bias, line);
                 }
-                __syncwarp();
-                writer.write(outputs, line,
-                             Layer::out_channels % Layer::warp_channels == 0
-                                 ? pass_channels
-                                 : min(pass_channels, Layer::out_channels - first));
-                __syncwarp();
+                write(line, pass);
+            }
+        } else {
+#pragma unroll
+            for (int r = 0; r < Layer::tile_rows; ++r) {
+                if (out_y(r) < 0 || out_y(r) >= arguments.destination_height) continue;
+#pragma unroll
+                for (int pass = 0; pass < passes; ++pass) {
+                    float* line = line_of(r, pass);
+                    gather(sums[m][r], pass, bias, line);
+                    write(line, pass);
+                }
             }
         }
     }

@@ -171,8 +171,9 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
 // only transpose them.
 template <typename Fields>
 TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
+    constexpr int buffers = Layer::rolled ? 1 : 2;
     // Splitting takes registers too: with three they spill.
-    constexpr int most_batch = Layer::half && Layer::split ? 2 : 3;
+    constexpr int most_batch = (Layer::half && Layer::split) || Layer::rolled ? 2 : 3;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;
@@ -219,7 +220,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
             }
             // A store is a barrier to the compiler: loads that are to overlap precede it.
-            float values[2][batch_pixels][part_channels];
+            float values[buffers][batch_pixels][part_channels];
             auto load = [&](float(&into)[batch_pixels][part_channels], int batch) {
 #pragma unroll
                 for (int b = 0; b < batch_pixels; ++b) {
@@ -234,16 +235,21 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                     }
                 }
             };
-            load(values[0], 0);
-#pragma unroll
+            if constexpr (!Layer::rolled) load(values[0], 0);
+            constexpr int unrolled = Layer::rolled ? 1 : batches;
+#pragma unroll unrolled
             for (int batch = 0; batch < batches; ++batch) {
-                if (batch + 1 < batches) load(values[(batch + 1) % 2], batch + 1);
+                if constexpr (Layer::rolled) {
+                    load(values[0], batch);
+                } else if (batch + 1 < batches) {
+                    load(values[(batch + 1) % 2], batch + 1);
+                }
 #pragma unroll
                 for (int b = 0; b < batch_pixels; ++b) {
                     int pixel = thread + (batch * batch_pixels + b) * producers;
                     if (pixel >= patch_pixels) continue;
-                    store_pixel(stage, pixel, part, values[batch % 2][b]);
-                    largest.add(values[batch % 2][b]);
+                    store_pixel(stage, pixel, part, values[batch % buffers][b]);
+                    largest.add(values[batch % buffers][b]);
                 }
             }
             if (part == parts - 1) {

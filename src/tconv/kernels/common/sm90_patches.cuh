@@ -22,7 +22,7 @@ constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
 static_assert(producer_registers + consumers * consumer_registers == 3 * 168, "what 384 threads get");
 
 // The patch's row of a pair's first pixel.
-TCONV_DEVICE constexpr int pair_row(int pair) {
+[[maybe_unused]] TCONV_DEVICE constexpr int pair_row(int pair) {
     return Layer::pair_pixel[pair] / Layer::patch_columns;
 }
 
@@ -203,8 +203,8 @@ TCONV_DEVICE void consume_all(const Arguments& arguments, unsigned char* memory,
 
 #ifndef TCONV_INNER
 // NOTE: the same in all lanes, and known to be so before roles part: what follows from it then stays in uniform
-// registers, where wgmma takes its descriptors from. Producers by tensor map ask again rather than keep it, others keep
-// it rather than ask again: else pix2pix_outer's spill without TF32 (NVRTC 13.0), or those of 2x2 s2 (13.5).
+// registers, where wgmma takes its descriptors from. Producers by tensor map ask again rather than keep it, but not in
+// sm90_split_forward, nor do others: else fcn8s's spill without TF32 (NVRTC 13.0), or those of 2x2 s2 (13.5).
 TCONV_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 
 // The kernel, from its first line to its last.
@@ -222,7 +222,7 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
         produce_all(arguments, memory, warp);
 #ifdef TCONV_AGAIN
         if (repairs_follow<true>(arguments, memory)) {
-            again::produce_all(arguments, memory, Layer::tensor_map ? own_warp() : warp);
+            again::produce_all(arguments, memory, Layer::tensor_map && !Layer::split ? own_warp() : warp);
         }
 #endif
     } else {
