@@ -47,7 +47,7 @@ struct Class {
     using Staged = StagedWeights<copied, stage_parts * count * chunks / copied>;
 
     // Pairs of the first m_tile, which the second's follow.
-    static constexpr int of_first() {
+    TCONV_DEVICE static constexpr int of_first() {
         int pairs = 0;
         for (int i = 0; i < count; ++i) pairs += Layer::pair_m_tile[begin + i] == 0;
         return pairs;
