@@ -277,16 +277,6 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 }
 
 template <int row_class>
-TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                           Turns& turns, Sums& sums) {
-    if constexpr (Layer::rolled) {
-        multiply_rolled<row_class>(arguments, shared, at, warp, turns, sums);
-    } else {
-        multiply_unrolled<row_class>(arguments, shared, at, warp, turns, sums);
-    }
-}
-
-template <int row_class>
 TCONV_DEVICE void prepare(const uint32_t*, Shared&, int, const Turns&) {}
 
 }  // namespace

@@ -172,7 +172,8 @@ class Layout:
         m_class: the class of each row group.
         slots_y, slots_x: all slots of an axis, ascending.
         imposed_skew: `skew` where another kernel's patches decide.
-        rolled: products and pieces of rows in loops, for what is seldom run and soon compiled.
+        rolled: products, batches of pixels and rows that are stored are loops, for what is seldom
+            run and soon compiled.
     """
 
     problem: Problem

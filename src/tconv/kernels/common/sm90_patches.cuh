@@ -1,6 +1,6 @@
 // What Hopper's kernels on staged patches share: the walk through the tiles.
 //
-// The kernel that includes this defines `multiply`, the products of one tile, and `prepare`, and calls
+// The kernel that includes this defines `multiply_unrolled`, `multiply_rolled` and `prepare`, and calls
 // `run_block`.
 #pragma once
 
@@ -26,10 +26,14 @@ static_assert(producer_registers + consumers * consumer_registers == 3 * 168, "w
     return Layer::pair_pixel[pair] / Layer::patch_columns;
 }
 
-// What the kernel that includes this brings: the products of one tile, and what may begin before it.
+// What the kernel that includes this brings: the products of one tile, unrolled and as loops, and what may begin
+// before it.
 template <int row_class>
-TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                           Turns& turns, Sums& sums);
+TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                                    Turns& turns, Sums& sums);
+template <int row_class>
+TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+                                  Turns& turns, Sums& sums);
 template <int row_class>
 TCONV_DEVICE void prepare(const uint32_t* weights, Shared& shared, int warp, const Turns& turns);
 
@@ -38,7 +42,11 @@ TCONV_DEVICE void multiply_class(const Arguments& arguments, Shared& shared, con
                                  int warp, Turns& turns, Sums& sums) {
     if constexpr (row_class < Layer::classes) {
         if (Layer::classes == 1 || Layer::m_class[at.m_group] == row_class) {
-            multiply<row_class>(arguments, shared, at, warp, turns, sums);
+            if constexpr (Layer::rolled) {
+                multiply_rolled<row_class>(arguments, shared, at, warp, turns, sums);
+            } else {
+                multiply_unrolled<row_class>(arguments, shared, at, warp, turns, sums);
+            }
         } else {
             multiply_class<row_class + 1>(arguments, shared, at, warp, turns, sums);
         }
