@@ -85,6 +85,12 @@ def plans(problem: Problem, stem: str, target: Target = HOPPER) -> list[Plan]:
     return [make_plan(problem, target, c) for c in found if c.stem == stem and c.refusal is None]
 
 
+def new_workspace(chosen: Plan) -> torch.Tensor:
+    """Memory for packing and kernel, all of it not a number."""
+    elements = chosen.packing.elements if chosen.packing is not None else 0
+    return torch.full((elements,), float("nan"))
+
+
 def run(
     chosen: Plan,
     t,
@@ -93,16 +99,17 @@ def run(
     out=None,
     blocks: int = 0,
     packed=None,
+    workspace=None,
 ):
     """The output of packing and kernel, into `out` where it is given.
 
     `blocks`: at most so many of the kernel's launch, in place of the plan's.
     `packed`: what the kernel finds in the workspace, in place of the packing's launch.
+    `workspace`: a new one of `new_workspace`, for a look at it afterwards.
     """
     given = packed is not None
     if not given:
-        elements = chosen.packing.elements if chosen.packing is not None else 0
-        packed = torch.full((elements,), float("nan"))
+        packed = new_workspace(chosen) if workspace is None else workspace
     if out is None:
         out = torch.full(chosen.problem.y_shape, float("nan"))
     used = Operands(

@@ -239,6 +239,21 @@ def test_a_repair_computes_noted_tiles_alone(common):
         assert not same_bits(whole, before)
 
 
+@by_patches
+def test_tiles_are_repaired_once(common):
+    case = Case(2, 48, 64, 1, (12, 70), (3, 3))
+    t = changed(case, lambda x, w: x.mul_(1e6))
+    chosen = half_plan(case, common)
+    laid = family.layout(chosen.problem, chosen.tile)
+    for schedule in ("forward", "random:1"):
+        workspace = emulated_plans.new_workspace(chosen)
+        run(chosen, t, schedule, blocks=2, workspace=workspace)
+        chain = workspace.view(torch.int32)[laid.packed_bytes // 4 + 1 + laid.weight_words :]
+        unused = torch.tensor(float("nan")).view(torch.int32)
+        links = (chain.view(laid.tiles, -1) != unused).sum(1)
+        assert torch.equal(links, torch.ones_like(links))
+
+
 def test_output_must_start_on_a_vector():
     t = operands(PATCH_CASES[0], torch.float32, "contiguous", "cpu")
     assert_wants_vectors(plans(problem_of(PATCH_CASES[0]))[0], t)

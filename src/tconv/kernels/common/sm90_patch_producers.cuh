@@ -62,7 +62,7 @@ struct Largest {
         if constexpr (Layer::half) {
             uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(value));
             bool fits = float16_operands::fit(bits, Layer::pixel_scale, least);
-            if (threadIdx.x % 32 == 0 && (!fits || warp % tile_warps == 0)) {
+            if (threadIdx.x % 32 == 0 && (fits ? warp % tile_warps == 0 : finds_first(shared, tile, warp))) {
                 chain_up(arguments, fits ? shared.repairs.others : shared.repairs.unfit, tile, warp);
             }
         }

@@ -5,7 +5,7 @@
 //
 // arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), one for each warp of the packing,
 // the bits of the largest weight that it has seen, then one for each tile and warp that brings its pixels: the
-// next of the chain. A tile that fits is its first warp's.
+// next of the chain. A tile that fits is its first warp's, one that does not that of the warp which finds it first.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -25,6 +25,13 @@ TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index til
     uint32_t node = uint32_t(tile_warps * tile + warp % tile_warps);
     ptx::griddepcontrol_wait();  // whoever wrote there before
     chain(arguments)[node] = atomicExch(&head, node + 1);
+}
+
+// Whether no other warp has found just before that the same tile does not fit: what is chained up twice is computed
+// twice.
+TCONV_DEVICE bool finds_first(Shared& shared, Index tile, int warp) {
+    uint32_t mark = uint32_t(tile) + 1;
+    return atomicExch(&shared.last_unfit[warp / tile_warps][mark % 4], mark) != mark;
 }
 
 // By the producers, when nothing is left to bring: each warp looks at a part of the weights.

@@ -129,6 +129,7 @@ struct Shared {
     uint64_t empty[rings][stages];
     uint64_t weights_full;
     Repairs repairs;
+    uint32_t last_unfit[rings][4];  // tiles that were chained up last for what does not fit, from 1 on, by tile % 4
     uint32_t largest_weight[4];  // its bits, as each warp of producers has seen it
     Order order[rings];
     uint64_t slot_full[consumers][weight_slots];

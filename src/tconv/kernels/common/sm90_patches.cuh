@@ -148,6 +148,7 @@ TCONV_DEVICE void prepare_block(Shared& shared, Repairs repairs) {
     ptx::fence_mbarrier_init();
     for (uint32_t& word : shared.zeros) word = 0;
     shared.repairs = repairs;
+    for (int i = 0; i < 4 * rings; ++i) shared.last_unfit[i / 4][i % 4] = 0;
 }
 
 #ifdef TCONV_AGAIN
