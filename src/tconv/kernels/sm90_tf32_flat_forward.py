@@ -23,6 +23,9 @@ STEM = "sm90_tf32_flat_forward"
 PACK_STEM = "sm90_tf32_flat_pack"
 DIRECTION: Direction = "forward"
 
+HOPPER = Target.named("sm_90a")
+"""What sources are made for."""
+
 WARPGROUP = 128
 PACK_THREADS = 256
 CONSUMERS = 2
@@ -39,6 +42,11 @@ MOST_RESIDENT_PIXEL_STAGES = 8
 """Beside resident weights, where pixels are all that comes."""
 
 MOST_WEIGHT_STAGES = 8
+ENOUGH_STAGES = (3, 4)
+"""Of pixels and of weights, where the consumers write outputs and rows are of all phases in x. More
+would fit: random59 takes 0.0486 ms so, 0.0504 with four and four and 0.0543 with six and six.
+"""
+
 MOST_BOX = 256
 PACK_POSITIONS = 128
 PACK_WEIGHTS = 320
@@ -47,9 +55,12 @@ float16, where it takes twice the channels, half as many, and half the positions
 """
 
 LEAST_ITEMS = 528
-"""Pieces that the packing is divided into, if it can be: four for each SM of an H100 or H200, so
-that more loads are under way.
+"""Pieces that the packing is divided into, if whole warps' rows allow it: four for each SM of an
+H100 or H200, so that more loads are under way.
 """
+
+LEAST_WEIGHT_ITEMS = 128
+"""Pieces of weights, if they have as many channels: one with many takes longer than all pixels."""
 
 WEIGHT_SCALE = 256
 """Float16 weights are multiplied by it: their largest may then lie between 2^-20 and 255."""
@@ -245,7 +256,14 @@ class Layout:
         return max(1, self.chunks * max(len(row_class) for row_class in self.classes))
 
     def stages(self, target: Target) -> tuple[int, int]:
-        """Stages of pixels, and of each consumer's weights; (0, 0) where they do not fit.
+        """Stages of pixels, and of each consumer's weights; (0, 0) where they do not fit."""
+        pixels, weights = self.fitting_stages(target)
+        if self.tile.storers or self.tile.apart:
+            return pixels, weights
+        return min(pixels, ENOUGH_STAGES[0]), min(weights, ENOUGH_STAGES[1])
+
+    def fitting_stages(self, target: Target) -> tuple[int, int]:
+        """As many stages as shared memory holds.
 
         Four of weights, or three beside the storers' outputs, then pixels, which take longer to
         come, then more weights. Resident weights have a stage for each piece.
@@ -265,10 +283,13 @@ class Layout:
         return 0, 0
 
     def lead(self, target: Target) -> int:
-        """Stages of pixels by which the first consumer is ahead of the second; none where both
-        write their outputs together.
+        """Stages of pixels by which the first consumer is ahead of the second.
+
+        None where both write their outputs together, or where a block has one tile: then the second
+        has nothing to write beside the first's products, and ends later by as much.
         """
-        if self.tile.apart and not self.tile.storers:
+        together = self.tile.apart and not self.tile.storers
+        if together or self.tiles <= target.multiprocessors:
             return 0
         return min(self.stages(target)[0] // 2, -(-self.chunks // 2))
 
@@ -314,10 +335,14 @@ class Layout:
         """Output channels that the packing takes at a time."""
         weights = PACK_WEIGHTS // self.word_channels
         channels = max(1, min(weights // self.problem.taps, GROUP_ROWS // self.row_phases))
-        while channels > self.warp_channels and sum(self._pack_items(channels)) < LEAST_ITEMS:
+        while True:
+            # Whole warps' rows, where they fit.
+            channels -= channels % min(channels, self.warp_channels)
+            of_weights, of_pixels = self._pack_items(channels)
+            divisible = channels > self.warp_channels and of_weights + of_pixels < LEAST_ITEMS
+            if channels == 1 or not (divisible or of_weights < LEAST_WEIGHT_ITEMS):
+                return channels
             channels //= 2
-        # Whole warps' rows, where they fit.
-        return channels - channels % min(channels, self.warp_channels)
 
     @property
     def pack_items(self) -> tuple[int, int]:
@@ -455,7 +480,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     weights = 0 if tile.resident else steps * WEIGHT_BYTES
     copied = (weights + laid.chunks * laid.patch_positions * LINE_BYTES) / 35.9
     # A stage of either ring comes no sooner than this after it was asked for.
-    pixel_stages, weight_stages = laid.stages(target)
+    pixel_stages, weight_stages = laid.fitting_stages(target)
     ahead: float = pixel_stages
     if not tile.resident:
         ahead = min(ahead, weight_stages * max(steps / laid.chunks / 2, 0.5))
@@ -518,7 +543,7 @@ def repairs(problem: Problem, target: Target, tile: Tile) -> tuple[Repair, ...]:
 def _forward_source(laid: Layout, repair: bool) -> KernelSource:
     problem, tile = laid.problem, laid.tile
     index = _index(laid)
-    pixel_stages, weight_stages = laid.stages(Target.named("sm_90a"))
+    pixel_stages, weight_stages = laid.stages(HOPPER)
     shared = pixel_stages * (laid.patch_positions * LINE_BYTES + 16) + laid.output_bytes
     shared += CONSUMERS * weight_stages * (WEIGHT_BYTES + 16)
     shared += 128 + 4 * laid.slots
@@ -550,7 +575,7 @@ def _forward_source(laid: Layout, repair: bool) -> KernelSource:
         ("boxes", laid.boxes),
         ("pixel_stages", pixel_stages),
         ("weight_stages", weight_stages),
-        ("lead", laid.lead(Target.named("sm_90a"))),
+        ("lead", laid.lead(HOPPER)),
         ("row_sets", laid.row_sets),
         ("most_slot_y", laid.most_slot[0]),
         ("most_slot_x", laid.most_slot[1]),

@@ -61,6 +61,16 @@ def in_tf32(chosen):
     return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
 
 
+@pytest.fixture
+def many_tiles(monkeypatch):
+    """More of them than multiprocessors, so that the consumers are apart."""
+    monkeypatch.setattr(family, "HOPPER", dataclasses.replace(HOPPER, multiprocessors=0))
+
+
+def lead(plan_):
+    return dict(plan_.source.constants)["lead"]
+
+
 def same_bits(a, b):
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
@@ -113,11 +123,21 @@ def test_result_does_not_depend_on_the_order_of_threads():
 
 
 @pytest.mark.parametrize("schedule", ("forward", "random:1", "random:3"))
-def test_blocks_that_take_several_tiles_some_without_products(schedule):
+def test_blocks_that_take_several_tiles_some_without_products(schedule, many_tiles):
     case = CASES[13]
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in served(problem_of(case)):
         assert_right(run(chosen, t, schedule, blocks=2), case, t)
+
+
+def test_consumers_are_apart_where_blocks_have_several_tiles(many_tiles):
+    leads = {plan_.tile: lead(plan_) for case in CASES for plan_ in served(problem_of(case))}
+    for tile, found in leads.items():
+        assert (found == 0) == (tile.apart and not tile.storers)
+
+
+def test_consumers_are_in_step_where_blocks_have_one_tile():
+    assert {lead(plan_) for plan_ in served(problem_of(CASES[13]))} == {0}
 
 
 def test_division_by_multiplication():
@@ -131,7 +151,7 @@ def test_division_by_multiplication():
 
 
 @pytest.mark.parametrize("blocks", (2, 4, 8))
-def test_blocks_that_are_a_multiple_of_the_row_sets(blocks):
+def test_blocks_that_are_a_multiple_of_the_row_sets(blocks, many_tiles):
     # Channels in two groups, phases with two slots and with one: a block takes them all by turns.
     case = Case(3, 40, 70, 1, (14, 15), (3, 3), (2, 2), (1, 1), (1, 1))
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -152,7 +172,7 @@ RESIDENT = (
 
 @pytest.mark.parametrize("schedule", ("forward", "random:1"))
 @pytest.mark.parametrize("case", RESIDENT, ids=str)
-def test_resident_weights_change_within_a_block(case, schedule):
+def test_resident_weights_change_within_a_block(case, schedule, many_tiles):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = [p for p in served(problem_of(case)) if p.tile.resident and p.tile.columns < 200]
     assert chosen
@@ -187,7 +207,7 @@ def narrowest_paired(case):
 
 
 @pytest.mark.parametrize("case", PAIRED, ids=str)
-def test_paired_rows(case):
+def test_paired_rows(case, many_tiles):
     t = operands(case, torch.float32, "contiguous", "cpu")
     assert_right(run(alone(narrowest_paired(case)), t), case, t)
 
@@ -352,6 +372,19 @@ def test_refusals_of_tiles(case, reason):
 
 def test_the_plan_prefers_it_for_small_images_of_many_channels():
     assert plan(problem_of(LAYERS["512 to 256, 4x4 s2"]), HOPPER).stem == family.STEM
+
+
+def test_few_weights_are_packed_in_small_pieces():
+    def laid(case, **options):
+        return family.layout(problem_of(case), family.Tile(160, half=True, **options))
+
+    # Channels at a time, and pieces of weights: 128 of these, or single channels.
+    found = laid(LAYERS["256 to 128, 3x3 s2"], apart=True, storers=True)
+    assert (found.part_channels, found.pack_items[0]) == (4, 128)
+    found = laid(Case(4, 64, 20, 1, (32, 32), (8, 8), (4, 4)))
+    assert (found.part_channels, found.pack_items[0]) == (1, 20)
+    found = laid(LAYERS["512 to 256, 4x4 s2"])
+    assert (found.part_channels, found.pack_items[0]) == (8, 256)
 
 
 def test_nearby_widths_share_a_kernel():

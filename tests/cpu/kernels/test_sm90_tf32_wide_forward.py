@@ -286,6 +286,24 @@ def test_rings_leave_room_to_l1(case, tile, stages):
     assert aimed == (case.kernel != (3, 3))
 
 
+def test_consumers_are_in_step_where_a_chunk_has_one_slot():
+    def lead(kernel):
+        case = Case(4, 64, 32, 1, (64, 64), (kernel, kernel), (2, 2))
+        return family.layout(problem_of(case), family.Tile(2, 128)).lead
+
+    assert (lead(2), lead(3)) == (0, 2)
+
+
+def test_few_weights_are_packed_in_small_pieces():
+    def laid(channels):
+        case = Case(8, channels, 64, 1, (64, 64), (2, 2), (2, 2))
+        return family.layout(problem_of(case), family.Tile(1, 256))
+
+    # Channels at a time: 64 pieces, or pieces as small as a unit.
+    found = [(one.pack_channels, one.pack_items) for one in map(laid, (1024, 256, 64))]
+    assert found == [(32, 64), (8, 64), (4, 32)]
+
+
 def test_the_plan_prefers_it_where_packing_the_pixels_would_take_long():
     for name in ("sam_up1", "unet_shallow"):
         assert plan(problem_of(LAYERS[name]), HOPPER).stem == family.STEM

@@ -40,6 +40,9 @@ constexpr int part_weights = Layer::part_channels * taps;
 // Odd, so that the 32 words of one weight lie in different banks.
 constexpr int weight_pitch = part_weights | 1;
 
+// A channel cannot be divided: so many weights of one come with twice the loads under way.
+[[maybe_unused]] constexpr bool many_taps = Layer::part_channels == 1 && taps >= 256;
+
 constexpr int positions = 128 / word_channels;  // of an item: as many loads for a thread
 constexpr int position_pitch = positions + 1;
 
@@ -77,7 +80,7 @@ struct Place {
 template <int count, bool weights, typename Find>
 TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Index step, int in_left,
                             Find find) {
-    constexpr int batch = 4 / word_channels;  // places under way
+    constexpr int batch = (weights && many_taps ? 8 : 4) / word_channels;  // places under way
     constexpr int words = line_words / warps;
     int lane = own_thread() % 32, warp = own_thread() / 32;
     // In float16, neighbours.
