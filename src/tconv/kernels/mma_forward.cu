@@ -345,43 +345,35 @@ struct Block {
                row / 16 * fragment_weights + (row % 8 * 4 + in % 4) * 4 + row / 8 % 2 + in / 4 % 2 * 2;
     }
 
-    // Calls function(in, out, place of the weight, tap in y, tap in x) for a thread's weights.
-    template <typename Function>
-    TCONV_DEVICE static void for_weights(Function function) {
-#pragma unroll 1
-        for (int i = own_thread(); i < Layer::in_channels * tile_channels; i += threads) {
-            int out = i % tile_channels;
-            int in = i / tile_channels;
-#pragma unroll
-            for (int y = 0; y < Layer::kernel_y; ++y) {
-#pragma unroll
-                for (int x = 0; x < Layer::kernel_x; ++x) {
-                    function(in, out, weight_place(in, out, y, x), y, x);
-                }
-            }
-        }
-    }
-
+    // A thread has all taps of two channels.
     TCONV_DEVICE void load_weights(const Position& of) const {
         Weights& weights = shared.weights;
         const float* source = static_cast<const float*>(arguments.weight) +
                               of.group() * Layer::in_channels * arguments.weight_stride_in;
-        int first = of.first_channel();
-        for_weights([&](int in, int out, int place, int y, int x) {
-            constexpr bool whole = Layer::out_channels % tile_channels == 0;
-            bool inside = whole || first + out < Layer::out_channels;
-            const float* from = source + (inside ? in * arguments.weight_stride_in +
-                                                       (first + out) * arguments.weight_stride_out +
-                                                       y * arguments.weight_stride_h +
-                                                       x * arguments.weight_stride_w
-                                                 : 0);
-            ptx::cp_async_ca<4>(&weights.values[place], from, inside);
-        });
+        constexpr bool whole = Layer::out_channels % tile_channels == 0;
+#pragma unroll 1
+        for (int i = own_thread(); i < Layer::in_channels * tile_channels; i += threads) {
+            int in = i / tile_channels, out = i % tile_channels;
+            int channel = of.first_channel() + out;
+            bool inside = whole || channel < Layer::out_channels;
+#pragma unroll
+            for (int y = 0; y < Layer::kernel_y; ++y) {
+#pragma unroll
+                for (int x = 0; x < Layer::kernel_x; ++x) {
+                    const float* from = source + (inside ? in * arguments.weight_stride_in +
+                                                               channel * arguments.weight_stride_out +
+                                                               y * arguments.weight_stride_h +
+                                                               x * arguments.weight_stride_w
+                                                         : 0);
+                    ptx::cp_async_ca<4>(&weights.values[weight_place(in, out, y, x)], from, inside);
+                }
+            }
+        }
         const float* bias = static_cast<const float*>(arguments.bias);
         for (int i = own_thread(); i < tile_channels; i += threads) {
             if constexpr (Layer::bias) {
-                bool inside = first + i < Layer::out_channels;
-                Index offset = of.group() * Layer::out_channels + first + i;
+                bool inside = of.first_channel() + i < Layer::out_channels;
+                Index offset = of.group() * Layer::out_channels + of.first_channel() + i;
                 ptx::cp_async_ca<4>(&weights.bias[i], bias + (inside ? offset : 0), inside);
             } else {
                 weights.bias[i] = 0;
@@ -397,17 +389,26 @@ struct Block {
         __syncthreads();
     }
 
+    // Of all threads, and those that no copy reaches, in an order in which no lanes meet in a bank.
     TCONV_DEVICE void round_weights() const {
-        for_weights([&](int, int, int place, int, int) {
-            float& value = shared.weights.values[place];
-            if constexpr (Layer::split) {
-                Split parts(value);
-                value = __uint_as_float(parts.high);
-                (&value)[128] = __uint_as_float(parts.low);
-            } else {
-                value = operand<true>(value);
+        __syncthreads();
+        for (int i = own_thread(); i < kinds * kind_weights / fragment_weights * 32; i += threads) {
+            float* at = &shared.weights.values[i / 32 * fragment_weights + i % 32 * 4];
+            auto values = *reinterpret_cast<Vector<float, 4>*>(at);
+            Vector<float, 4> rest{};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                if constexpr (Layer::split) {
+                    Split parts(values.values[k]);
+                    values.values[k] = __uint_as_float(parts.high);
+                    rest.values[k] = __uint_as_float(parts.low);
+                } else {
+                    values.values[k] = operand<true>(values.values[k]);
+                }
             }
-        });
+            *reinterpret_cast<Vector<float, 4>*>(at) = values;
+            if constexpr (Layer::split) *reinterpret_cast<Vector<float, 4>*>(at + 128) = rest;
+        }
     }
 
     // Waits for this step's copies and starts those of the next: of the tile's `next_channel`, or
