@@ -14,6 +14,7 @@ import statistics
 import sys
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,8 @@ SWEEPS = {
     "sweep_order_random60.csv": "random60.json",
     "sweep_common.csv": "layers.json",
     "sweep_common_random60.csv": "random60.json",
+    "sweep_in_step.csv": "layers.json",
+    "sweep_in_step_random60.csv": "random60.json",
 }
 _BEFORE_STAGING = ("sweep_layers.csv", "sweep_random60.csv")
 TARGET = Target.named("sm_90a")
@@ -102,18 +105,50 @@ def _timed_before_staging(sweep: str, candidate: Candidate) -> bool:
     return of_kernel and not candidate.tile.resident and sweep in _BEFORE_STAGING
 
 
-def report(measured: list[Row]) -> None:
-    """What the plan's picks cost against the best candidates, and how far each model is off."""
-    losses = []
+class Pick(NamedTuple):
+    """What the plan takes for a layer.
+
+    Attributes:
+        picked, best: the plan's candidate and the fastest of those measured.
+        loss: the time of the first over that of the second; None where no sweep measured it.
+    """
+
+    layer: str
+    picked: Candidate
+    best: Candidate
+    loss: float | None
+
+
+def picks(measured: list[Row]) -> list[Pick]:
+    """What the plan's picks cost against the best candidates, one for each layer."""
+    found = []
     for name in dict.fromkeys(row.layer for row in measured):
-        of_layer = [row for row in measured if row.layer == name]
-        best = min(of_layer, key=lambda row: row.seconds)
-        pick = min(of_layer, key=lambda row: row.candidate.cost)
-        losses.append((pick.seconds / best.seconds, name, pick.candidate, best.candidate))
-    mean = math.exp(statistics.mean(math.log(loss) for loss, *_ in losses))
-    print(f"{len(losses)} layers: the pick takes {mean:.3f} of the best, geometric mean")
-    for loss, name, pick, best in sorted(losses, key=lambda row: -row[0])[:12]:
-        print(f"  {loss:.2f} {name}: {pick.stem} {pick.tile}, best {best.stem} {best.tile}")
+        of_layer = {row.candidate: row.seconds for row in measured if row.layer == name}
+        picked = candidates(next(r.problem for r in measured if r.layer == name), TARGET)[0]
+        best = min(of_layer, key=lambda candidate: of_layer[candidate])
+        seconds = of_layer.get(picked)
+        found.append(Pick(name, picked, best, seconds and seconds / of_layer[best]))
+    return found
+
+
+def mean_loss(found: list[Pick]) -> float:
+    """The geometric mean of those that were measured."""
+    return math.exp(statistics.mean(math.log(pick.loss) for pick in found if pick.loss))
+
+
+def report(measured: list[Row]) -> None:
+    """Prints the picks, and how far each model is off."""
+    found = picks(measured)
+    known = [pick for pick in found if pick.loss]
+    print(f"{len(known)} layers: the pick takes {mean_loss(found):.3f} of the best, geometric mean")
+    for pick in sorted(known, key=lambda pick: -(pick.loss or 0))[:12]:
+        print(
+            f"  {pick.loss:.2f} {pick.layer}: {pick.picked.stem} {pick.picked.tile}, "
+            f"best {pick.best.stem} {pick.best.tile}"
+        )
+    for pick in found:
+        if pick.loss is None:
+            print(f"  no sweep measured the pick for {pick.layer}: {pick.picked}")
     for stem in dict.fromkeys(row.candidate.stem for row in measured):
         off = [
             math.log(row.seconds / row.candidate.cost)
@@ -221,8 +256,8 @@ def fit_flat(measured: list[Row], half: bool) -> None:
         1 if one & (one - 1) == 0 else 1.6 for one in strides
     )
     patch = column(one.chunks * one.patch_positions * flat.LINE_BYTES for one in laid)
-    pixel_stages = column(one.stages(TARGET)[0] for one in laid)
-    weight_stages = column(one.stages(TARGET)[1] for one in laid)
+    pixel_stages = column(one.fitting_stages(TARGET)[0] for one in laid)
+    weight_stages = column(one.fitting_stages(TARGET)[1] for one in laid)
     resident = column(one.tile.resident for one in laid) > 0
     ahead = weight_stages * np.maximum(steps / chunks / 2, 0.5)
     ahead = np.where(resident, pixel_stages, np.minimum(pixel_stages, ahead))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import logging
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +130,16 @@ def test_what_is_packed_is_waited_for():
         shared = re.findall(r"#include <(common/\S+)>", text)
         texts = [text, *((KERNEL_DIRECTORY / header).read_text() for header in shared)]
         assert any("ptx::griddepcontrol_wait()" in text for text in texts), family.STEM
+
+
+def test_picks_are_measured_and_near_the_best(monkeypatch):
+    path = Path(__file__).parents[2] / "benchmarks/fit_costs.py"
+    spec = importlib.util.spec_from_file_location("fit_costs", path)
+    fit_costs = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "fit_costs", fit_costs)  # which its dataclasses look for
+    spec.loader.exec_module(fit_costs)
+    found = fit_costs.picks(fit_costs.rows())
+    assert len(found) == 89
+    assert [pick for pick in found if pick.loss is None] == []
+    assert fit_costs.mean_loss(found) <= 1.05
+    assert max(pick.loss for pick in found) <= 1.25

@@ -424,6 +424,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     dearer = 1 if laid.parts == 1 or tile.apart else 1.08
     if laid.chunks <= 4 and waves >= 4 and _vector(problem) > 1:
         dearer *= 0.86
+    if laid.slots == 1:
+        dearer *= 0.87  # by hand, since weights are packed in more pieces and consumers in step
     return dearer * (max(busy, moved) + 0.4 * min(busy, moved) + packing)
 
 

@@ -143,7 +143,7 @@ def test_repairs(capsys, monkeypatch):
 def test_what_is_launched_before_the_kernel(capsys):
     """Its name and what it does: it lays weights out, or clears counts."""
     for layer, inputs, does in (
-        (LAYER[1], "8x32x32", "sm90_tf32_pack lays the weights out"),
+        (LAYER[1], "8x256x256", "sm90_tf32_pack lays the weights out"),
         (
             "32,64,3,5,padding=1,dilation=2",
             "16x64x128",

@@ -268,7 +268,7 @@ def test_a_model_around_the_layer_trains(exported_files, full_float32):
                 optimizer.zero_grad()
                 module(*inputs).square().mean().backward()
                 optimizer.step()
-    assert any(name.endswith("_forward_2") for name in extension.launched)  # the second layer's
+    assert any(name.endswith("_2") for name in extension.launched)  # one of the second layer's
     for want, got in zip(model.parameters(), new.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
