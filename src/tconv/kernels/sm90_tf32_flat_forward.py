@@ -468,6 +468,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing, kernel and repair, and of the host."""
+    return family.with_host(_device_cost(problem, target, tile))
+
+
+def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel.
 
     Cycles of an SM at 1.7 GHz, fitted by least squares of the logarithm to 627 rows of the sweeps

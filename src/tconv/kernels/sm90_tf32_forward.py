@@ -751,6 +751,11 @@ _FITS = {
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing and kernel, and of the host."""
+    return family.with_host(_device_cost(problem, target, tile))
+
+
+def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel: a fit to measured times."""
     laid = layout(problem, tile)
     fit = _FITS[tile.half, tile.resident]
@@ -783,7 +788,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.common:
         # By hand, from sweep_common.csv: 0.4 of what a common patch saves by this model is saved,
         # and some power, which counts where products are many.
-        alone = cost(problem, target, dataclasses.replace(tile, common=False))
+        alone = _device_cost(problem, target, dataclasses.replace(tile, common=False))
         modelled = 0.4 * modelled + 0.6 * alone
         if tile.resident and not tile.sectors:
             modelled *= 1 - 0.05 * many

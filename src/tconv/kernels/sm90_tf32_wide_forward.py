@@ -426,7 +426,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         dearer *= 0.86
     if laid.slots == 1:
         dearer *= 0.87  # by hand, since weights are packed in more pieces and consumers in step
-    return dearer * (max(busy, moved) + 0.4 * min(busy, moved) + packing)
+    device = dearer * (max(busy, moved) + 0.4 * min(busy, moved) + packing)
+    return family.with_host(device)
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
