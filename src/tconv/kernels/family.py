@@ -142,8 +142,8 @@ _INDEX_LIMIT = 2**31 - 2**20  # room for the last tile's overhang
 
 
 _HOST_SECONDS = 16.5e-6
-"""Of a call of several launches and their workspace, about three quarters of what it takes a host
-on which a call of one launch takes 14 us.
+"""Three quarters of what a call of two launches and their workspace takes a host on which one of a
+single launch takes 16 us.
 """
 
 

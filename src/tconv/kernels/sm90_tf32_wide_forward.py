@@ -426,6 +426,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         dearer *= 0.86
     if laid.slots == 1:
         dearer *= 0.87  # by hand, since weights are packed in more pieces and consumers in step
+    if len(laid.column_class) > 1:
+        dearer *= 1.03  # pixels are read again for other columns: 128 to 64 channels, in_step.log
     device = dearer * (max(busy, moved) + 0.4 * min(busy, moved) + packing)
     return family.with_host(device)
 
