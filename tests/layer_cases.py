@@ -22,6 +22,7 @@ __all__ = [
     "Case",
     "Operands",
     "assert_maps_right",
+    "assert_output_right",
     "operands",
     "random_cases",
     "reference",
@@ -138,6 +139,16 @@ def three_maps(case: Case, tensors: Operands) -> tuple[Tensor, Tensor, Tensor]:
             run.input_gradient(t.grad_output, t.w, case.size, *case.geometry),
             run.weight_gradient(t.x, t.grad_output, case.kernel, *case.geometry, False),
         )
+
+
+def assert_output_right(case: Case, tensors: Operands, *, tf32: bool = False) -> None:
+    """`assert_maps_right` of the first map alone: what a tile of a forward kernel decides."""
+    t = tensors
+    with poisoned_memory():
+        out = run.forward(t.x, t.w, t.bias, *case.geometry)
+    (want,) = expected(case.layer, t, tf32=tf32, output_alone=True)
+    wrong = want.why_wrong(out)
+    assert wrong is None, f"{case}: {wrong}"
 
 
 def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> list[Tensor]:

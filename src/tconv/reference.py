@@ -7,6 +7,7 @@ bounds hold the kernels to.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -148,25 +149,42 @@ def poisoned_memory() -> Iterator[None]:
         deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
-def maps(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> list[Tensor]:
+def maps(
+    layer: Layer,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    *,
+    output_alone: bool = False,
+) -> list[Tensor]:
     """The maps in float64, by PyTorch, on the operands' device; the bias's gradient if it has one.
 
     Large batches are taken in parts.
+
+    Args:
+        layer: the layer.
+        x, w, bias, y: its operands; y is the gradient of the output.
+        output_alone: the first map and no gradient.
     """
     stride, padding, output_padding, dilation, groups = layer.geometry
-    wide = w.double().requires_grad_()
+    wide = w.double().requires_grad_(not output_alone)
     wide_bias = None if bias is None else bias.double()
     images = max(1, _MOST_ELEMENTS * len(x) // (x.numel() + y.numel()))
     outputs, x_gradients, w_gradient = [], [], torch.zeros_like(wide)
     for part, part_y in zip(x.split(images), y.split(images), strict=True):
-        part = part.double().requires_grad_()
+        part = part.double().requires_grad_(not output_alone)
         out = F.conv_transpose2d(
             part, wide, wide_bias, stride, padding, output_padding, groups, dilation
         )
-        x_gradient, of_part = torch.autograd.grad(out, (part, wide), part_y.double())
         outputs.append(out.detach())
+        if output_alone:
+            continue
+        x_gradient, of_part = torch.autograd.grad(out, (part, wide), part_y.double())
         x_gradients.append(x_gradient)
         w_gradient += of_part
+    if output_alone:
+        return [torch.cat(outputs)]
     results = [torch.cat(outputs), torch.cat(x_gradients), w_gradient]
     return results if bias is None else [*results, y.double().sum((0, 2, 3))]
 
@@ -247,7 +265,9 @@ class Expected:
         return None
 
 
-def expected(layer: Layer, tensors: Operands, *, tf32: bool = False) -> list[Expected]:
+def expected(
+    layer: Layer, tensors: Operands, *, tf32: bool = False, output_alone: bool = False
+) -> list[Expected]:
     """What the maps of the operands should be, in the order of `MAPS`.
 
     Args:
@@ -255,21 +275,23 @@ def expected(layer: Layer, tensors: Operands, *, tf32: bool = False) -> list[Exp
         tensors: its operands.
         tf32: TF32 is allowed: the contract's result takes operands rounded to TF32 wherever the
             contract rounds them, so that the bounds stay those of float32.
+        output_alone: the first of `MAPS` alone.
     """
     t = tensors
-    exact = maps(layer, t.x, t.w, t.bias, t.grad_output)
+    wanted = functools.partial(maps, layer, output_alone=output_alone)
+    exact = wanted(t.x, t.w, t.bias, t.grad_output)
     contract = exact
     in_channels, out_channels = layer.in_channels // layer.groups, layer.w_shape[1]
     reduced = (in_channels, out_channels, min(in_channels, out_channels))
     if tf32 and t.x.dtype == torch.float32 and max(reduced) >= TF32_LEAST_CHANNELS:
         x, w, y = (round_to_tf32(operand) for operand in (t.x, t.w, t.grad_output))
-        rounded = maps(layer, x, w, t.bias, y)
+        rounded = wanted(x, w, t.bias, y)
         contract = [
             r if channels >= TF32_LEAST_CHANNELS else e
             for r, e, channels in zip(rounded, exact, reduced, strict=False)
         ] + exact[3:]
     absolute_bias = None if t.bias is None else t.bias.abs()
-    magnitude = maps(layer, t.x.abs(), t.w.abs(), absolute_bias, t.grad_output.abs())
+    magnitude = wanted(t.x.abs(), t.w.abs(), absolute_bias, t.grad_output.abs())
     taps = layer.kernel_size[0] * layer.kernel_size[1]
     terms = (
         in_channels * taps,

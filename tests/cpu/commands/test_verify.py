@@ -178,6 +178,16 @@ def test_few_channels_are_held_to_float32():
     assert not torch.equal(wants[1].exact, wants[1].contract)
 
 
+def test_the_output_alone_is_the_first_map():
+    for layer in random_layers(6, seed=4, channels=24):
+        t = operands(layer, torch.float32, "contiguous", "cpu")
+        want, *_ = expected(layer, t, tf32=True)
+        (found,) = expected(layer, t, tf32=True, output_alone=True)
+        assert (found.name, found.terms, found.cuts) == (want.name, want.terms, want.cuts)
+        for name in ("exact", "contract", "magnitude"):
+            assert torch.equal(getattr(found, name), getattr(want, name))
+
+
 def test_reference_in_parts_is_the_whole(monkeypatch):
     for layer in random_layers(6, seed=3):
         t = operands(layer, torch.float32, "contiguous", "cpu")

@@ -235,7 +235,8 @@ def assert_output_right(module, case, t):
         y = module.transposed_convolution(
             t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
         )
-    wrong = expected(case.layer, t, tf32=True)[0].why_wrong(y)
+    (want,) = expected(case.layer, t, tf32=True, output_alone=True)
+    wrong = want.why_wrong(y)
     assert wrong is None, f"{case}: {wrong}"
 
 
