@@ -181,6 +181,9 @@ def test_every_tile_of_many_channels(family, tile):
         Case(5, 40, 70, 2, (21, 35), (2, 2), (2, 2), bias=False),
         Case(2, 100, 150, 1, (11, 13), (3, 3), (2, 2), (1, 1), (1, 0), (2, 2)),  # empty phases
         Case(4, 33, 21, 1, (5, 67), (3, 7), (1, 3), (1, 2)),
+        # More tiles than multiprocessors: the flat kernel's consumers are apart.
+        Case(80, 66, 40, 1, (15, 17), (4, 4), (2, 2), (1, 1)),
+        Case(80, 66, 40, 1, (15, 17), (3, 3), (2, 2), (1, 1)),
     ):
         for candidate in of_tile(family, tile, case):
             served += 1

@@ -22,8 +22,9 @@
 // Both operands lie in shared memory with 128-byte swizzle; a slot is a start address. Outputs go
 // through shared memory too, where phases are interleaved, to be written as pieces of whole rows:
 // by storers beside the next tile's products, some channels after the other, or by the consumers,
-// some columns after the other, which leaves the shared memory to the operands. The second consumer
-// starts `lead` stages of pixels after the first: in step they would wait at the same time.
+// some columns after the other, which leaves the shared memory to the operands. Where tiles follow each
+// other the second consumer starts `lead` stages of pixels after the first: in step they would wait at
+// the same time.
 //
 // Layer::paired: the two consumers have two phases in y of the same channels, which are every other
 // row of the output, and a tile is whole rows of positions. The storers write both rows' pieces in

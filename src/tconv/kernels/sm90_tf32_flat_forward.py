@@ -330,7 +330,7 @@ class Layout:
         """Both."""
         return self.weight_elements + self.pixel_elements
 
-    @property
+    @functools.cached_property
     def part_channels(self) -> int:
         """Output channels that the packing takes at a time."""
         weights = PACK_WEIGHTS // self.word_channels
@@ -484,7 +484,8 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     products = 1.15 * steps * 2 * tile.columns
     weights = 0 if tile.resident else steps * WEIGHT_BYTES
     copied = (weights + laid.chunks * laid.patch_positions * LINE_BYTES) / 35.9
-    # A stage of either ring comes no sooner than this after it was asked for.
+    # A stage of either ring comes no sooner than this after it was asked for. Fitted when a block
+    # had as many as fit.
     pixel_stages, weight_stages = laid.fitting_stages(target)
     ahead: float = pixel_stages
     if not tile.resident:
