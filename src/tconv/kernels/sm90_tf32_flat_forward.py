@@ -59,6 +59,11 @@ LEAST_ITEMS = 528
 H100 or H200, so that more loads are under way.
 """
 
+MANY_TAPS = 256
+"""Of one channel: pieces of them are those of one phase in y, as common/sm90_tf32_flat_packing.cuh
+has it.
+"""
+
 LEAST_WEIGHT_ITEMS = 128
 """Pieces of weights, if they have as many channels: one with many takes longer than all pixels."""
 
@@ -352,9 +357,13 @@ class Layout:
     def _pack_items(self, part_channels: int) -> tuple[int, int]:
         channels = -(-self.problem.out_channels_per_group // self.warp_channels)
         parts = -(-channels * self.warp_channels // part_channels)
+        parts *= self.problem.height.stride if self._packs_by_phase(part_channels) else 1
         planes = self.problem.groups * self.chunks
         positions = PACK_POSITIONS // self.word_channels
         return planes * parts, planes * -(-self.positions // positions)
+
+    def _packs_by_phase(self, part_channels: int) -> bool:
+        return part_channels == 1 and self.problem.taps >= MANY_TAPS
 
     @property
     def pack_blocks(self) -> int:
@@ -364,7 +373,10 @@ class Layout:
     @property
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
-        weights = self.part_channels * self.problem.taps | 1
+        y, x = self.problem.height, self.problem.width
+        step = y.stride // math.gcd(y.stride, y.dilation)
+        rows = -(-y.kernel // step) if self._packs_by_phase(self.part_channels) else y.kernel
+        weights = self.part_channels * rows * x.kernel | 1
         positions = PACK_POSITIONS // self.word_channels
         staged = LINE_WORDS * max(weights, positions + 1) * 4
         return staged + PACK_THREADS // 32 * 4

@@ -26,7 +26,7 @@ TCONV_DEVICE void note(const Fields& arguments, Shared& shared, uint32_t noted) 
     }
 }
 
-constexpr int blocks_of_sm = flat::packing::many_taps ? 3 : 5;  // as registers allow
+constexpr int blocks_of_sm = 5;
 constexpr unsigned few_blocks = blocks_of_sm * 132;  // which an H100 or H200 runs at a time
 
 }  // namespace

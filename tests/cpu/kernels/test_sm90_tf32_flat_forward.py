@@ -42,7 +42,7 @@ CASES = (
     Case(2, 72, 33, 2, (6, 5), (4, 4), (2, 2), (1, 1)),
     Case(2, 66, 20, 1, (5, 6), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
     Case(1, 130, 24, 1, (9, 11), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
-    # So many taps that one channel's are packed at a time.
+    # So many taps that each phase in y is packed by itself.
     Case(1, 40, 3, 1, (3, 4), (16, 16), (8, 8), (4, 4)),
     Case(1, 9, 2, 1, (4, 3), (17, 16), (3, 4), (2, 1), (0, 0), (2, 1)),
 )

@@ -36,12 +36,17 @@ constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 [[maybe_unused]] constexpr int phases = flat::row_phases;
 constexpr int channels = flat::channel_tiles * flat::warp_channels;  // with those that are none
 [[maybe_unused]] constexpr int parts = (channels + Layer::part_channels - 1) / Layer::part_channels;
-constexpr int part_weights = Layer::part_channels * taps;
+// An item's taps: all, or so many of one channel that they are those of one phase in y, every
+// row_step-th row of the kernel.
+constexpr bool by_phase = Layer::part_channels == 1 && taps >= 256;
+TCONV_DEVICE constexpr int greatest_divisor(int a, int b) { return b == 0 ? a : greatest_divisor(b, a % b); }
+constexpr int row_step =
+    by_phase ? Layer::stride_y / greatest_divisor(Layer::stride_y, Layer::dilation_y) : 1;
+constexpr int part_taps = (Layer::kernel_y + row_step - 1) / row_step * Layer::kernel_x;
+[[maybe_unused]] constexpr int item_phases = by_phase ? Layer::stride_y : 1;
+constexpr int part_weights = Layer::part_channels * part_taps;
 // Odd, so that the 32 words of one weight lie in different banks.
 constexpr int weight_pitch = part_weights | 1;
-
-// A channel cannot be divided: so many weights of one come with twice the loads under way.
-[[maybe_unused]] constexpr bool many_taps = Layer::part_channels == 1 && taps >= 256;
 
 constexpr int positions = 128 / word_channels;  // of an item: as many loads for a thread
 constexpr int position_pitch = positions + 1;
@@ -80,7 +85,7 @@ struct Place {
 template <int count, bool weights, typename Find>
 TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Index step, int in_left,
                             Find find) {
-    constexpr int batch = (weights && many_taps ? 8 : 4) / word_channels;  // places under way
+    constexpr int batch = 4 / word_channels;  // places under way
     constexpr int words = line_words / warps;
     int lane = own_thread() % 32, warp = own_thread() / 32;
     // In float16, neighbours.
@@ -150,18 +155,33 @@ TCONV_DEVICE uint4 gather(const uint32_t* from, int pitch) {
 template <typename Fields>
 TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared,
                                    int item) {
-    int group = item / (chunks * parts);
-    int rest = item - group * (chunks * parts);
-    int chunk = rest / parts;
-    int first_channel = (rest - chunk * parts) * Layer::part_channels;
+    int group = item / (chunks * parts * item_phases);
+    int rest = item - group * (chunks * parts * item_phases);
+    int chunk = rest / (parts * item_phases);
+    rest -= chunk * (parts * item_phases);
+    int first_channel = rest / item_phases * Layer::part_channels;
+    int first_phase = rest % item_phases;
+    int first_row = 0;  // of the kernel, where the item is one of a phase; beyond it if there is none
+    if constexpr (by_phase) {
+        while (first_row < row_step &&
+               first_row * Layer::dilation_y % Layer::stride_y != first_phase) {
+            ++first_row;
+        }
+        if (first_row == row_step) first_row = Layer::kernel_y;
+    }
 
     const float* weight = static_cast<const float*>(arguments.weight) +
                           (Index(group) * Layer::in_channels + chunk * depth) *
                               arguments.weight_stride_in +
                           first_channel * arguments.weight_stride_out;
     int in_left = Layer::in_channels - chunk * depth;
-    int left = (Layer::out_channels - first_channel) * taps;
+    int left = (Layer::out_channels - first_channel) * part_taps;
     if (left > part_weights) left = part_weights;
+    // Fewer rows than others have.
+    if constexpr (by_phase) {
+        int rows = (Layer::kernel_y - first_row + row_step - 1) / row_step;
+        left = min(left, rows * Layer::kernel_x);
+    }
     constexpr int rounds = (part_weights + 31) / 32;
     bool dense = arguments.weight_stride_w == 1 &&
                  arguments.weight_stride_h == Layer::kernel_x &&
@@ -171,15 +191,20 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
     if (dense) {
         noted = stage<rounds, true>(
             into, weight_pitch, part_weights, arguments.weight_stride_in, in_left,
-            [&](int place) { return Place{weight + place, place < left}; });
+            [&](int place) {
+                int row = by_phase ? place / Layer::kernel_x : 0;
+                int skipped = first_row + row * (row_step - 1);
+                return Place{weight + place + skipped * Layer::kernel_x, place < left};
+            });
     } else {
         noted = stage<rounds, true>(
             into, weight_pitch, part_weights, arguments.weight_stride_in, in_left,
             [&](int place) {
-                int out = place / taps;
-                int tap = place - out * taps;
+                int out = place / part_taps;
+                int tap = place - out * part_taps;
+                int row = first_row + tap / Layer::kernel_x * row_step;
                 return Place{weight + out * arguments.weight_stride_out +
-                                 tap / Layer::kernel_x * arguments.weight_stride_h +
+                                 row * arguments.weight_stride_h +
                                  tap % Layer::kernel_x * arguments.weight_stride_w,
                              place < left};
             });
@@ -189,9 +214,10 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
     int lane = own_thread() % 32;
     int piece = lane % 8;
 #pragma unroll 1
-    for (int phase = 0; phase < Layer::stride_y * flat::shares_x; ++phase) {
+    for (int phase = 0; phase < Layer::stride_y / item_phases * flat::shares_x; ++phase) {
         int phase_y = phase / flat::shares_x;
         int share_x = phase - phase_y * flat::shares_x;
+        phase_y += first_phase;
         // The part may lie in several row groups.
         int last_group =
             flat::row_group(phase_y, share_x, first_channel + Layer::part_channels - 1);
@@ -225,8 +251,9 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                               reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x;
                 uint4 values = make_uint4(0, 0, 0, 0);
                 if (exists) {
-                    values = gather(shared.weights[piece * 4] + row / phases * taps +
-                                        tap_y * Layer::kernel_x + tap_x,
+                    int staged_row = by_phase ? (tap_y - first_row) / row_step : tap_y;
+                    values = gather(shared.weights[piece * 4] + row / phases * part_taps +
+                                        staged_row * Layer::kernel_x + tap_x,
                                     weight_pitch);
                 }
                 int line = flat::first_row(phase_y, channel) + row % phases;
