@@ -186,8 +186,14 @@ struct Position {
             if (gridDim.x % Layer::row_sets == 0) {
                 row_set = (row_set + tile / int(gridDim.x)) % Layer::row_sets;
             }
-            next = rest / Layer::groups;
-            group = rest - next * Layer::groups;
+            if constexpr (Layer::groups_outermost) {
+                int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
+                group = rest / positions;
+                next = rest - group * positions;
+            } else {
+                next = rest / Layer::groups;
+                group = rest - next * Layer::groups;
+            }
             left = 0;
         }
         if constexpr (flat::paired) {

@@ -165,6 +165,18 @@ def test_blocks_that_are_a_multiple_of_the_row_sets(blocks, many_tiles):
             assert_right(run(alone(chosen), t, blocks=blocks), case, t)
 
 
+@pytest.mark.parametrize("schedule", ("forward", "random:1"))
+def test_groups_that_follow_each_other(schedule, many_tiles, monkeypatch):
+    monkeypatch.setattr(family, "LEAST_BYTES_OF_GROUPS", 0)
+    case = Case(3, 72, 70, 2, (7, 15), (3, 3), (2, 2), (1, 1), (1, 1))
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for plan_ in served(problem_of(case)):
+        constants = dict(plan_.source.constants)
+        assert constants["groups_outermost"]
+        assert constants["row_sets"] > 1
+        assert_right(run(alone(plan_), t, schedule, blocks=3), case, t)
+
+
 # Row sets whose weights differ in number, groups, a row group that is none, and empty phases; more
 # positions than a tile's.
 RESIDENT = (
