@@ -308,7 +308,7 @@ class Layout:
         return image_tiles.store_vector(self.problem)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     y, x = taps_of(problem.height), taps_of(problem.width)

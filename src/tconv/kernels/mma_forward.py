@@ -565,7 +565,7 @@ def output_pitch(used: int, stride: int, is_channel: bool) -> int:
     return min(range(first, first + 32, 4), key=lambda pitch: (conflicts(pitch), pitch))
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     y, x = taps_of(problem.height), taps_of(problem.width)

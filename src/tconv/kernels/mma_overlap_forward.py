@@ -372,7 +372,7 @@ def spare_registers(problem: Problem, tile: Tile, fragments: int) -> int:
     return tile.registers - other
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout | None:
     """Lays a tile over a problem; None where the warps cannot hold the weights."""
     division = divide(problem, tile)

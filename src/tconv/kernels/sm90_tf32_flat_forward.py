@@ -411,7 +411,7 @@ class Layout:
         return self.status + self.pack_blocks + 1 if self.tile.half else self.operand_elements
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     y, x = problem.height, problem.width

@@ -494,7 +494,7 @@ class Layout:
         return 1 + (self.weight_words + notes if self.tile.half else 0)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     y, x = problem.height, problem.width

@@ -363,7 +363,7 @@ def vector_of(problem: Problem, lead: int) -> int:
     return 1
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     return Layout(problem, tile)

@@ -314,7 +314,7 @@ class Layout:
         return CHANNELS * (self.pack_channels * self.problem.taps | 1) * 4
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     y, x = problem.height, problem.width
