@@ -184,6 +184,8 @@ def test_every_tile_of_many_channels(family, tile):
         # More tiles than multiprocessors: the flat kernel's consumers are apart.
         Case(80, 66, 40, 1, (15, 17), (4, 4), (2, 2), (1, 1)),
         Case(80, 66, 40, 1, (15, 17), (3, 3), (2, 2), (1, 1)),
+        # So many taps that the flat kernel's packing takes each phase in y by itself.
+        Case(2, 70, 21, 1, (9, 11), (16, 16), (8, 8), (4, 4)),
         # So many weights that the flat kernel takes group after group.
         Case(2, 2048, 1024, 2, (5, 6), (2, 2), (2, 2), bias=False),
     ):

@@ -187,6 +187,7 @@ struct Position {
                 row_set = (row_set + tile / int(gridDim.x)) % Layer::row_sets;
             }
             if constexpr (Layer::groups_outermost) {
+                // A turn of the blocks then reads few groups' weights.
                 int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
                 group = rest / positions;
                 next = rest - group * positions;

@@ -60,9 +60,7 @@ H100 or H200, so that more loads are under way.
 """
 
 MANY_TAPS = 256
-"""Of one channel: pieces of them are those of one phase in y, as common/sm90_tf32_flat_packing.cuh
-has it.
-"""
+"""Of one channel, from which on a piece of weights is of one phase in y."""
 
 LEAST_WEIGHT_ITEMS = 128
 """Pieces of weights, if they have as many channels: one with many takes longer than all pixels."""
@@ -371,13 +369,20 @@ class Layout:
     def _pack_items(self, part_channels: int) -> tuple[int, int]:
         channels = -(-self.problem.out_channels_per_group // self.warp_channels)
         parts = -(-channels * self.warp_channels // part_channels)
-        parts *= self.problem.height.stride if self._packs_by_phase(part_channels) else 1
+        parts *= self.problem.height.stride if self._row_step(part_channels) > 1 else 1
         planes = self.problem.groups * self.chunks
         positions = PACK_POSITIONS // self.word_channels
         return planes * parts, planes * -(-self.positions // positions)
 
-    def _packs_by_phase(self, part_channels: int) -> bool:
-        return part_channels == 1 and self.problem.taps >= MANY_TAPS
+    @property
+    def packed_row_step(self) -> int:
+        """Rows of the kernel from one of a piece to its next: those of a phase in y, or 1."""
+        return self._row_step(self.part_channels)
+
+    def _row_step(self, part_channels: int) -> int:
+        y = self.problem.height
+        many = part_channels == 1 and self.problem.taps >= MANY_TAPS
+        return y.stride // math.gcd(y.stride, y.dilation) if many else 1
 
     @property
     def pack_blocks(self) -> int:
@@ -388,8 +393,7 @@ class Layout:
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
         y, x = self.problem.height, self.problem.width
-        step = y.stride // math.gcd(y.stride, y.dilation)
-        rows = -(-y.kernel // step) if self._packs_by_phase(self.part_channels) else y.kernel
+        rows = -(-y.kernel // self.packed_row_step)
         weights = self.part_channels * rows * x.kernel | 1
         positions = PACK_POSITIONS // self.word_channels
         staged = LINE_WORDS * max(weights, positions + 1) * 4
@@ -542,7 +546,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     # By hand, for stylegan2_mod and fcn8s.
     modelled *= (1.03 if tile.apart and tile.storers else 1) * (0.88 if tile.resident else 1)
     modelled *= 1.03 if tile.storers and tile.columns > 160 else 1
-    if laid.groups_outermost:
+    if laid.groups_outermost:  # for stylegan2_mod too
         modelled *= 0.945 if tile.storers else 1.03
     # What 278 rows with dependent launches showed since: rows on 16 bytes cost less, phases with
     # different slots more.
@@ -802,6 +806,7 @@ def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
     return (
         ("packs_half", laid.tile.half),
         ("part_channels", laid.part_channels),
+        ("packed_row_step", laid.packed_row_step),
         *hopper.tap_constants(laid.problem),
     )
 

@@ -45,6 +45,7 @@ CASES = (
     # So many taps that each phase in y is packed by itself.
     Case(1, 40, 3, 1, (3, 4), (16, 16), (8, 8), (4, 4)),
     Case(1, 9, 2, 1, (4, 3), (17, 16), (3, 4), (2, 1), (0, 0), (2, 1)),
+    Case(1, 9, 2, 1, (4, 3), (16, 16), (4, 4), (2, 1), (0, 0), (2, 1)),  # of which two have none
 )
 
 

@@ -36,14 +36,11 @@ constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 [[maybe_unused]] constexpr int phases = flat::row_phases;
 constexpr int channels = flat::channel_tiles * flat::warp_channels;  // with those that are none
 [[maybe_unused]] constexpr int parts = (channels + Layer::part_channels - 1) / Layer::part_channels;
-// An item's taps: all, or so many of one channel that they are those of one phase in y, every
-// row_step-th row of the kernel.
-constexpr bool by_phase = Layer::part_channels == 1 && taps >= 256;
-TCONV_DEVICE constexpr int greatest_divisor(int a, int b) { return b == 0 ? a : greatest_divisor(b, a % b); }
-constexpr int row_step =
-    by_phase ? Layer::stride_y / greatest_divisor(Layer::stride_y, Layer::dilation_y) : 1;
+// An item's taps: all, or where the host says so those of one phase in y, every row_step-th row of
+// the kernel.
+constexpr int row_step = Layer::packed_row_step;
 constexpr int part_taps = (Layer::kernel_y + row_step - 1) / row_step * Layer::kernel_x;
-[[maybe_unused]] constexpr int item_phases = by_phase ? Layer::stride_y : 1;
+[[maybe_unused]] constexpr int item_phases = row_step > 1 ? Layer::stride_y : 1;
 constexpr int part_weights = Layer::part_channels * part_taps;
 // Odd, so that the 32 words of one weight lie in different banks.
 constexpr int weight_pitch = part_weights | 1;
@@ -162,7 +159,7 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
     int first_channel = rest / item_phases * Layer::part_channels;
     int first_phase = rest % item_phases;
     int first_row = 0;  // of the kernel, where the item is one of a phase; beyond it if there is none
-    if constexpr (by_phase) {
+    if constexpr (row_step > 1) {
         while (first_row < row_step &&
                first_row * Layer::dilation_y % Layer::stride_y != first_phase) {
             ++first_row;
@@ -178,7 +175,7 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
     int left = (Layer::out_channels - first_channel) * part_taps;
     if (left > part_weights) left = part_weights;
     // Fewer rows than others have.
-    if constexpr (by_phase) {
+    if constexpr (row_step > 1) {
         int rows = (Layer::kernel_y - first_row + row_step - 1) / row_step;
         left = min(left, rows * Layer::kernel_x);
     }
@@ -192,7 +189,7 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
         noted = stage<rounds, true>(
             into, weight_pitch, part_weights, arguments.weight_stride_in, in_left,
             [&](int place) {
-                int row = by_phase ? place / Layer::kernel_x : 0;
+                int row = row_step > 1 ? place / Layer::kernel_x : 0;
                 int skipped = first_row + row * (row_step - 1);
                 return Place{weight + place + skipped * Layer::kernel_x, place < left};
             });
@@ -251,7 +248,7 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                               reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x;
                 uint4 values = make_uint4(0, 0, 0, 0);
                 if (exists) {
-                    int staged_row = by_phase ? (tap_y - first_row) / row_step : tap_y;
+                    int staged_row = (tap_y - first_row) / row_step;
                     values = gather(shared.weights[piece * 4] + row / phases * part_taps +
                                         staged_row * Layer::kernel_x + tap_x,
                                     weight_pitch);
