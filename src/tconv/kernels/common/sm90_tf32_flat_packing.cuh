@@ -32,7 +32,7 @@ constexpr int depth = line_words * word_channels;  // channels of a line
 [[maybe_unused]] constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 [[maybe_unused]] constexpr bool whole = Layer::in_channels % depth == 0;  // lines of channels
 
-constexpr int taps = Layer::kernel_y * Layer::kernel_x;
+[[maybe_unused]] constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 [[maybe_unused]] constexpr int phases = flat::row_phases;
 constexpr int channels = flat::channel_tiles * flat::warp_channels;  // with those that are none
 [[maybe_unused]] constexpr int parts = (channels + Layer::part_channels - 1) / Layer::part_channels;
