@@ -226,6 +226,7 @@ def plan_record(chosen: Plan) -> dict[str, Any]:
             }
             for repair in chosen.repairs
         ],
+        "keeping": None if chosen.keeping is None else dataclasses.asdict(chosen.keeping),
     }
 
 

@@ -107,7 +107,8 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
 
 
 def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
-    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
+    kernel = cast(Any, family(plan.stem))
+    laid = kernel.layout(plan.problem, plan.tile)
     assert plan.packing is not None
     return {
         "wide": _is_wide(plan),
@@ -118,6 +119,8 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
         "rows": laid.rows if plan.tile.paired else None,
         "packed_blocks": plan.packing.grid,
         "packed_elements": plan.packing.elements,
+        "status_words": kernel.STATUS_WORDS,
+        "keeps": laid.keeps,
         "operands": _flat_operands(plan, laid),
         "again": _flat_operands(plan, laid.repairing) if plan.tile.half else None,
     }

@@ -265,20 +265,31 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
     blocks = min(device_properties(x.device.index)[0], constants["tiles"])
     launches = [(constants["packed_blocks"], packing), (blocks, arguments)]
     if again is not None:
-        # Behind the operands in float16 there is room for those in TF32, then a word for each block
-        # of the packing, then one for what the kernel makes of these.
+        # Behind the operands in float16 there is room for those in TF32, then for what the launches
+        # tell each other, then a word for each block of the packing.
         packed_again = packed.data_ptr() + 4 * operands["elements"]
-        packing["notes"] = packed_again + 4 * again["elements"]
-        verdict = packing["notes"] + 4 * constants["packed_blocks"]
-        repair = {**arguments, **flat_operand_arguments(again, packed_again), "verdict": verdict}
-        launches.append((blocks, repair))
-        arguments.update(flat_packing_arguments(again, x, weight))
+        status = packed_again + 4 * again["elements"]
+        notes = status + 4 * constants["status_words"]
+        packing.update(status=status, notes=notes)
+        repair = {
+            **arguments,
+            **flat_operand_arguments(again, packed_again),
+            **flat_packing_arguments(again, x, weight),
+            "packed_again": packed_again,
+            "status": status,
+        }
+        # Weights are packed in every call.
         arguments.update(
-            notes=packing["notes"],
+            status=status,
+            notes=notes,
             note_count=constants["packed_blocks"],
-            verdict=verdict,
-            packed_again=packed_again,
+            kept_notes=0,
+            kept_note_count=0,
         )
+        if constants["keeps"]:
+            arguments["weight"] = weight.data_ptr()
+            repair["stale"] = 0
+        launches.append((blocks, repair))
     return launches, packed
 
 

@@ -8,14 +8,18 @@
 // (32 channels, slot, channel).
 //
 // Layer::half: operands are float16 instead, with TF32's significand, and 64 channels are what is
-// 32 above. The packing has noted what float16 cannot hold. If there is any, blocks lay weights and
-// pixels out in TF32 when their tiles are over, and another launch, Layer::repair, computes all
-// outputs again; otherwise that ends at once.
+// 32 above. The packing has noted what float16 cannot hold. If there is any, another launch,
+// Layer::repair, lays weights and pixels out in TF32 and computes all outputs again; otherwise that
+// ends at once (common/sm90_tf32_flat_repair.cuh).
+//
+// Weights may have been packed by an earlier call. Then the producers' warps compare them with the
+// layer's where they have nothing else to do, in blocks of their own where SMs would be idle, and the
+// launch behind repairs if they differ (common/sm90_tf32_flat_kept.cuh).
 //
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
 //   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
 //                     all of a row group, which stay as long as tiles are of this group
-//   warp 3:           where each position's outputs lie; what the packing has noted
+//   warp 3:           where each position's outputs lie; in the first block, what the packing has noted
 //   warpgroups 1, 2:  consumers, each with a row group of its own on the same pixels
 //   warpgroup 3:      storers, where there are some
 //
@@ -32,8 +36,10 @@
 #include <common/constant_tables.cuh>
 #include <common/division.cuh>
 #include <common/float16_operands.cuh>
-#include <common/sm90_tf32_flat_packing.cuh>
+#include <common/sm90_tf32_flat_kept.cuh>
+#include <common/sm90_tf32_flat_repair.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
+#include <common/sm90_tf32_flat_status.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -113,6 +119,7 @@ struct Shared {
     // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that it
     // follows from lie in device memory, where each step of the products would wait for them.
     int starts[Layer::slots];
+    flat::kept::Tap taps[Layer::compares ? flat::kept::taps : 1];
     uint64_t pixels_full[Layer::pixel_stages];
     uint64_t pixels_empty[Layer::pixel_stages];
     uint64_t weights_full[consumers][Layer::weight_stages];
@@ -122,8 +129,7 @@ struct Shared {
     uint64_t slices_full[slice_sets][halves];  // of the outputs, for the storers
     uint64_t slices_empty[slice_sets][halves];
     uint64_t leading;
-    uint64_t noted;  // `fits` is
-    int fits;
+    uint64_t taps_full;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
@@ -317,71 +323,91 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
     }
 }
 
-// Whether float16 holds all weights and pixels: from what the packing's blocks have noted.
-template <typename Fields>
-TCONV_DEVICE void read_notes(const Fields& arguments, Shared& shared) {
-    const auto* notes = static_cast<const uint32_t*>(arguments.notes);
+// Of a lane's.
+[[maybe_unused]] TCONV_DEVICE uint32_t largest_note(const void* notes, int count) {
     uint32_t largest = 0;
 #pragma unroll 8
-    for (int i = threadIdx.x % 32; i < arguments.note_count; i += 32) {
-        largest = max(largest, notes[i]);
+    for (int i = threadIdx.x % 32; i < count; i += 32) {
+        largest = max(largest, static_cast<const uint32_t*>(notes)[i]);
     }
+    return largest;
+}
+
+// Whether float16 holds all weights and pixels, from what the packing's blocks have noted: those of
+// this call, and those that have packed weights that were kept.
+template <typename Fields>
+TCONV_DEVICE void read_notes(const Fields& arguments) {
+    uint32_t largest = max(largest_note(arguments.notes, arguments.note_count),
+                           largest_note(arguments.kept_notes, arguments.kept_note_count));
     largest = float16_operands::largest_of_warp(largest);
     if (threadIdx.x % 32 == 0) {
-        shared.fits = float16_operands::fit(largest, Layer::weight_scale);
-        if (blockIdx.x == 0) *static_cast<int*>(arguments.verdict) = shared.fits;
+        bool fits = float16_operands::fit(largest, Layer::weight_scale);
+        atomicMax(&static_cast<flat::Status*>(arguments.status)->verdict,
+                  uint32_t(fits ? flat::Verdict::fits : flat::Verdict::unfit));
     }
-    ptx::mbarrier_arrive(&shared.noted);
 }
 
+// Where a tile's outputs lie.
 template <typename Fields>
-TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
+TCONV_DEVICE void find_places(const Fields& arguments, Place* places, int tile) {
+    Position at(tile, arguments);
+    int count = columns, spacing = 1;
+    if constexpr (flat::paired) {
+        count = arguments.rows;
+        spacing = arguments.pitch;
+    }
+    for (int i = threadIdx.x % 32; i < count; i += 32) {
+        unsigned position = at.first + i * spacing;
+        unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
+        unsigned rest = position - image * arguments.image_positions;
+        unsigned row = divide(rest, arguments.pitch_multiplier, arguments.pitch_shift);
+        Place place;
+        place.y = int(row + Layer::first_q_y) * Layer::stride_y - Layer::padding_y;
+        place.x = int(rest - row * arguments.pitch + Layer::first_q_x) * Layer::stride_x -
+                  Layer::padding_x;
+        place.offset = Index(image) * arguments.destination_stride_n +
+                       place.y * arguments.destination_stride_h + place.x;
+        if (image >= unsigned(arguments.batch)) place.y = none;
+        places[i] = place;
+    }
+}
+
+// By the producers' warps; warp 3 comes first.
+template <typename Fields>
+TCONV_DEVICE void find_taps(const Fields& arguments, Shared& shared) {
+    if (arguments.kept_note_count == 0) return;
+    if (threadIdx.x / 32 == 3) {
+        flat::kept::find_taps(shared.taps);
+        ptx::mbarrier_arrive(&shared.taps_full);
+    }
+    ptx::mbarrier_wait_parity(&shared.taps_full, 0);
+}
+
+// By a warp: the places of the tiles from `tile` on, and, until these are needed and when there are no
+// more, comparisons of kept weights.
+template <typename Fields>
+TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared, int tile) {
     Turn<2> turn;
     Tiles own(arguments);
-    if constexpr (Layer::half) {
-        ptx::griddepcontrol_wait();
-        // NOTE: not before the packing is over: it sets the verdict back that the launch that
-        // repairs looks at.
-        ptx::griddepcontrol_launch_dependents();
-    }
-    for (int tile = own.first; tile < own.end; tile += own.step) {
-        Position at(tile, arguments);
-        ptx::mbarrier_wait_parity(&shared.places_empty[turn.stage], turn.parity ^ 1);
-        int count = columns, spacing = 1;
-        if constexpr (flat::paired) {
-            count = arguments.rows;
-            spacing = arguments.pitch;
+    flat::kept::Comparison<Fields, Layer::compares> comparison(arguments, shared.taps);
+    while (tile < own.end || comparison.has_more()) {
+        uint64_t* empty = &shared.places_empty[turn.stage];
+        bool compares = comparison.has_more();
+        if (compares && tile < own.end) {
+            bool needed = ptx::mbarrier_test_wait_parity(empty, turn.parity ^ 1);
+            compares = !__any_sync(0xffffffffu, needed);
         }
-        for (int i = threadIdx.x % 32; i < count; i += 32) {
-            unsigned position = at.first + i * spacing;
-            unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
-            unsigned rest = position - image * arguments.image_positions;
-            unsigned row = divide(rest, arguments.pitch_multiplier, arguments.pitch_shift);
-            Place place;
-            place.y = int(row + Layer::first_q_y) * Layer::stride_y - Layer::padding_y;
-            place.x = int(rest - row * arguments.pitch + Layer::first_q_x) * Layer::stride_x -
-                      Layer::padding_x;
-            place.offset = Index(image) * arguments.destination_stride_n +
-                           place.y * arguments.destination_stride_h + place.x;
-            if (image >= unsigned(arguments.batch)) place.y = none;
-            shared.places[turn.stage][i] = place;
+        if (compares) {
+            comparison.step();
+            continue;
         }
+        ptx::mbarrier_wait_parity(empty, turn.parity ^ 1);
+        find_places(arguments, shared.places[turn.stage], tile);
         ptx::mbarrier_arrive(&shared.places_full[turn.stage]);
         turn.advance();
-        if constexpr (Layer::half) {
-            if (tile == own.first) read_notes(arguments, shared);
-        }
+        tile += own.step;
     }
-}
-
-// Whether the launch that repairs has anything to do. Most blocks find the verdict while the kernel
-// in front still runs, and are gone before its end; one waits, so that this launch is not over first.
-template <typename Fields>
-TCONV_DEVICE bool is_needed(const Fields& arguments) {
-    const auto* verdict = static_cast<const volatile int*>(arguments.verdict);
-    if (blockIdx.x != 0 && *verdict == 1) return false;
-    ptx::griddepcontrol_wait();
-    return *verdict == 0;
+    comparison.count();
 }
 
 using Sums = float[columns / 2];
@@ -579,26 +605,6 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
     }
 }
 
-// By the consumers, after the last tile, whose slices turned with `parity`: TF32 operands for the
-// launch that repairs.
-template <typename Fields>
-TCONV_DEVICE void pack_again(const Fields& arguments, Shared& shared, uint32_t parity) {
-    using Staged = flat::packing::Shared;
-    static_assert(sizeof(Staged) <= Layer::shared_bytes, "the host allots enough");
-    static_assert(flat::packing::threads == consumers * warpgroup, "all of them pack");
-    ptx::mbarrier_wait_parity(&shared.noted, 0);
-    if (shared.fits) return;
-    if constexpr (storers) {
-        for (int slice = 0; slice < slice_sets * halves; ++slice) {
-            ptx::mbarrier_wait_parity(&shared.slices_empty[slice / halves][slice % halves], parity);
-        }
-    }
-    flat::packing::sync();
-    // Where stages, barriers and all else lay.
-    flat::packing::pack_items(arguments, static_cast<uint32_t*>(arguments.packed_again),
-                              reinterpret_cast<Staged&>(shared));
-}
-
 // Of a slot, or where it is the only one, what is known when this is compiled.
 TCONV_DEVICE int start_of(const Shared& shared, int slot) {
     return Layer::slots == 1 ? 0 : shared.starts[slot];
@@ -739,7 +745,6 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         }
     }
     if (consumer == 0 && until_lead >= 0) hand_back(&shared.leading);
-    if constexpr (Layer::half) pack_again(arguments, shared, slice_parity ^ 1);
 }
 
 }  // namespace
@@ -749,7 +754,8 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     constexpr int warps = warpgroup / 32;
     if constexpr (Layer::repair) {
-        if (!is_needed(arguments)) return;
+        if (!flat::repair::is_needed(arguments)) return;
+        flat::repair::pack(arguments, memory);
     }
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Layer::pixel_stages; ++stage) {
@@ -774,18 +780,29 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             }
         }
         ptx::mbarrier_init(&shared.leading, warps);
-        ptx::mbarrier_init(&shared.noted, 32);
+        ptx::mbarrier_init(&shared.taps_full, 32);
         ptx::fence_mbarrier_init();
     }
     find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;
+    if constexpr (Layer::compares) {
+        // There may be blocks that compare alone.
+        if (role != 0 && int(blockIdx.x) >= arguments.tiles) return;
+    }
     // NOTE: setmaxnreg counts in branches that do not join again: what follows belongs into one of them.
     if (role == 0) {
         if constexpr (storers) ptx::setmaxnreg_dec<producer_registers>();
         int warp = threadIdx.x / 32;
+        Tiles own(arguments);
         if (warp == 3) {
-            produce_places(arguments, shared);
+            if constexpr (Layer::half) {
+                ptx::griddepcontrol_wait();
+                // NOTE: not before the packing is over: it sets the verdict back that the launch that
+                // repairs looks at.
+                ptx::griddepcontrol_launch_dependents();
+                if (blockIdx.x == 0) read_notes(arguments);
+            }
         } else if (threadIdx.x % 32 == 0) {
             if (warp == 0) {
                 produce_pixels(arguments, shared);
@@ -794,6 +811,14 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             } else {
                 produce_weights(arguments, shared, warp - 1);
             }
+        }
+        if constexpr (Layer::compares) {
+            __syncwarp();
+            ptx::griddepcontrol_wait();
+            find_taps(arguments, shared);
+            produce_places(arguments, shared, warp == 3 ? own.first : own.end);
+        } else if (warp == 3) {
+            produce_places(arguments, shared, own.first);
         }
     } else if (role <= consumers) {
         if constexpr (storers) ptx::setmaxnreg_inc<consumer_registers>();

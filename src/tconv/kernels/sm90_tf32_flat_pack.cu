@@ -1,9 +1,12 @@
 // Lays weights and pixels out for sm90_tf32_flat_forward (common/sm90_tf32_flat_packing.cuh). In
 // float16, each block notes what it has seen of what that cannot hold.
 #include <common/sm90_tf32_flat_packing.cuh>
+#include <common/sm90_tf32_flat_status.cuh>
 #include <ptx/griddepcontrol.cuh>
 
 namespace {
+
+using Index = Layer::Index;
 
 struct Shared {
     flat::packing::Shared staged;
@@ -21,8 +24,7 @@ TCONV_DEVICE void note(const Fields& arguments, Shared& shared, uint32_t noted) 
         for (uint32_t other : shared.noted) noted = max(noted, other);
         auto* notes = static_cast<uint32_t*>(arguments.notes);
         notes[blockIdx.x] = noted;
-        // Behind them, the verdict: none yet.
-        if (blockIdx.x == 0) notes[gridDim.x] = 2;
+        if (blockIdx.x == 0) *static_cast<flat::Status*>(arguments.status) = {};
     }
 }
 
@@ -40,7 +42,10 @@ TCONV_KERNEL(sm90_tf32_flat_pack, Layer::threads, blocks_of_sm) {
     bool few = gridDim.x <= few_blocks;
     if (few) ptx::griddepcontrol_launch_dependents();
     auto* packed = static_cast<uint32_t*>(arguments.packed);
-    uint32_t noted = flat::packing::pack_items(arguments, packed, shared.staged);
+    uint32_t noted = 0;
+    for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
+        noted = max(noted, flat::packing::pack_item(arguments, packed, shared.staged, item));
+    }
     if constexpr (Layer::half) note(arguments, shared, noted);
     if (!few) ptx::griddepcontrol_launch_dependents();
 }

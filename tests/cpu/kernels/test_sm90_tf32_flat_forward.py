@@ -13,6 +13,7 @@ from emulated_plans import (
     assert_compiled_well,
     assert_order_free,
     assert_right,
+    keep,
     plans,
     problem_of,
     run,
@@ -302,6 +303,155 @@ def test_channels_that_are_small_together_do_not_fit():
     t.x[:, 8:16] = 1.37 * 2.0**-17
     t.x[:, :8] = t.x[:, 16:] = 0
     assert_repaired(chosen, t)
+
+
+@pytest.fixture
+def keeps_few(monkeypatch):
+    """Weights are kept however few they are; blocks that have no tile are three."""
+    monkeypatch.setattr(family, "LEAST_KEPT_SHARE", 0)
+
+
+def keeping(case, few=True):
+    """Plans that may keep the weights, of a device that gives a launch few blocks."""
+    target = dataclasses.replace(HOPPER, multiprocessors=3) if few else HOPPER
+    found = [p for p in plans(problem_of(case), family.STEM, target) if p.keeping is not None]
+    assert found
+    return found
+
+
+# Row groups whose phases lie side by side, apart and paired; several of channels, of which the last
+# is ragged; groups, ragged input channels, single taps, empty phases, dilation, long kernels.
+KEEPING = (
+    Case(2, 72, 64, 1, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(2, 64, 132, 2, (6, 5), (4, 4), (2, 2), (1, 1)),
+    Case(3, 40, 96, 1, (3, 7), (2, 2), (2, 2)),
+    Case(1, 130, 32, 1, (6, 7), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+    Case(2, 66, 36, 1, (1, 9), (1, 16), (1, 4), (0, 4), bias=False),
+    Case(2, 48, 36, 1, (4, 5), (3, 2), (4, 2), (0, 1)),
+)
+
+
+@pytest.mark.parametrize("few", (True, False), ids=("several tiles", "idle blocks"))
+@pytest.mark.parametrize("case", KEEPING, ids=str)
+def test_kept_weights(case, few, keeps_few):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in keeping(case, few):
+        want = run(chosen, t)
+        assert_right(want, case, t)
+        kept = keep(chosen, t.w)
+        for _ in range(2):
+            assert same_bits(run(chosen, t, kept=kept), want)
+            assert not kept[1], "nothing has changed"
+
+
+def test_cases_keep_every_tile(keeps_few):
+    tiles = {tile for tile in family.TILES if tile.half}
+    assert {chosen.tile for case in KEEPING for chosen in keeping(case)} == tiles
+
+
+@pytest.mark.parametrize("case", KEEPING, ids=str)
+def test_every_kept_weight_is_compared(case, keeps_few):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    generator = torch.Generator().manual_seed(0)
+    flat = t.w.view(-1)
+    for chosen in keeping(case):
+        kept = keep(chosen, t.w)
+        # First and last, and some of those between.
+        some = torch.randint(flat.numel(), (4,), generator=generator).tolist()
+        for index in (0, flat.numel() - 1, *some):
+            before = flat[index].clone()
+            flat[index] = before * 1.01 + 1e-3
+            kept[1].zero_()
+            out = run(chosen, t, kept=kept)
+            assert kept[1], f"weight {index} has changed"
+            assert_right(out, case, t)
+            assert same_bits(out, run(in_tf32(chosen), t))
+            flat[index] = before
+        kept[1].zero_()
+        assert same_bits(run(chosen, t, kept=kept), run(chosen, t))
+        assert not kept[1]
+
+
+@pytest.mark.parametrize("value", (255.9, 256.0, 1e30, -math.inf, math.nan))
+def test_kept_weights_that_become_what_float16_cannot_hold(value, keeps_few):
+    # The largest that float16 holds, which is also what is packed of anything larger.
+    case = KEEPING[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.w[-1, -1, -1, -1] = 65504 / 256
+    for chosen in keeping(case):
+        kept = keep(chosen, t.w)
+        changed = outlying(t, "w", value)
+        assert same_bits(run(chosen, changed, kept=kept), run(in_tf32(chosen), changed))
+        assert kept[1]
+
+
+def test_kept_weights_that_never_fitted(keeps_few):
+    case = KEEPING[0]
+    t = outlying(operands(case, torch.float32, "contiguous", "cpu"), "w", 300.0)
+    chosen = keeping(case)[0]
+    kept = keep(chosen, t.w)
+    assert same_bits(run(chosen, t, kept=kept), run(in_tf32(chosen), t))
+
+
+def test_kept_weights_and_inputs_that_float16_cannot_hold(keeps_few):
+    case = KEEPING[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in keeping(case):
+        kept = keep(chosen, t.w)
+        changed = outlying(t, "x", 1e5)
+        assert same_bits(run(chosen, changed, kept=kept), run(in_tf32(chosen), changed))
+        assert not kept[1]
+
+
+def test_kept_zeros_are_told_from_what_is_no_zero(keeps_few):
+    case = KEEPING[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.w[:, 3] = 0
+    t.w[:, 4] = -0.0
+    t.w[:, 5] = 1e-42  # no normal number
+    chosen = keeping(case)[0]
+    kept = keep(chosen, t.w)
+    assert same_bits(run(chosen, t, kept=kept), run(chosen, t))
+    assert not kept[1]
+    t.w[5, 3] = 1e-4
+    assert_right(run(chosen, t, kept=kept), case, t)
+    assert kept[1]
+
+
+@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+def test_kept_weights_in_any_order_and_under_sanitizers(wide, keeps_few):
+    case = KEEPING[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    target = dataclasses.replace(HOPPER, multiprocessors=3)
+    problem = problem_of(case, wide_offsets=wide)
+    chosen = next(p for p in plans(problem, family.STEM, target) if p.keeping is not None)
+    kept = keep(chosen, t.w)
+    want = run(chosen, t)
+    for schedule in ("reverse", "random:1", "random:2"):
+        assert same_bits(run(chosen, t, schedule, kept=kept), want)
+    assert same_bits(run(chosen, t, sanitize=True, kept=kept), want)
+    changed = outlying(t, "w", 0.5)
+    assert_right(run(chosen, changed, sanitize=True, kept=kept), case, changed)
+    assert kept[1]
+
+
+@pytest.mark.parametrize(
+    "case",
+    (
+        Case(2, 40, 64, 1, (5, 9), (3, 4), (3, 3)),  # five channels to a warp
+        Case(2, 40, 70, 1, (5, 9), (2, 2), (2, 2)),  # row groups of two phases
+        Case(2, 40, 33, 1, (5, 9), (3, 3)),  # no vectors
+        Case(2, 40, 64, 1, (5, 9), (1, 65), (1, 64)),
+    ),
+    ids=str,
+)
+def test_weights_that_are_packed_in_every_call(case, keeps_few):
+    side_by_side = [p for p in served(problem_of(case)) if not (p.tile.apart or p.tile.paired)]
+    assert all(p.keeping is None for p in side_by_side)
+
+
+def test_few_weights_are_packed_in_every_call():
+    assert all(p.keeping is None for p in served(problem_of(KEEPING[0])))
 
 
 # The shapes that the kernel is for; sizes do not change the code but for the reach of a slot.

@@ -61,6 +61,10 @@ TCONV_DEVICE int own_thread() {
     return int(threadIdx.x) - (Layer::threads == threads ? 0 : threads / 2);
 }
 
+[[maybe_unused]] TCONV_DEVICE bool packs() {
+    return unsigned(own_thread()) < unsigned(threads);
+}
+
 TCONV_DEVICE void sync() {
     if constexpr (Layer::threads == threads) {
         __syncthreads();
@@ -304,17 +308,15 @@ TCONV_DEVICE uint32_t pack_pixels(const Fields& arguments, uint32_t* packed, Sha
     return noted;
 }
 
-// A block's items, into `packed`; the first are weights. Returns what is to be noted of a thread's.
+// An item, into `packed`; the first are weights. Returns what is to be noted of a thread's.
 template <typename Fields>
-TCONV_DEVICE uint32_t pack_items(const Fields& arguments, uint32_t* packed, Shared& shared) {
-    uint32_t noted = 0;
-    for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
-        noted = max(noted, item < arguments.weight_items
-                               ? pack_weights(arguments, packed, shared, int(item))
-                               : pack_pixels(arguments, packed, shared,
-                                             item - arguments.weight_items));
-        sync();
-    }
+TCONV_DEVICE uint32_t pack_item(const Fields& arguments, uint32_t* packed, Shared& shared,
+                                Index item) {
+    uint32_t noted =
+        item < arguments.weight_items
+            ? pack_weights(arguments, packed, shared, int(item))
+            : pack_pixels(arguments, packed, shared, item - arguments.weight_items);
+    sync();
     return noted;
 }
 

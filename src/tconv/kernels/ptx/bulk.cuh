@@ -14,6 +14,12 @@ TCONV_DEVICE void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Likewise between ordinary stores to device memory and copies from it, in the same kernel: by the
+// threads that made the first, before they say that it is done, and by those that ask for the second.
+TCONV_DEVICE void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // Its bytes count for the barrier's phase, which must expect them.
 TCONV_DEVICE void cp_async_bulk_global_to_shared(void* destination, const void* source,
                                                  uint32_t bytes, uint64_t* barrier) {

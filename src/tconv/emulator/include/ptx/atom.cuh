@@ -1,0 +1,14 @@
+// atom on the host.
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace ptx {
+
+inline uint32_t atom_global_inc_u32(uint32_t* address,
+                                    emulator::Location at = emulator::Location::here()) {
+    emulator::check_global(address, sizeof(*address), sizeof(*address), "atom_global_inc_u32", at);
+    return atomicAdd(address, 1u);
+}
+
+}  // namespace ptx

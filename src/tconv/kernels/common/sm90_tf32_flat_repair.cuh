@@ -1,0 +1,87 @@
+// What the launch behind sm90_tf32_flat_forward in float16 does before it computes all outputs again
+// in TF32: it asks whether that is needed, and lays the operands out.
+//
+// It is needed where float16 cannot hold all values, or where weights that an earlier call has packed
+// are not the layer's any more. Then the kernel in front has already read what it should not have.
+//
+// Items are handed out by a counter, and only a block that runs holds any, so that none waits for one
+// that cannot start.
+#pragma once
+
+#include <common/sm90_tf32_flat_kept.cuh>
+#include <common/sm90_tf32_flat_packing.cuh>
+#include <common/sm90_tf32_flat_status.cuh>
+#include <ptx/bulk.cuh>
+#include <ptx/griddepcontrol.cuh>
+
+namespace flat::repair {
+
+using Index = Layer::Index;
+
+// Until a counter that others count has come to its end.
+TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
+    if (threadIdx.x == 0) {
+        while (static_cast<const volatile uint32_t&>(counter) != end) {
+        }
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+// Whether the launch has anything to compute.
+//
+// Most blocks know while the kernel in front still runs, and are gone before its end; one waits, so
+// that this launch is not over first.
+template <typename Fields>
+TCONV_DEVICE bool is_needed(const Fields& arguments) {
+    const auto& status = *static_cast<const volatile flat::Status*>(arguments.status);
+    if constexpr (Layer::keeps) {
+        // Kept weights are compared long before the products end.
+        if (arguments.stale != nullptr && blockIdx.x != 0) {
+            wait_for(static_cast<flat::Status*>(arguments.status)->compared, flat::kept::pieces);
+        }
+    }
+    if (blockIdx.x != 0 && status.verdict == flat::Verdict::fits) return false;
+    ptx::griddepcontrol_wait();
+    bool needed = status.verdict == flat::Verdict::unfit;
+    if constexpr (Layer::keeps) {
+        // The host reads it when it comes by.
+        if (needed && blockIdx.x == 0 && threadIdx.x == 0 && status.changed != 0) {
+            *static_cast<volatile int*>(arguments.stale) = 1;
+        }
+    }
+    return needed;
+}
+
+// Weights and pixels in TF32, by all blocks of the launch; then they may be copied.
+template <typename Fields>
+TCONV_DEVICE void pack(const Fields& arguments, void* memory) {
+    struct Shared {
+        flat::packing::Shared staged;
+        uint32_t item;
+    };
+    static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
+    Shared& shared = *static_cast<Shared*>(memory);
+    flat::Status& status = *static_cast<flat::Status*>(arguments.status);
+    auto* packed = static_cast<uint32_t*>(arguments.packed_again);
+    uint32_t count = 0;
+    __syncthreads();
+    while (true) {
+        if (threadIdx.x == 0) shared.item = atomicAdd(&status.packing, 1u);
+        __syncthreads();
+        uint32_t item = shared.item;
+        __syncthreads();
+        if (item >= arguments.items) break;
+        if (flat::packing::packs()) flat::packing::pack_item(arguments, packed, shared.staged, item);
+        ++count;
+    }
+    ptx::fence_proxy_async_global();
+    ptx::fence_proxy_async_shared();
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(&status.packed, count);
+    wait_for(status.packed, uint32_t(arguments.items));
+    ptx::fence_proxy_async_global();
+}
+
+}  // namespace flat::repair
