@@ -24,6 +24,7 @@ GEOMETRY = ((2, 2), (1, 1), (0, 0), (1, 1), 1)
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TCONV_EMULATE", "1")
     monkeypatch.setattr(family, "LEAST_KEPT_SHARE", 0)
+    monkeypatch.setattr(family, "LEAST_KEPT_SECONDS", 0)
     monkeypatch.setattr(keeping, "_kept", {})
     _forget_plans()
     torch.manual_seed(0)

@@ -33,6 +33,7 @@ TILES = [tile for tile in family.TILES if tile.half]
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch):
     monkeypatch.setattr(family, "LEAST_KEPT_SHARE", 0)
+    monkeypatch.setattr(family, "LEAST_KEPT_SECONDS", 0)
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = True
     yield

@@ -309,6 +309,7 @@ def test_channels_that_are_small_together_do_not_fit():
 def keeps_few(monkeypatch):
     """Weights are kept however few they are; blocks that have no tile are three."""
     monkeypatch.setattr(family, "LEAST_KEPT_SHARE", 0)
+    monkeypatch.setattr(family, "LEAST_KEPT_SECONDS", 0)
 
 
 def keeping(case, few=True):
@@ -450,8 +451,20 @@ def test_weights_that_are_packed_in_every_call(case, keeps_few):
     assert all(p.keeping is None for p in side_by_side)
 
 
-def test_few_weights_are_packed_in_every_call():
-    assert all(p.keeping is None for p in served(problem_of(KEEPING[0])))
+@pytest.mark.parametrize(
+    ("case", "kept"),
+    (
+        (Case(64, 2048, 256, 1, (8, 6), (4, 4), (2, 2), (1, 1)), True),
+        (Case(4, 1024, 512, 1, (32, 32), (2, 2), (2, 2)), True),
+        (Case(64, 256, 256, 1, (32, 24), (4, 4), (2, 2), (1, 1)), False),  # few for its pixels
+        (Case(16, 512, 256, 1, (1, 32), (1, 16), (1, 8), (0, 4)), False),  # soon done
+    ),
+    ids=str,
+)
+def test_weights_are_kept_where_it_pays(case, kept):
+    chosen = plan(problem_of(case), HOPPER)
+    assert chosen.stem == family.STEM
+    assert (chosen.keeping is not None) == kept
 
 
 # The shapes that the kernel is for; sizes do not change the code but for the reach of a slot.
