@@ -71,10 +71,9 @@ class Kept:
         """Allocates what holds the packed weights."""
         weight = self.weight()
         assert weight is not None
-        pinned = weight.is_cuda
         # Detached, for no autograd to follow.
         self.memory = weight.detach().new_empty(elements, dtype=torch.float32)
-        self.stale, self._word = _word(pinned)
+        self.stale, self._word = _word(pinned=weight.is_cuda)
 
 
 _kept: dict[int, Kept] = {}
@@ -108,7 +107,11 @@ def find(weight: Tensor, layout: object, stream: int, elements: int) -> Kept | N
             if found.memory is None:
                 if found.seen <= found.patience:
                     return None
-                found.keep(elements)
+                try:
+                    found.keep(elements)
+                except torch.cuda.OutOfMemoryError:  # the call by itself may do with less
+                    found.patience = 2 * found.seen
+                    return None
             return found
         patience = found.next_patience()
     forget = functools.partial(_forget, id(weight))

@@ -232,6 +232,16 @@ def test_weights_of_inference_mode(layer: Layer) -> None:
         assert [layer(w=weight) for _ in range(3)] == FRESH
 
 
+def test_no_memory_to_keep_them_in(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(kept: keeping.Kept, elements: int) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping.Kept, "keep", full)
+        assert [layer() for _ in range(4)] == [PACKED] * 4
+    assert [layer() for _ in range(2)] == [FIRST_KEPT, KEPT]
+
+
 def test_under_autograd(layer: Layer) -> None:
     for _ in range(3):
         with tuning.using(tile()):
