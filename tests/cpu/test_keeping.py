@@ -65,7 +65,7 @@ class Layer:
         with torch.no_grad(), tuning.using(tile()):
             found = tconv.conv_transpose2d(x, w, None, 2, 1)
         want = F.conv_transpose2d(x.double(), w.detach().double(), None, 2, 1)
-        assert (found - want).norm() <= 1e-3 * want.norm()
+        assert (found - want).norm() <= 4e-4 * want.norm()
         return [name.removeprefix("launches").strip("_") for name in self.launched]
 
 
