@@ -100,6 +100,10 @@ def _computed_dtype(tensor: Tensor) -> torch.dtype:
     return dtype
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is _STRIDED and not tensor.is_nested
+
+
 def _is_sound(
     input: Tensor,
     weight: Tensor,
@@ -112,7 +116,7 @@ def _is_sound(
     unobserved: bool,
 ) -> bool:
     """Whether PyTorch would compute the call, and an output with pixels; input is 4-d."""
-    if weight.dim() != 4 or weight.layout is not _STRIDED or weight.is_nested:
+    if weight.dim() != 4 or not _is_plain(weight):
         return False
     device = input.device
     dtype = input.dtype
@@ -291,16 +295,22 @@ def conv_transpose2d(
     ):
         return _pytorch(*arguments)
     geometry = (stride_pair, padding_pair, output_padding_pair, dilation_pair, group_count)
-    forward = ops.forward_unobserved if unobserved else ops.forward
     dimensions = input.dim()
     if dimensions == 4:
-        if _is_sound(input, weight, bias, *geometry, unobserved):
-            return forward(input, weight, bias, *geometry)
+        batch = input
     elif dimensions == 3:
         batch = input.unsqueeze(0)
-        if _is_sound(batch, weight, bias, *geometry, unobserved):
-            return forward(batch, weight, bias, *geometry).squeeze(0)
-    return _pytorch(*arguments)
+    else:
+        return _pytorch(*arguments)
+    output = None
+    if unobserved and _is_plain(weight) and (bias is None or _is_plain(bias)):
+        output = ops.forward_as_before(batch, weight, bias, geometry)
+    if output is None:
+        if not _is_sound(batch, weight, bias, *geometry, unobserved):
+            return _pytorch(*arguments)
+        forward = ops.forward_unobserved if unobserved else ops.forward
+        output = forward(batch, weight, bias, *geometry)
+    return output if dimensions == 4 else output.squeeze(0)
 
 
 # TorchScript cannot compile the above; it takes PyTorch's operator wherever it meets our function.

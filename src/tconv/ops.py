@@ -37,6 +37,8 @@ from .memory_format import is_channels_last, memory_format
 
 Pair = tuple[int, int]
 Sizes = Sequence[int]
+Geometry = tuple[Pair, Pair, Pair, Pair, int]
+"""Stride, padding, output padding, dilation, groups."""
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """The dtypes that our kernels compute in."""
@@ -862,6 +864,7 @@ def forward_unobserved(
 
     For who has asked already: asking takes longer than all else that is done here.
     """
+    geometry = (stride, padding, output_padding, dilation, groups)
     if torch._C._is_any_autocast_enabled():
         device = input.device.type
         if torch.is_autocast_enabled(device):
@@ -869,10 +872,30 @@ def forward_unobserved(
             input = _cast(input, device, dtype)
             weight = _cast(weight, device, dtype)
             bias = _cast(bias, device, dtype)
-    geometry = (stride, padding, output_padding, dilation, groups)
+    elif _runs_our_kernels(input) and input.numel():
+        _runner().remember(input, weight, bias, geometry)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
         return TconvForward.apply(_forward_impl, input, weight, bias, *geometry)
     return _forward_impl(input, weight, bias, *geometry)
+
+
+def forward_as_before(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor | None:
+    """`forward_unobserved` of a call like one that it has run on our kernels, else None.
+
+    Args:
+        input, weight, bias: any strided tensors, `unobserved`; they need not fit each other.
+        geometry: as `Geometry` says.
+    """
+    if not _runs_our_kernels(input) or torch._C._is_any_autocast_enabled():
+        return None
+    compute = _runner().known(input, weight, bias, geometry)
+    if compute is None:
+        return None
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
+        return TconvForward.apply(compute, input, weight, bias, *geometry)
+    return compute(input, weight, bias, *geometry)
 
 
 def input_gradient(

@@ -35,6 +35,7 @@ def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _forget_plans() -> None:
     for cached in (run._call, run._prepare, planning._plan):
         cached.cache_clear()
+    run._known.clear()
 
 
 def tile(name: str = "128x88/half") -> Candidate:

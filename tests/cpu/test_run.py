@@ -113,3 +113,65 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
             for name, value in (("weight", base + 1), ("destination", base + 10)):
                 assert written[offsets[name] :][:8] == value.to_bytes(8, "little")
     assert encoded == [0x1010, 0x2010]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "geometry": {"geometry": ((2, 2), (1, 1), (0, 0), (1, 1), 1)},
+    "batch": {"input": torch.zeros(3, 4, 5, 8)},
+    "strides": {"input": torch.zeros(2, 4, 8, 5).mT},
+    "channels_last": {"input": torch.zeros(2, 5, 8, 4).permute(0, 3, 1, 2)},
+    "input's dtype": {"input": torch.zeros(2, 4, 5, 8).double()},
+    "input's device": {"input": torch.zeros(2, 4, 5, 8, device="meta")},
+    "input's alignment": {"input": torch.zeros(2 * 4 * 5 * 8 + 4)[1:-3].view(2, 4, 5, 8)},
+    "weight's sizes": {"weight": torch.zeros(4, 6, 3, 2)},
+    "weight's strides": {"weight": torch.zeros(4, 6, 3, 3).mT},
+    "weight's dtype": {"weight": torch.zeros(4, 6, 3, 3).half()},
+    "weight's device": {"weight": torch.zeros(4, 6, 3, 3, device="meta")},
+    "no bias": {"bias": None},
+    "bias's size": {"bias": torch.zeros(1)},
+    "bias's dtype": {"bias": torch.zeros(6).half()},
+    "bias's device": {"bias": torch.zeros(6, device="meta")},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_calls_that_differ_are_not_alike(name: str) -> None:
+    call: dict[str, Any] = {
+        "input": torch.zeros(2, 4, 5, 8),
+        "weight": torch.zeros(4, 6, 3, 3),
+        "bias": torch.zeros(6),
+        "geometry": ((1, 1), (1, 1), (0, 0), (1, 1), 1),
+    }
+    other = {"input": torch.ones(2, 4, 5, 8)}
+    assert run.likeness(**call) == run.likeness(**(call | other))
+    assert run.likeness(**call) != run.likeness(**(call | CHANGES[name]))
+
+
+@pytest.mark.parametrize("variable", ["TCONV_KERNEL", "TCONV_EMULATE_ARCH", "TCONV_SANITIZE"])
+def test_calls_under_another_setting_are_not_alike(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    call: Any = (torch.zeros(2, 4, 5, 8), torch.zeros(4, 6, 3, 3), None, ((1, 1),) * 4 + (1,))
+    before = run.likeness(*call)
+    values = {"TCONV_KERNEL": "forward", "TCONV_EMULATE_ARCH": "sm_80", "TCONV_SANITIZE": "1"}
+    monkeypatch.setenv(variable, values[variable])
+    assert run.likeness(*call) != before
+
+
+def test_calls_with_and_without_tf32_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    call: Any = (torch.zeros(2, 4, 5, 8), torch.zeros(4, 6, 3, 3), None, ((1, 1),) * 4 + (1,))
+    before = run.likeness(*call)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not run.tf32_allowed())
+    assert run.likeness(*call) != before
+
+
+def test_known_calls_are_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_known", {})
+    monkeypatch.setattr(run, "_MOST_KNOWN", 3)
+    weight, geometry = torch.zeros(4, 6, 3, 3), ((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    for batch in range(1, 9):
+        call: Any = (torch.zeros(batch, 4, 5, 8), weight, None, geometry)
+        assert run.known(*call) is None
+        run.remember(*call)
+        assert run.known(*call) is not None
+        assert len(run._known) <= 3

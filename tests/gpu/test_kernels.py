@@ -29,6 +29,7 @@ from tconv.kernels import (
     sm90_tf32_overlap_forward,
     sm90_tf32_wide_forward,
 )
+from tconv.memory_format import memory_format
 from tconv.plan import Candidate, candidates
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -388,6 +389,54 @@ def test_every_strict_tile_of_few_channels(layout, tile):
                 tensors = operands(case, torch.float32, layout, "cuda")
                 assert_output_right(case, tensors)
     assert served > 0
+
+
+@pytest.mark.parametrize("channels_last", (False, True))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_calls_memory_is_pytorchs(dtype, channels_last):
+    """The first call of its kind, and those like it, which go a shorter way."""
+    x = torch.randn(2, 6, 5, 7, device="cuda", dtype=dtype)
+    w = torch.randn(6, 4, 3, 3, device="cuda", dtype=dtype)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    expected = torch.nn.functional.conv_transpose2d(x, w, stride=2)
+    # Which PyTorch gives some of its results alone.
+    expected = expected.contiguous(memory_format=memory_format(channels_last))
+    kept = []
+    for turn in range(4):
+        with torch.inference_mode(turn == 3):
+            output = tconv.conv_transpose2d(x, w, stride=2)
+        assert (output.dtype, output.device) == (dtype, x.device)
+        assert (output.shape, output.stride()) == (expected.shape, expected.stride())
+        assert output.is_inference() == (turn == 3)
+        assert output.untyped_storage().nbytes() == output.numel() * output.element_size()
+        torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)
+        kept.append(output)
+    assert len({output.data_ptr() for output in kept}) == 4
+    for output in kept[1:]:
+        assert torch.equal(output, kept[0])
+
+
+def test_calls_like_one_before_run_on_the_current_stream_and_in_graphs():
+    x, w = torch.randn(8, 32, 40, 40, device="cuda"), torch.randn(32, 32, 3, 3, device="cuda")
+    expected = tconv.conv_transpose2d(x, w)
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late.copy_(x)
+        output = tconv.conv_transpose2d(late, w)
+    stream.synchronize()
+    assert torch.equal(output, expected)
+
+    graph = torch.cuda.CUDAGraph()
+    late.zero_()
+    with torch.cuda.graph(graph):
+        output = tconv.conv_transpose2d(late, w)
+    late.copy_(x)
+    graph.replay()
+    assert torch.equal(output, expected)
 
 
 def test_the_same_call_gives_the_same_bits():

@@ -179,6 +179,43 @@ def test_strict_leaves_what_we_serve_and_what_pytorch_refuses_alone(run, monkeyp
         tconv.conv_transpose2d(input[:, :3], weight, bias, **GEOMETRY)
 
 
+@pytest.mark.parametrize("options", [{}, GEOMETRY, {"groups": 4}], ids=str)
+def test_calls_like_one_before_are_pytorchs(run, options):
+    for needs in ((False, False), (True, False), (False, True), (True, True)):
+        input, weight, _ = sample()
+        input.requires_grad_(needs[0])
+        weight.requires_grad_(needs[1])
+        bias = torch.randn(weight.shape[1] * options.get("groups", 1))
+        output = tconv.conv_transpose2d(input, weight, bias, **options)
+        assert torch.equal(output, F.conv_transpose2d(input, weight, bias, **options))
+        assert output.requires_grad == any(needs)
+        if any(needs):
+            output.sum().backward()
+            leaves = [tensor for tensor in (input, weight) if tensor.requires_grad]
+            expected = F.conv_transpose2d(input, weight, bias, **options).sum()
+            for leaf, gradient in zip(leaves, torch.autograd.grad(expected, leaves), strict=True):
+                torch.testing.assert_close(leaf.grad, gradient)
+    assert len(run.remembered) == 1
+    assert run.calls.count("forward") == 4
+    assert run.calls.count("input_gradient") == run.calls.count("weight_gradient") == 2
+
+
+def test_calls_like_one_before_see_what_has_changed_around_them(run, monkeypatch):
+    arguments = sample()
+    plain = tconv.conv_transpose2d(*arguments, **GEOMETRY)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tconv.conv_transpose2d(*arguments, **GEOMETRY).dtype == torch.bfloat16
+    assert tconv.conv_transpose2d(*arguments, **GEOMETRY).dtype == torch.float32
+    with torch.inference_mode():
+        assert tconv.conv_transpose2d(*arguments, **GEOMETRY).is_inference()
+    mapped = torch.vmap(lambda x: tconv.conv_transpose2d(x, *arguments[1:], **GEOMETRY))
+    torch.testing.assert_close(mapped(arguments[0][None])[0], plain)
+    calls = len(run.calls)
+    monkeypatch.setenv("TCONV_EMULATE", "0")
+    assert torch.equal(tconv.conv_transpose2d(*arguments, **GEOMETRY), plain)
+    assert len(run.calls) == calls
+
+
 def test_autocast_reaches_the_kernels_in_its_dtype(run, monkeypatch):
     seen = []
     forward = run.forward
