@@ -126,7 +126,7 @@ def _is_sound(
         return False
     if bias is not None and (
         bias.device != device
-        or bias.layout is not _STRIDED
+        or not _is_plain(bias)
         or (bias.dtype is not dtype and _computed_dtype(bias) is not _computed_dtype(input))
     ):
         return False
@@ -308,6 +308,8 @@ def conv_transpose2d(
     if output is None:
         if not _is_sound(batch, weight, bias, *geometry, unobserved):
             return _pytorch(*arguments)
+        if unobserved:
+            ops.remember(batch, weight, bias, geometry)
         forward = ops.forward_unobserved if unobserved else ops.forward
         output = forward(batch, weight, bias, *geometry)
     return output if dimensions == 4 else output.squeeze(0)

@@ -864,7 +864,6 @@ def forward_unobserved(
 
     For who has asked already: asking takes longer than all else that is done here.
     """
-    geometry = (stride, padding, output_padding, dilation, groups)
     if torch._C._is_any_autocast_enabled():
         device = input.device.type
         if torch.is_autocast_enabled(device):
@@ -872,8 +871,7 @@ def forward_unobserved(
             input = _cast(input, device, dtype)
             weight = _cast(weight, device, dtype)
             bias = _cast(bias, device, dtype)
-    elif _runs_our_kernels(input) and input.numel():
-        _runner().remember(input, weight, bias, geometry)
+    geometry = (stride, padding, output_padding, dilation, groups)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
         return TconvForward.apply(_forward_impl, input, weight, bias, *geometry)
     return _forward_impl(input, weight, bias, *geometry)
@@ -882,7 +880,7 @@ def forward_unobserved(
 def forward_as_before(
     input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor | None:
-    """`forward_unobserved` of a call like one that it has run on our kernels, else None.
+    """`forward_unobserved` of a call like one that was `remember`ed, else None.
 
     Args:
         input, weight, bias: any strided tensors, `unobserved`; they need not fit each other.
@@ -896,6 +894,17 @@ def forward_as_before(
     if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
         return TconvForward.apply(compute, input, weight, bias, *geometry)
     return compute(input, weight, bias, *geometry)
+
+
+def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
+    """Let `forward_as_before` serve calls like this one, which is sound as its arguments are.
+
+    NOTE: only who has checked that may ask for it; not a gradient, whose arguments may be those of
+    an operator that was called by its name.
+    """
+    # What is sound under autocast, which casts, need not be without.
+    if _runs_our_kernels(input) and input.numel() and not torch._C._is_any_autocast_enabled():
+        _runner().remember(input, weight, bias, geometry)
 
 
 def input_gradient(

@@ -178,6 +178,7 @@ BAD = {
     "sparse weight": ([sample()[0], sample()[1].to_sparse(), None], {}),
     "sparse bias": ([*sample()[:2], sample()[2].to_sparse()], {}),
     "nested weight": ([sample()[0], nested(*sample()[1]), None], {}),
+    "nested bias": ([*sample()[:2], nested(*torch.randn(3, 1))], {}),
     "meta weight": ([sample()[0], sample()[1].to("meta"), None], {}),
     "meta weight of another dtype": ([sample()[0], sample()[1].double().to("meta"), None], {}),
 }

@@ -200,6 +200,16 @@ def test_calls_like_one_before_are_pytorchs(run, options):
     assert run.calls.count("input_gradient") == run.calls.count("weight_gradient") == 2
 
 
+def test_the_operator_by_its_name_makes_no_call_known(run):
+    """Nobody has checked its arguments, nor those of its gradients' gradients."""
+    input, weight, _ = (tensor.double().requires_grad_() for tensor in sample())
+    output = torch.ops.tconv.forward(input, weight, None, [2, 2], [1, 1], [0, 0], [1, 1], 1)
+    gradients = torch.autograd.grad(output.pow(2).sum(), (input, weight), create_graph=True)
+    sum(gradient.pow(2).sum() for gradient in gradients).backward()
+    assert run.calls.count("forward") > 1
+    assert not run.remembered
+
+
 def test_calls_like_one_before_see_what_has_changed_around_them(run, monkeypatch):
     arguments = sample()
     plain = tconv.conv_transpose2d(*arguments, **GEOMETRY)
