@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tconv import reference as package_reference
 from tconv import run
-from tconv.layers import Geometry, Layer, Pair
+from tconv.layers import Layer
+from tconv.problem import Geometry, Pair
 from tconv.reference import LAYOUTS, Operands, expected, poisoned_memory, round_to_tf32
 
 __all__ = [

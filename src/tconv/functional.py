@@ -199,7 +199,10 @@ def _has_sound_output(
     dilation: tuple[int, int],
     groups: int,
 ) -> bool:
-    """As `_has_sound_sizes`, and whether the output has pixels. Remembered: it runs each call."""
+    """As `_has_sound_sizes`, and whether the output has pixels.
+
+    Remembered: it runs in each call that `ops.forward_as_before` does not serve.
+    """
     geometry = (stride, padding, output_padding, dilation)
     if not _has_sound_sizes(input, weight, bias, *geometry, groups):
         return False

@@ -20,15 +20,13 @@ from tconv.problem import (
     Axis,
     Direction,
     DType,
+    Geometry,
     Layout,
     Math,
+    Pair,
     Problem,
     float32_math,
 )
-
-Pair = tuple[int, int]
-Geometry = tuple[Pair, Pair, Pair, Pair, int]
-"""stride, padding, output_padding, dilation, groups: as `tconv.run` takes them."""
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
 

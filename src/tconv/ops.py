@@ -34,11 +34,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import settings
 from .memory_format import is_channels_last, memory_format
+from .problem import Geometry, Pair
 
-Pair = tuple[int, int]
 Sizes = Sequence[int]
-Geometry = tuple[Pair, Pair, Pair, Pair, int]
-"""Stride, padding, output padding, dilation, groups."""
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """The dtypes that our kernels compute in."""

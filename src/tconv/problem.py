@@ -21,6 +21,9 @@ Direction = Literal["forward", "input_gradient", "weight_gradient"]
 DType = Literal["float32", "float64", "float16", "bfloat16"]
 Layout = Literal["contiguous", "channels_last"]
 Math = Literal["ieee", "tf32"]
+Pair = tuple[int, int]
+Geometry = tuple[Pair, Pair, Pair, Pair, int]
+"""Stride, padding, output padding, dilation, each height's and width's, and groups."""
 
 ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import deterministic
 
-from tconv.layers import Layer, Pair
-from tconv.problem import TF32_LEAST_CHANNELS
+from tconv.layers import Layer
+from tconv.problem import TF32_LEAST_CHANNELS, Pair
 
 MAPS = ("forward", "input_gradient", "weight_gradient", "bias_gradient")
 """What a layer computes, in the order in which this module lists it."""

@@ -29,12 +29,18 @@ from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
 from tconv.memory_format import fits_channels_last, is_channels_last, memory_format
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.plan import Launch as PlannedLaunch
-from tconv.problem import WIDE_OFFSET, Axis, Direction, Layout, Problem, float32_math
+from tconv.problem import (
+    WIDE_OFFSET,
+    Axis,
+    Direction,
+    Geometry,
+    Layout,
+    Pair,
+    Problem,
+    float32_math,
+)
 
-Pair = tuple[int, int]
 Sizes = tuple[int, ...]
-Geometry = tuple[Pair, Pair, Pair, Pair, int]
-"""Stride, padding, output padding, dilation, groups."""
 
 _NO_STRIDES = (0, 0, 0, 0)
 
