@@ -100,14 +100,12 @@ def run(
     blocks: int = 0,
     packed=None,
     workspace=None,
-    kept=None,
 ):
     """The output of packing and kernel, into `out` where it is given.
 
     `blocks`: at most so many of the kernel's launch, in place of the plan's.
     `packed`: what the kernel finds in the workspace, in place of the packing's launch.
     `workspace`: a new one of `new_workspace`, for a look at it afterwards.
-    `kept`: weights that `keep` has packed, and the word that tells that they are not the layer's.
     """
     given = packed is not None
     if not given:
@@ -120,13 +118,12 @@ def run(
         y=TensorView(out.data_ptr(), out.stride()),
         bias=0 if t.bias is None else t.bias.data_ptr(),
         packed=packed.data_ptr(),
-        kept=0 if kept is None else kept[0].data_ptr(),
-        stale=0 if kept is None else kept[1].data_ptr(),
         encode_tensor_map=tensor_map.encode,
     )
-    tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias]), *(kept or ())]
-    memory = allocations(tensors)
-    for launch in chosen.launches if kept is None else chosen.launches_on_kept:
+    tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias])]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    memory = [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
+    for launch in chosen.launches:
         packs = chosen.packing is not None and launch.source == chosen.packing.source
         if packs and given:
             continue
@@ -134,26 +131,6 @@ def run(
         kernel = EmulatedKernel(launch.source, schedule=schedule, sanitize=sanitize)
         kernel.launch(grid, launch.arguments(used), allocations=memory)
     return out
-
-
-def keep(chosen: Plan, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights packed to be kept, and the word that tells of a change."""
-    assert chosen.keeping is not None
-    memory = torch.full((chosen.keeping.elements,), float("nan"))
-    weight = TensorView(w.data_ptr(), w.stride())
-    none = TensorView(0, (0, 0, 0, 0))
-    launch = chosen.launch_that_keeps
-    arguments = launch.arguments(Operands(x=none, w=weight, y=none, kept=memory.data_ptr()))
-    EmulatedKernel(launch.source).launch(
-        launch.grid, arguments, allocations=allocations([w, memory])
-    )
-    return memory, torch.zeros(1, dtype=torch.int32)
-
-
-def allocations(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
-    """Address and bytes of the memory of each."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
 
 
 def assert_right(out, case: Case, t, math: str = "tf32") -> None:

@@ -226,7 +226,6 @@ def plan_record(chosen: Plan) -> dict[str, Any]:
             }
             for repair in chosen.repairs
         ],
-        "keeping": None if chosen.keeping is None else dataclasses.asdict(chosen.keeping),
     }
 
 

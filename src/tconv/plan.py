@@ -17,8 +17,6 @@ from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
 from tconv.kernels.family import (
     Family,
-    Keeping,
-    KeepingFamily,
     Operands,
     Packing,
     PackingFamily,
@@ -80,7 +78,6 @@ class Plan:
         splits: leading size of the workspace of partial results; 0 where there is none.
         packing: the launch before the kernel's own, whose workspace that begins with, or None.
         repairs: launches behind the kernel's own, which compute again what it could not.
-        keeping: how packed weights may be kept from one call to the next, or None.
     """
 
     problem: Problem
@@ -93,7 +90,6 @@ class Plan:
     splits: int
     packing: Packing | None
     repairs: tuple[Repair, ...]
-    keeping: Keeping | None
 
     def packing_arguments(self, operands: Operands) -> bytes:
         """The bytes of the packing kernel's one parameter."""
@@ -122,35 +118,13 @@ class Plan:
             **kernel.repair_arguments(self.problem, self.target, self.tile, operands, index)
         )
 
-    def keeping_arguments(self, operands: Operands) -> bytes:
-        """The bytes of the packing kernel's one parameter, to pack weights that are kept."""
-        assert self.packing is not None
-        kernel = cast(KeepingFamily, family(self.stem))
-        return self.packing.source.pack(
-            **kernel.keeping_arguments(self.problem, self.tile, operands)
-        )
-
     @property
     def launches(self) -> tuple[Launch, ...]:
         """All its launches, in order."""
-        return self._launches(self.packing.grid if self.packing is not None else 0, self.grid)
-
-    @property
-    def launches_on_kept(self) -> tuple[Launch, ...]:
-        """Likewise for calls on kept weights: of the same kernels."""
-        assert self.keeping is not None
-        return self._launches(self.keeping.packing_grid, self.keeping.grid)
-
-    @property
-    def launch_that_keeps(self) -> Launch:
-        """The one that packs weights into `Operands.kept`."""
-        assert self.packing is not None and self.keeping is not None
-        return Launch(self.packing.source, self.keeping.weight_grid, self.keeping_arguments)
-
-    def _launches(self, packing_grid: int, grid: int) -> tuple[Launch, ...]:
-        launches = [Launch(self.source, grid, self.arguments)]
+        launches = [Launch(self.source, self.grid, self.arguments)]
         if self.packing is not None:
-            launches.insert(0, Launch(self.packing.source, packing_grid, self.packing_arguments))
+            packing = Launch(self.packing.source, self.packing.grid, self.packing_arguments)
+            launches.insert(0, packing)
         for index, repair in enumerate(self.repairs):
             arguments = functools.partial(self.repair_arguments, index)
             launches.append(Launch(repair.source, repair.grid, arguments))
@@ -233,7 +207,6 @@ def make_plan(problem: Problem, target: Target, candidate: Candidate) -> Plan:
         splits=kernel.splits(problem, target, candidate.tile),
         packing=_packing(kernel, problem, candidate.tile),
         repairs=_repairs(kernel, problem, target, candidate.tile),
-        keeping=_keeping(kernel, problem, target, candidate.tile),
     )
     logger.debug("%s", chosen)
     return chosen
@@ -249,9 +222,3 @@ def _repairs(kernel: Family, problem: Problem, target: Target, tile: Any) -> tup
     if not hasattr(kernel, "repairs"):
         return ()
     return cast(RepairingFamily, kernel).repairs(problem, target, tile)
-
-
-def _keeping(kernel: Family, problem: Problem, target: Target, tile: Any) -> Keeping | None:
-    if not hasattr(kernel, "keeping"):
-        return None
-    return cast(KeepingFamily, kernel).keeping(problem, target, tile)

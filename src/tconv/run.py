@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tconv import keeping, settings, tuning
+from tconv import settings, tuning
 from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError, LaunchError
@@ -28,7 +28,6 @@ from tconv.kernels.family import Operands, TensorView
 from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
 from tconv.memory_format import fits_channels_last, is_channels_last, memory_format
 from tconv.plan import Candidate, Plan, make_plan, plan
-from tconv.plan import Launch as PlannedLaunch
 from tconv.problem import (
     WIDE_OFFSET,
     Axis,
@@ -245,7 +244,7 @@ class _Prepared:
     """A plan and its kernels, on one device or in the emulator."""
 
     plan: Plan
-    kernels: dict[KernelSource, Kernel | EmulatedKernel]  # of its launches
+    kernels: tuple[Kernel | EmulatedKernel, ...]  # of its launches
 
 
 @functools.lru_cache(maxsize=4096)
@@ -286,7 +285,7 @@ class _Map(NamedTuple):
     options: dict[str, Any]
 
 
-_OPERANDS = ("x", "w", "y", "bias", "packed", "partial", "kept", "stale")
+_OPERANDS = ("x", "w", "y", "bias", "packed", "partial")
 _POINTER = struct.Struct("=Q")
 # Stand-ins for the operands' addresses: far enough apart to be told from each other.
 _PLACES = {name: (index + 1) << 44 for index, name in enumerate(_OPERANDS)}
@@ -320,11 +319,8 @@ class _Bound:
         source: KernelSource,
         arguments: Callable[[Operands], bytes],
         strides: dict[str, tuple[int, ...]],
-        kept: bool = False,
     ) -> _Bound:
-        """Binds `arguments`, which must put addresses in pointers and tensor maps alone; `kept`:
-        of a call with kept weights.
-        """
+        """Binds `arguments`, which must put addresses in pointers and tensor maps alone."""
         encoded: list[tuple[int, str, dict[str, Any]]] = []
 
         def note(data_ptr: int, dtype: str, **options: Any) -> bytes:
@@ -339,8 +335,6 @@ class _Bound:
             bias=_PLACES["bias"],
             packed=_PLACES["packed"],
             partial=_PLACES["partial"],
-            kept=_PLACES["kept"] if kept else 0,
-            stale=_PLACES["stale"] if kept else 0,
             encode_tensor_map=note,
         )
         template = arguments(operands)
@@ -353,8 +347,7 @@ class _Bound:
                 maps.append(_Map(offset, *_place(address), dtype, options))
             elif type_.endswith("*"):
                 (address,) = _POINTER.unpack_from(template, offset)
-                if address:  # else it is none in every call
-                    addresses.append(_Address(offset, *_place(address)))
+                addresses.append(_Address(offset, *_place(address)))
         return cls(kernel, grid, template, tuple(addresses), tuple(maps))
 
     def arguments(self, operands: tuple[int, ...], encode: Callable[..., bytes]) -> bytes:
@@ -397,53 +390,31 @@ class _Call:
     @functools.cached_property
     def launches(self) -> tuple[_Bound, ...]:
         """The plan's, in order."""
-        return self._bound(self.plan.launches)
-
-    @functools.cached_property
-    def launches_on_kept(self) -> tuple[_Bound, ...]:
-        """Those on kept weights."""
-        return self._bound(self.plan.launches_on_kept, kept=True)
-
-    @functools.cached_property
-    def launches_that_keep(self) -> tuple[_Bound, ...]:
-        """The one before them that packs these, where it has not been done."""
-        return self._bound((self.plan.launch_that_keeps,), kept=True)
-
-    @functools.cached_property
-    def filled(self) -> _Filled:
-        """`launches`, for a device."""
-        return _filled(self.launches)
-
-    @functools.cached_property
-    def filled_on_kept(self) -> _Filled:
-        """`launches_on_kept`, for a device."""
-        return _filled(self.launches_on_kept)
-
-    @functools.cached_property
-    def filled_that_keep(self) -> _Filled:
-        """`launches_that_keep`, for a device."""
-        return _filled(self.launches_that_keep)
-
-    @functools.cached_property
-    def kept_layout(self) -> object | None:
-        """What weights that are kept are packed as, the same object for the same; None for calls
-        that pack them by themselves.
-        """
-        plan, (_, strides, _) = self.plan, self.strides
-        if plan.keeping is None or strides != _dense_strides(self.problem.w_shape, False):
-            return None
-        assert plan.packing is not None
-        return _kept_layout(plan.packing.source, plan.keeping.elements)
-
-    def _bound(self, launches: Iterable[PlannedLaunch], kept: bool = False) -> tuple[_Bound, ...]:
         strides = dict(zip("xwy", self.strides, strict=True))
-        kernels = self._prepared.kernels
+        prepared = self._prepared
         return tuple(
-            _Bound.of(
-                kernels[launch.source], launch.grid, launch.source, launch.arguments, strides, kept
-            )
-            for launch in launches
+            _Bound.of(kernel, launch.grid, launch.source, launch.arguments, strides)
+            for kernel, launch in zip(prepared.kernels, prepared.plan.launches, strict=True)
         )
+
+    @functools.cached_property
+    def filled(self) -> Callable[[tuple[int, ...]], list[Launch]]:
+        """From the operands' addresses to the launches on a device.
+
+        Remembered: a program's calls soon meet the allocator's same few addresses again, and
+        filling in takes longer than a launch.
+        """
+        launches = self.launches  # not `self`, which would hold itself
+
+        def fill(addresses: tuple[int, ...]) -> list[Launch]:
+            filled = []
+            for bound in launches:
+                assert not isinstance(bound.kernel, EmulatedKernel)
+                arguments = bound.arguments(addresses, tensor_map.encode)
+                filled.append(bound.kernel.prepare(bound.grid, arguments))
+            return filled
+
+        return functools.lru_cache(maxsize=64)(fill)
 
     @functools.cached_property
     def packed_elements(self) -> int:
@@ -456,33 +427,6 @@ class _Call:
     @functools.cached_property
     def _prepared(self) -> _Prepared:
         return _prepare(self.problem, self.device, *self.settings, self.choice)
-
-
-_Filled = Callable[[tuple[int, ...]], list[Launch]]
-
-
-def _filled(launches: tuple[_Bound, ...]) -> _Filled:
-    """From the operands' addresses to the launches on a device.
-
-    Remembered: a program's calls soon meet the allocator's same few addresses again, and filling in
-    takes longer than a launch.
-    """
-
-    def fill(addresses: tuple[int, ...]) -> list[Launch]:
-        filled = []
-        for bound in launches:
-            assert not isinstance(bound.kernel, EmulatedKernel)
-            arguments = bound.arguments(addresses, tensor_map.encode)
-            filled.append(bound.kernel.prepare(bound.grid, arguments))
-        return filled
-
-    return functools.lru_cache(maxsize=64)(fill)
-
-
-@functools.lru_cache(maxsize=4096)
-def _kept_layout(source: KernelSource, elements: int) -> object:
-    """One object for weights that the same kernel packs the same way."""
-    return object()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -578,7 +522,7 @@ def _launch(
     if tuning.may_choose():
 
         def launch(candidate: Candidate) -> None:
-            results = _run(call.on(candidate), x, w, y, bias, keeps=False)
+            results = _run(call.on(candidate), x, w, y, bias)
             if results is not None and len(results) > 1:  # their sum belongs to what it takes
                 results.sum(0)
 
@@ -588,31 +532,14 @@ def _launch(
     return _run(call, x, w, y, bias)
 
 
-def _run(
-    call: _Call,
-    x: Tensor,
-    w: Tensor | None,
-    y: Tensor,
-    bias: Tensor | None,
-    keeps: bool = True,
-) -> Tensor | None:
-    """Launches a call's kernels; returns the workspace of partial results, None without one.
-
-    `keeps`: whether packed weights may be kept, or used that were.
-    """
-    partial = packed = kept = None
+def _run(call: _Call, x: Tensor, w: Tensor | None, y: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Launches a call's kernels; returns the workspace of partial results, None without one."""
+    partial = packed = None
     if call.partial_shape is not None:
         accumulated = torch.float64 if x.dtype is torch.float64 else torch.float32
         partial = torch.empty(call.partial_shape, dtype=accumulated, device=x.device)
     if call.packed_elements:
         packed = _empty_strided(x, (call.packed_elements,), (1,), torch.float32)
-    device = call.device
-    stream = 0 if device is None else torch._C._cuda_getCurrentRawStream(device)
-    layout = call.kept_layout
-    if layout is not None and keeps and w is not None and w.data_ptr() % 16 == 0:
-        assert call.plan.keeping is not None
-        kept = keeping.find(w, layout, stream, call.plan.keeping.elements)
-    memory = None if kept is None else kept.memory
     addresses = (
         x.data_ptr(),
         0 if w is None else w.data_ptr(),
@@ -620,34 +547,25 @@ def _run(
         0 if bias is None else bias.data_ptr(),
         0 if packed is None else packed.data_ptr(),
         0 if partial is None else partial.data_ptr(),
-        0 if memory is None else memory.data_ptr(),
-        0 if kept is None else kept.stale,
     )
+    device = call.device
     if device is None:
-        used = [t for t in (x, w, y, bias, packed, partial, memory) if t is not None]
-        allocations = _allocations(used) + ([] if kept is None else [(kept.stale, 4)])
-        bound_launches = call.launches if kept is None else call.launches_on_kept
-        if kept is not None and kept.fresh:
-            bound_launches = call.launches_that_keep + bound_launches
-        for bound in bound_launches:
+        used = [t for t in (x, w, y, bias, packed, partial) if t is not None]
+        memory = _allocations(used)
+        for bound in call.launches:
             assert isinstance(bound.kernel, EmulatedKernel)
             arguments = bound.arguments(addresses, emulated_map.encode)
-            bound.kernel.launch(bound.grid, arguments, allocations=allocations)
-    else:
-        try:
-            if kept is not None and kept.fresh:
-                for launch in call.filled_that_keep(addresses):
-                    launch.start(stream)
-            # The packing waits for all that came before it; the kernel behind it need not wait to
-            # start.
-            dependent = False
-            for launch in (call.filled if kept is None else call.filled_on_kept)(addresses):
-                launch.start(stream, dependent)
-                dependent = True
-        except LaunchError as error:
-            raise LaunchError(f"{error}\nplan: {call.plan}") from error
-    if kept is not None:
-        kept.fresh = False
+            bound.kernel.launch(bound.grid, arguments, allocations=memory)
+        return partial
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    # The packing waits for all that came before it; the kernel behind it need not wait to start.
+    dependent = False
+    try:
+        for launch in call.filled(addresses):
+            launch.start(stream, dependent)
+            dependent = True
+    except LaunchError as error:
+        raise LaunchError(f"{error}\nplan: {call.plan}") from error
     return partial
 
 
@@ -676,7 +594,7 @@ def _prepare(
     try:
         # Beside each other: NVRTC takes a second or two for each, and holds no lock meanwhile.
         with ThreadPoolExecutor(len(sources)) as threads:
-            kernels = dict(zip(sources, threads.map(load, sources), strict=True))
+            kernels = tuple(threads.map(load, sources))
     except CompileError as error:
         error.plan = chosen
         raise

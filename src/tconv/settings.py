@@ -148,14 +148,6 @@ _emulate_arch = _Setting(
     allowed="an architecture such as sm_80 or sm_90a",
     meaning="the GPU architecture that plans are made for under TCONV_EMULATE=1",
 )
-_keep_weights = _Setting(
-    "TCONV_KEEP_WEIGHTS",
-    True,
-    _parse_switch,
-    shown_default="1",
-    allowed=_SWITCH,
-    meaning="0 packs weights in every call, and keeps no memory between calls",
-)
 _kernel = _Setting[str | None](
     "TCONV_KERNEL",
     None,
@@ -187,7 +179,6 @@ _ALL: tuple[_Setting[Any], ...] = (
     _debug,
     _emulate,
     _emulate_arch,
-    _keep_weights,
     _kernel,
     _sanitize,
     _strict,
@@ -226,11 +217,6 @@ def emulate() -> bool:
 def emulate_arch() -> str:
     """The architecture that emulated plans are made for (`TCONV_EMULATE_ARCH`, "sm_90a")."""
     return _emulate_arch()
-
-
-def keep_weights() -> bool:
-    """Whether packed weights may stay between calls (`TCONV_KEEP_WEIGHTS`, default 1)."""
-    return _keep_weights()
 
 
 def kernel() -> str | None:

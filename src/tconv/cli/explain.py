@@ -289,9 +289,6 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
             f"{packing.source.stem} {packing.does}: {_plural(packing.grid, 'block')} of "
             f"{packing.source.threads} threads, {bytes_text(4 * packing.elements)}",
         )
-    if plan.keeping is not None:
-        kept = bytes_text(4 * plan.keeping.elements)
-        yield "kept", f"weights, {kept}, from the second call with the same ones on"
     if plan.source.again is not None:
         yield "at its end", "its blocks compute in TF32 what float16 cannot hold"
     for repair in plan.repairs:

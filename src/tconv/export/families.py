@@ -120,7 +120,6 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
         "packed_blocks": plan.packing.grid,
         "packed_elements": plan.packing.elements,
         "status_words": kernel.STATUS_WORDS,
-        "keeps": laid.keeps,
         "operands": _flat_operands(plan, laid),
         "again": _flat_operands(plan, laid.repairing) if plan.tile.half else None,
     }

@@ -278,17 +278,7 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
             "packed_again": packed_again,
             "status": status,
         }
-        # Weights are packed in every call.
-        arguments.update(
-            status=status,
-            notes=notes,
-            note_count=constants["packed_blocks"],
-            kept_notes=0,
-            kept_note_count=0,
-        )
-        if constants["keeps"]:
-            arguments["weight"] = weight.data_ptr()
-            repair["stale"] = 0
+        arguments.update(status=status, notes=notes, note_count=constants["packed_blocks"])
         launches.append((blocks, repair))
     return launches, packed
 

@@ -27,10 +27,6 @@ class Operands:
         x, w, y: the layer's input, weight and output, or their gradients.
         bias: address of the contiguous bias [Cout], or 0.
         packed: address of the workspace of the plan's `Packing`, or 0.
-        kept: address of weights that were packed by an earlier call, as the plan's `Keeping` says,
-            or 0.
-        stale: address of a word of the host's memory, which a launch sets to 1 where it finds that
-            the kept weights are not the layer's any more; 0 without these.
         partial: address of the workspace [splits, Cin, Cout/groups, kH, kW] of float32 (float64
             for float64 tensors), or 0.
         encode_tensor_map: of `jit.tensor_map`, or of the emulator.
@@ -42,8 +38,6 @@ class Operands:
     bias: int = 0
     packed: int = 0
     partial: int = 0
-    kept: int = 0
-    stale: int = 0
     encode_tensor_map: Callable[..., bytes] = tensor_map.encode
 
 
@@ -62,24 +56,6 @@ class Packing:
     grid: int
     elements: int
     does: str = "lays the weights out"
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """How packed weights stay from one call to the next.
-
-    Attributes:
-        weight_grid: blocks of the packing's kernel in a launch of its own, which packs weights into
-            memory that is kept.
-        packing_grid: blocks of the packing in calls on kept weights, which leaves weights out.
-        grid: blocks of the kernel in these calls.
-        elements: float32 values of what is kept.
-    """
-
-    weight_grid: int
-    packing_grid: int
-    grid: int
-    elements: int
 
 
 @dataclass(frozen=True)
@@ -151,22 +127,6 @@ class RepairingFamily(PackingFamily, Protocol):
         self, problem: Problem, target: Target, tile: Any, operands: Operands, index: int
     ) -> dict[str, int | float | bytes]:
         """The fields of `struct Arguments` of one of them."""
-
-
-class KeepingFamily(RepairingFamily, Protocol):
-    """A family that may keep packed weights.
-
-    Where `Operands.kept` is not 0 its launches compare these with the layer's, and compute the
-    output again where they differ.
-    """
-
-    def keeping(self, problem: Problem, target: Target, tile: Any) -> Keeping | None:
-        """How; None where weights are packed in every call."""
-
-    def keeping_arguments(
-        self, problem: Problem, tile: Any, operands: Operands
-    ) -> dict[str, int | float | bytes]:
-        """The fields of the packing's `struct Arguments`, to pack weights into `Operands.kept`."""
 
 
 ELEMENT_TYPES = {

@@ -12,10 +12,6 @@
 // Layer::repair, lays weights and pixels out in TF32 and computes all outputs again; otherwise that
 // ends at once (common/sm90_tf32_flat_repair.cuh).
 //
-// Weights may have been packed by an earlier call. Then the producers' warps compare them with the
-// layer's where they have nothing else to do, in blocks of their own where SMs would be idle, and the
-// launch behind repairs if they differ (common/sm90_tf32_flat_kept.cuh).
-//
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
 //   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
 //                     all of a row group, which stay as long as tiles are of this group
@@ -36,7 +32,6 @@
 #include <common/constant_tables.cuh>
 #include <common/division.cuh>
 #include <common/float16_operands.cuh>
-#include <common/sm90_tf32_flat_kept.cuh>
 #include <common/sm90_tf32_flat_repair.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
 #include <common/sm90_tf32_flat_status.cuh>
@@ -119,7 +114,6 @@ struct Shared {
     // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that it
     // follows from lie in device memory, where each step of the products would wait for them.
     int starts[Layer::slots];
-    flat::kept::Tap taps[Layer::compares ? flat::kept::taps : 1];
     uint64_t pixels_full[Layer::pixel_stages];
     uint64_t pixels_empty[Layer::pixel_stages];
     uint64_t weights_full[consumers][Layer::weight_stages];
@@ -129,7 +123,6 @@ struct Shared {
     uint64_t slices_full[slice_sets][halves];  // of the outputs, for the storers
     uint64_t slices_empty[slice_sets][halves];
     uint64_t leading;
-    uint64_t taps_full;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
@@ -323,91 +316,53 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
     }
 }
 
-// Of a lane's.
-[[maybe_unused]] TCONV_DEVICE uint32_t largest_note(const void* notes, int count) {
-    uint32_t largest = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x % 32; i < count; i += 32) {
-        largest = max(largest, static_cast<const uint32_t*>(notes)[i]);
-    }
-    return largest;
-}
-
-// Whether float16 holds all weights and pixels, from what the packing's blocks have noted: those of
-// this call, and those that have packed weights that were kept.
+// Whether float16 holds all weights and pixels, from what the packing's blocks have noted. By a warp.
 template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments) {
-    uint32_t largest = max(largest_note(arguments.notes, arguments.note_count),
-                           largest_note(arguments.kept_notes, arguments.kept_note_count));
+    const auto* notes = static_cast<const uint32_t*>(arguments.notes);
+    uint32_t largest = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x % 32; i < arguments.note_count; i += 32) {
+        largest = max(largest, notes[i]);
+    }
     largest = float16_operands::largest_of_warp(largest);
     if (threadIdx.x % 32 == 0) {
         bool fits = float16_operands::fit(largest, Layer::weight_scale);
-        atomicMax(&static_cast<flat::Status*>(arguments.status)->verdict,
-                  uint32_t(fits ? flat::Verdict::fits : flat::Verdict::unfit));
+        static_cast<flat::Status*>(arguments.status)->verdict =
+            fits ? flat::Verdict::fits : flat::Verdict::unfit;
     }
 }
 
-// Where a tile's outputs lie.
+// By a warp: where each tile's outputs lie.
 template <typename Fields>
-TCONV_DEVICE void find_places(const Fields& arguments, Place* places, int tile) {
-    Position at(tile, arguments);
-    int count = columns, spacing = 1;
-    if constexpr (flat::paired) {
-        count = arguments.rows;
-        spacing = arguments.pitch;
-    }
-    for (int i = threadIdx.x % 32; i < count; i += 32) {
-        unsigned position = at.first + i * spacing;
-        unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
-        unsigned rest = position - image * arguments.image_positions;
-        unsigned row = divide(rest, arguments.pitch_multiplier, arguments.pitch_shift);
-        Place place;
-        place.y = int(row + Layer::first_q_y) * Layer::stride_y - Layer::padding_y;
-        place.x = int(rest - row * arguments.pitch + Layer::first_q_x) * Layer::stride_x -
-                  Layer::padding_x;
-        place.offset = Index(image) * arguments.destination_stride_n +
-                       place.y * arguments.destination_stride_h + place.x;
-        if (image >= unsigned(arguments.batch)) place.y = none;
-        places[i] = place;
-    }
-}
-
-// By the producers' warps; warp 3 comes first.
-template <typename Fields>
-TCONV_DEVICE void find_taps(const Fields& arguments, Shared& shared) {
-    if (arguments.kept_note_count == 0) return;
-    if (threadIdx.x / 32 == 3) {
-        flat::kept::find_taps(shared.taps);
-        ptx::mbarrier_arrive(&shared.taps_full);
-    }
-    ptx::mbarrier_wait_parity(&shared.taps_full, 0);
-}
-
-// By a warp: the places of the tiles from `tile` on, and, until these are needed and when there are no
-// more, comparisons of kept weights.
-template <typename Fields>
-TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared, int tile) {
+TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
     Turn<2> turn;
     Tiles own(arguments);
-    flat::kept::Comparison<Fields, Layer::compares> comparison(arguments, shared.taps);
-    while (tile < own.end || comparison.has_more()) {
-        uint64_t* empty = &shared.places_empty[turn.stage];
-        bool compares = comparison.has_more();
-        if (compares && tile < own.end) {
-            bool needed = ptx::mbarrier_test_wait_parity(empty, turn.parity ^ 1);
-            compares = !__any_sync(0xffffffffu, needed);
+    for (int tile = own.first; tile < own.end; tile += own.step) {
+        Position at(tile, arguments);
+        ptx::mbarrier_wait_parity(&shared.places_empty[turn.stage], turn.parity ^ 1);
+        int count = columns, spacing = 1;
+        if constexpr (flat::paired) {
+            count = arguments.rows;
+            spacing = arguments.pitch;
         }
-        if (compares) {
-            comparison.step();
-            continue;
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            unsigned position = at.first + i * spacing;
+            unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
+            unsigned rest = position - image * arguments.image_positions;
+            unsigned row = divide(rest, arguments.pitch_multiplier, arguments.pitch_shift);
+            Place place;
+            place.y = int(row + Layer::first_q_y) * Layer::stride_y - Layer::padding_y;
+            place.x = int(rest - row * arguments.pitch + Layer::first_q_x) * Layer::stride_x -
+                      Layer::padding_x;
+            place.offset = Index(image) * arguments.destination_stride_n +
+                           place.y * arguments.destination_stride_h + place.x;
+            if (image >= unsigned(arguments.batch)) place.y = none;
+            shared.places[turn.stage][i] = place;
         }
-        ptx::mbarrier_wait_parity(empty, turn.parity ^ 1);
-        find_places(arguments, shared.places[turn.stage], tile);
         ptx::mbarrier_arrive(&shared.places_full[turn.stage]);
         turn.advance();
-        tile += own.step;
     }
-    comparison.count();
 }
 
 using Sums = float[columns / 2];
@@ -780,21 +735,15 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             }
         }
         ptx::mbarrier_init(&shared.leading, warps);
-        ptx::mbarrier_init(&shared.taps_full, 32);
         ptx::fence_mbarrier_init();
     }
     find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;
-    if constexpr (Layer::compares) {
-        // There may be blocks that compare alone.
-        if (role != 0 && int(blockIdx.x) >= arguments.tiles) return;
-    }
     // NOTE: setmaxnreg counts in branches that do not join again: what follows belongs into one of them.
     if (role == 0) {
         if constexpr (storers) ptx::setmaxnreg_dec<producer_registers>();
         int warp = threadIdx.x / 32;
-        Tiles own(arguments);
         if (warp == 3) {
             if constexpr (Layer::half) {
                 ptx::griddepcontrol_wait();
@@ -803,6 +752,7 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
                 ptx::griddepcontrol_launch_dependents();
                 if (blockIdx.x == 0) read_notes(arguments);
             }
+            produce_places(arguments, shared);
         } else if (threadIdx.x % 32 == 0) {
             if (warp == 0) {
                 produce_pixels(arguments, shared);
@@ -811,14 +761,6 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             } else {
                 produce_weights(arguments, shared, warp - 1);
             }
-        }
-        if constexpr (Layer::compares) {
-            __syncwarp();
-            ptx::griddepcontrol_wait();
-            find_taps(arguments, shared);
-            produce_places(arguments, shared, warp == 3 ? own.first : own.end);
-        } else if (warp == 3) {
-            produce_places(arguments, shared, own.first);
         }
     } else if (role <= consumers) {
         if constexpr (storers) ptx::setmaxnreg_inc<consumer_registers>();

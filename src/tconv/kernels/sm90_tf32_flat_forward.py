@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.family import Keeping, Operands, Packing, Repair
+from tconv.kernels.family import Operands, Packing, Repair
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.problem import Direction, Problem
 
@@ -78,22 +77,8 @@ WEIGHT_SCALE = 256
 MOST_HALF_BLOCKS = 4096
 """Of a packing in float16: a block of the kernel reads a word of each."""
 
-STATUS_WORDS = 8
+STATUS_WORDS = 4
 """Room for `Status` of common/sm90_tf32_flat_status.cuh, in 4 bytes."""
-
-MOST_KEPT_TAPS = 64
-"""Of weights that are kept: the launch that compares them has a table of taps."""
-
-LEAST_KEPT_SHARE = 0.025
-"""Of a call, modelled: what packing weights takes where they are kept. To compare kept ones takes
-time too: pointpillars_k4s4, with 1.4%, and pose_32x24, with 0.7%, take as long where they keep
-them; random52, with 3.4%, takes 1 to 3% less (keeping.log).
-"""
-
-LEAST_KEPT_SECONDS = 25e-6
-"""What a call must take the device, modelled, for its weights to be kept: what three launches take
-a host. A shorter call in a row of others waits for the host, which has more to do for kept weights.
-"""
 
 
 @dataclass(frozen=True)
@@ -385,7 +370,8 @@ class Layout:
         return self._pack_items(self.part_channels)
 
     def _pack_items(self, part_channels: int) -> tuple[int, int]:
-        parts = -(-self._channel_tiles * self.warp_channels // part_channels)
+        channels = -(-self.problem.out_channels_per_group // self.warp_channels)
+        parts = -(-channels * self.warp_channels // part_channels)
         parts *= self.problem.height.stride if self._row_step(part_channels) > 1 else 1
         planes = self.problem.groups * self.chunks
         positions = PACK_POSITIONS // self.word_channels
@@ -432,77 +418,6 @@ class Layout:
         if not self.tile.half:
             return self.operand_elements
         return self.status + STATUS_WORDS + self.pack_blocks
-
-    @property
-    def pixel_blocks(self) -> int:
-        """Blocks of a packing in float16 beside kept weights."""
-        return min(self.pack_items[1], MOST_HALF_BLOCKS)
-
-    @property
-    def weight_blocks(self) -> int:
-        """Blocks of a packing in float16 of weights to be kept."""
-        return min(self.pack_items[0], MOST_HALF_BLOCKS)
-
-    @property
-    def kept_elements(self) -> int:
-        """Kept weights, what is laid out like `status`, in 4 bytes."""
-        return self.weight_elements + STATUS_WORDS + self.weight_blocks
-
-    @property
-    def keeps(self) -> bool:
-        """Whether weights may be kept from one call to the next.
-
-        Not where a row group is of several phases, so that a tap's slot depends on the channel, and
-        only where that pays.
-        """
-        one_phase = self.problem.height.stride == 1 or self._channel_tiles % WARPS == 0
-        alone = self.tile.apart or self.tile.paired or one_phase
-        taps = self.problem.taps
-        vectors = self.problem.out_channels_per_group * taps % 4 == 0
-        able = self.tile.half and alone and vectors and taps <= MOST_KEPT_TAPS
-        return able and self._keeping_pays
-
-    @functools.cached_property
-    def _keeping_pays(self) -> bool:
-        whole = _device_cost(self.problem, Target.named(HOPPER.arch), self.tile)
-        share = _packing_seconds(self, self.weight_elements) / whole
-        return share >= LEAST_KEPT_SHARE and whole >= LEAST_KEPT_SECONDS
-
-    @property
-    def _channel_tiles(self) -> int:
-        return -(-self.problem.out_channels_per_group // self.warp_channels)
-
-    def tap_lines(self) -> dict[str, list[int]]:
-        """Of each tap, where kept weights have those of the first output and input channels, and
-        how far it is to the next 64 input channels and the next row group of output channels.
-
-        In lines of 128 bytes, of a group.
-        """
-        y, x = self.problem.height, self.problem.width
-        channel_groups = -(-self._channel_tiles // WARPS)
-        begins = self.row_begin
-        lines: dict[str, list[int]] = {"line": [], "chunk_lines": [], "group_lines": []}
-        for tap_y, tap_x in itertools.product(range(y.kernel), range(x.kernel)):
-            slot_y, phase_y = divmod(tap_y * y.dilation, y.stride)
-            slot_x, phase_x = divmod(tap_x * x.dilation, x.stride)
-            # As common/sm90_tf32_flat_rows.cuh orders row groups.
-            if self.tile.apart:
-                step, group = 2, phase_y * channel_groups * 2 + phase_x
-            elif self.tile.paired:
-                step, group = 2, phase_y // 2 * channel_groups * 2 + phase_y % 2
-            else:
-                step, group = 1, phase_y * channel_groups
-            slots = self.classes[self.row_class[group]]
-            slot = slots.index((slot_y, slot_x))
-            following = group + step if channel_groups > 1 else group
-            lines["line"].append(
-                (begins[group] * self.chunks + slot) * GROUP_ROWS + phase_x % self.row_phases
-            )
-            lines["chunk_lines"].append(len(slots) * GROUP_ROWS)
-            lines["group_lines"].append(
-                (begins[following] - begins[group]) * self.chunks * GROUP_ROWS
-            )
-        return lines
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
@@ -648,16 +563,12 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 def packing_cost(laid: Layout) -> float:
     """Modelled seconds of all but the kernel."""
-    packing = _packing_seconds(laid, laid.weight_elements, laid.pixel_elements)
+    # What is read and written for 4 bytes of operands.
+    moved = 4 * laid.word_channels + 4
+    packing = moved * (laid.weight_elements / 4.18e12 + laid.pixel_elements / 4.44e12)
     # A guess: the launch that repairs, with nothing to do.
     idle = 1.5e-6 if laid.tile.half else 0
     return 7.4e-6 + packing + idle
-
-
-def _packing_seconds(laid: Layout, weight_elements: int, pixel_elements: int = 0) -> float:
-    # What is read and written for 4 bytes of operands.
-    moved = 4 * laid.word_channels + 4
-    return moved * (weight_elements / 4.18e12 + pixel_elements / 4.44e12)
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
@@ -669,40 +580,24 @@ def repairs(problem: Problem, target: Target, tile: Tile) -> tuple[Repair, ...]:
     """The launch that computes the layer again if float16 cannot hold all its values."""
     if not tile.half:
         return ()
-    laid = layout(problem, tile)
-    again = laid.repairing
-    return (Repair(_forward_source(again, repaired=laid), grid(problem, target, again.tile)),)
+    again = layout(problem, tile).repairing
+    return (Repair(_forward_source(again, repair=True), grid(problem, target, again.tile)),)
 
 
-def _forward_source(laid: Layout, repaired: Layout | None = None) -> KernelSource:
+def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     """The kernel, or the one that repairs a layout in float16."""
     problem, tile = laid.problem, laid.tile
-    repair = repaired is not None
     index = _index(laid)
     pixel_stages, weight_stages = laid.stages(HOPPER)
     shared = pixel_stages * (laid.patch_positions * LINE_BYTES + 16) + laid.output_bytes
     shared += CONSUMERS * weight_stages * (WEIGHT_BYTES + 16)
     shared += 128 + 4 * laid.slots
     own: tuple[tuple[str, str], ...] = ()
-    lines = {"line": [0], "chunk_lines": [0], "group_lines": [0]}
-    keeps = (repaired or laid).keeps
-    if repaired is not None:
+    if repair:
         shared = max(shared, laid.pack_bytes)
         own = (("packed_again", "void*"), *_packing_fields(index), ("status", "void*"))
-        if keeps:
-            own += (("stale", "void*"),)
     elif tile.half:
-        own = (
-            ("notes", "const void*"),
-            ("note_count", "int"),
-            ("kept_notes", "const void*"),
-            ("kept_note_count", "int"),
-            ("status", "void*"),
-        )
-        if keeps:
-            lines = laid.tap_lines()
-            shared += 16 * problem.taps
-            own += (("weight", "const void*"),)
+        own = (("notes", "const void*"), ("note_count", "int"), ("status", "void*"))
     shared = -(-shared // 1024) * 1024
     constants = (
         *_layer_constants(laid, index),
@@ -714,9 +609,6 @@ def _forward_source(laid: Layout, repaired: Layout | None = None) -> KernelSourc
         ("storers", tile.storers),
         ("resident", tile.resident),
         ("repair", repair),
-        ("keeps", keeps),
-        ("compares", keeps and not repair),
-        *((f"tap_{name}", tuple(values)) for name, values in lines.items()),
         ("patch_positions", laid.patch_positions),
         ("boxes", laid.boxes),
         ("pixel_stages", pixel_stages),
@@ -783,41 +675,12 @@ def packing(problem: Problem, tile: Tile) -> Packing:
 def packing_arguments(
     problem: Problem, tile: Tile, operands: Operands
 ) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of `packing`; beside kept weights, of pixels alone."""
+    """The fields of `struct Arguments` of `packing`."""
     laid = layout(problem, tile)
     found = {"packed": operands.packed, **_images(laid), **_packing_arguments(laid, operands)}
-    if operands.kept:
-        found |= {"items": laid.pack_items[1], "weight_items": 0}
     if tile.half:
         found |= _noted(operands.packed + 4 * laid.status)
     return found
-
-
-def keeping(problem: Problem, target: Target, tile: Tile) -> Keeping | None:
-    """How weights are kept; None where they are packed in every call."""
-    laid = layout(problem, tile)
-    if not laid.keeps:
-        return None
-    return Keeping(
-        weight_grid=laid.weight_blocks,
-        packing_grid=laid.pixel_blocks,
-        grid=target.multiprocessors,  # blocks without a tile compare weights
-        elements=laid.kept_elements,
-    )
-
-
-def keeping_arguments(
-    problem: Problem, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of `packing`, of weights that are to be kept alone."""
-    laid = layout(problem, tile)
-    return {
-        "packed": operands.kept,
-        **_images(laid),
-        **_packing_arguments(laid, operands),
-        "items": laid.pack_items[0],
-        **_noted(operands.kept + 4 * laid.weight_elements),
-    }
 
 
 def _noted(status: int) -> dict[str, int | float | bytes]:
@@ -839,17 +702,9 @@ def arguments(
 ) -> dict[str, int | float | bytes]:
     """The fields of `struct Arguments`."""
     laid = layout(problem, tile)
-    found = _forward_arguments(laid, operands, operands.packed, operands.kept)
+    found = _forward_arguments(laid, operands, operands.packed)
     if tile.half:
-        kept_notes = operands.kept + 4 * (laid.weight_elements + STATUS_WORDS)
-        found |= {
-            **_noted(operands.packed + 4 * laid.status),
-            "note_count": laid.pixel_blocks if operands.kept else laid.pack_blocks,
-            "kept_notes": kept_notes if operands.kept else 0,
-            "kept_note_count": laid.weight_blocks if operands.kept else 0,
-        }
-        if laid.keeps:
-            found["weight"] = operands.w.address
+        found |= {**_noted(operands.packed + 4 * laid.status), "note_count": laid.pack_blocks}
     return found
 
 
@@ -864,14 +719,13 @@ def repair_arguments(
         "packed_again": packed,
         **_packing_arguments(laid.repairing, operands),
         "status": operands.packed + 4 * laid.status,
-        **({"stale": operands.stale if operands.kept else 0} if laid.keeps else {}),
     }
 
 
 def _forward_arguments(
-    laid: Layout, operands: Operands, packed: int, kept: int = 0
+    laid: Layout, operands: Operands, packed: int
 ) -> dict[str, int | float | bytes]:
-    """Of a launch of the kernel on operands that lie at `packed`, but for kept weights."""
+    """Of a launch of the kernel on operands that lie at `packed`."""
     planes = laid.problem.groups * laid.chunks
     return {
         "pixel_map": operands.encode_tensor_map(
@@ -882,7 +736,7 @@ def _forward_arguments(
             box=(LINE_WORDS, laid.patch_positions // laid.boxes, 1),
             swizzle=LINE_BYTES,
         ),
-        "packed": kept or packed,
+        "packed": packed,
         "tiles": laid.tiles,
         **({"rows": laid.rows} if laid.tile.paired else {}),
         **_images(laid),

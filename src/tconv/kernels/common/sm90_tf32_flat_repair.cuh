@@ -1,14 +1,10 @@
 // What the launch behind sm90_tf32_flat_forward in float16 does before it computes all outputs again
 // in TF32: it asks whether that is needed, and lays the operands out.
 //
-// It is needed where float16 cannot hold all values, or where weights that an earlier call has packed
-// are not the layer's any more. Then the kernel in front has already read what it should not have.
-//
 // Items are handed out by a counter, and only a block that runs holds any, so that none waits for one
 // that cannot start.
 #pragma once
 
-#include <common/sm90_tf32_flat_kept.cuh>
 #include <common/sm90_tf32_flat_packing.cuh>
 #include <common/sm90_tf32_flat_status.cuh>
 #include <ptx/bulk.cuh>
@@ -35,22 +31,9 @@ TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
 template <typename Fields>
 TCONV_DEVICE bool is_needed(const Fields& arguments) {
     const auto& status = *static_cast<const volatile flat::Status*>(arguments.status);
-    if constexpr (Layer::keeps) {
-        // Kept weights are compared long before the products end.
-        if (arguments.stale != nullptr && blockIdx.x != 0) {
-            wait_for(static_cast<flat::Status*>(arguments.status)->compared, flat::kept::pieces);
-        }
-    }
     if (blockIdx.x != 0 && status.verdict == flat::Verdict::fits) return false;
     ptx::griddepcontrol_wait();
-    bool needed = status.verdict == flat::Verdict::unfit;
-    if constexpr (Layer::keeps) {
-        // The host reads it when it comes by.
-        if (needed && blockIdx.x == 0 && threadIdx.x == 0 && status.changed != 0) {
-            *static_cast<volatile int*>(arguments.stale) = 1;
-        }
-    }
-    return needed;
+    return status.verdict == flat::Verdict::unfit;
 }
 
 // Weights and pixels in TF32, by all blocks of the launch; then they may be copied.

@@ -6,20 +6,16 @@
 
 namespace flat {
 
-// In the order in which one takes another's place, whoever comes first.
 enum Verdict : uint32_t {
     none,
     fits,   // float16 holds all values
-    unfit,  // it does not, or kept weights are not the layer's any more
+    unfit,  // it does not
 };
 
 struct Status {
-    uint32_t verdict;
-    uint32_t changed;   // kept weights are not the layer's any more
-    uint32_t taken;     // pieces of kept weights that some warp compares or has compared
-    uint32_t compared;  // has compared
-    uint32_t packing;   // items that some block of the launch that repairs packs or has packed
-    uint32_t packed;    // has packed
+    Verdict verdict;
+    uint32_t packing;  // items that some block of the launch that repairs packs or has packed
+    uint32_t packed;   // has packed
 };
 
 }  // namespace flat

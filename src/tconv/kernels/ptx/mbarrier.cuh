@@ -60,21 +60,6 @@ TCONV_DEVICE bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
     return over != 0;
 }
 
-// The same, at once.
-TCONV_DEVICE bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
-    uint32_t over;
-    asm volatile(
-        "{\n"
-        ".reg .pred over;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 over, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, over;\n"
-        "}"
-        : "=r"(over)
-        : "r"(cvta_to_shared(barrier)), "r"(parity)
-        : "memory");
-    return over != 0;
-}
-
 TCONV_DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {
     }

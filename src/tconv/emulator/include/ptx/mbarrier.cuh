@@ -37,11 +37,6 @@ inline bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity,
     return emulator::mbarrier_try_wait(barrier, parity, at);
 }
 
-inline bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity,
-                                      emulator::Location at = emulator::Location::here()) {
-    return emulator::mbarrier_try_wait(barrier, parity, at);
-}
-
 inline void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity,
                                  emulator::Location at = emulator::Location::here()) {
     emulator::mbarrier_wait(barrier, parity, at);
