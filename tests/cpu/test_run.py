@@ -41,7 +41,6 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
         device=0,
         partial_shape=None,
         packed_elements=5 if packed else 0,
-        kept_layout=None,
         filled=lambda addresses: launches,
     )
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
