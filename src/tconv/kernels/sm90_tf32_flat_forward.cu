@@ -9,13 +9,13 @@
 //
 // Layer::half: operands are float16 instead, with TF32's significand, and 64 channels are what is
 // 32 above. The packing has noted what float16 cannot hold. If there is any, another launch,
-// Layer::repair, lays weights and pixels out in TF32 and computes all outputs again; otherwise that
-// ends at once (common/sm90_tf32_flat_repair.cuh).
+// Layer::repair, lays weights and pixels out in TF32 and computes these images' outputs again, or all;
+// otherwise that ends at once (common/sm90_tf32_flat_repair.cuh).
 //
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
 //   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
 //                     all of a row group, which stay as long as tiles are of this group
-//   warp 3:           where each position's outputs lie; in the first block, what the packing has noted
+//   warp 3:           where each position's outputs lie; what the packing has noted
 //   warpgroups 1, 2:  consumers, each with a row group of its own on the same pixels
 //   warpgroup 3:      storers, where there are some
 //
@@ -114,6 +114,7 @@ struct Shared {
     // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that it
     // follows from lie in device memory, where each step of the products would wait for them.
     int starts[Layer::slots];
+    float units[consumers * 4];  // of each warp, what its sums are multiplied by
     uint64_t pixels_full[Layer::pixel_stages];
     uint64_t pixels_empty[Layer::pixel_stages];
     uint64_t weights_full[consumers][Layer::weight_stages];
@@ -316,21 +317,46 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
     }
 }
 
-// Whether float16 holds all weights and pixels, from what the packing's blocks have noted. By a warp.
+// Whether float16 holds the weights, and which images' pixels, from what the packing has noted. By a warp of each
+// block, which all have a part of it; then `Status::told`.
 template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments) {
-    const auto* notes = static_cast<const uint32_t*>(arguments.notes);
-    uint32_t largest = 0;
+    int lane = threadIdx.x % 32;
+    auto& status = *static_cast<flat::Status*>(arguments.status);
+    if (blockIdx.x == 0) {
+        const auto* notes = static_cast<const uint32_t*>(arguments.notes);
+        uint32_t unfit = 0;
 #pragma unroll 8
-    for (int i = threadIdx.x % 32; i < arguments.note_count; i += 32) {
-        largest = max(largest, notes[i]);
+        for (int i = lane; i < arguments.note_count; i += 32) unfit += notes[i];
+        unfit = ptx::redux_sync_add_u32(unfit);
+        if (lane == 0) status.unfit_weights = unfit > Layer::most_unfit_weights;
     }
-    largest = float16_operands::largest_of_warp(largest);
-    if (threadIdx.x % 32 == 0) {
-        bool fits = float16_operands::fit(largest, Layer::weight_scale);
-        static_cast<flat::Status*>(arguments.status)->verdict =
-            fits ? flat::Verdict::fits : flat::Verdict::unfit;
+    // 16 positions at a time, nearly all of them zeros.
+    const auto* slight = static_cast<const uint4*>(arguments.slight);
+    constexpr int positions = 64, planes = Layer::groups * chunks;
+#pragma unroll 4
+    for (Index i = Index(blockIdx.x) * 32 + lane; i < arguments.slight_vectors; i += gridDim.x * 32) {
+        uint4 bytes = slight[i];
+        if ((bytes.x | bytes.y | bytes.z | bytes.w) == 0) continue;
+        auto first = unsigned(i / (positions / 16) / planes) * positions + unsigned(i % (positions / 16)) * 16;
+#pragma unroll 1
+        for (int k = 0; k < 16; ++k) {
+            uint32_t word = k < 8 ? k < 4 ? bytes.x : bytes.y : k < 12 ? bytes.z : bytes.w;
+            uint32_t byte = word >> k % 4 * 8 & 0xff;
+            uint32_t count = byte < 16 ? byte : Layer::most_slight + 1;
+            unsigned image = divide(first + k, arguments.image_multiplier, arguments.image_shift);
+            uint32_t* of_image = static_cast<uint32_t*>(arguments.images) + image;
+            // No more than tells the verdict.
+            if (count == 0 || *static_cast<volatile uint32_t*>(of_image) > Layer::most_slight) continue;
+            uint32_t before = atomicAdd(of_image, count);
+            if (before <= Layer::most_slight && before + count > Layer::most_slight) {
+                atomicAdd(&status.unfit_images, 1u);
+            }
+        }
     }
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) atomicAdd(&status.told, 1u);
 }
 
 // By a warp: where each tile's outputs lie.
@@ -357,7 +383,9 @@ TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
                       Layer::padding_x;
             place.offset = Index(image) * arguments.destination_stride_n +
                            place.y * arguments.destination_stride_h + place.x;
-            if (image >= unsigned(arguments.batch)) place.y = none;
+            bool exists = image < unsigned(arguments.batch);
+            if constexpr (Layer::repair) exists = exists && flat::repair::repairs(arguments, image);
+            if (!exists) place.y = none;
             shared.places[turn.stage][i] = place;
         }
         ptx::mbarrier_arrive(&shared.places_full[turn.stage]);
@@ -380,12 +408,12 @@ TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer
     bool swap = swap_bit >= 0 && (lane >> (swap_bit & 31)) % 2 == 1;
     float* to_first = to + (swap ? phases : 0);
     float* to_second = to + (swap ? 0 : phases);
-    constexpr float scale = Layer::half ? 1.0f / Layer::weight_scale : 1.0f;
+    float unit = Layer::half ? shared.units[consumer * 4 + warp] : 1.0f;
 #pragma unroll
     for (int j = 0; j < part / 8 && first + j * 8 < columns; ++j) {
         const float* pair = sums + first / 2 + 4 * j + 2 * half;
-        to_first[8 * j * phases] = (swap ? pair[1] : pair[0]) * scale + bias[half];
-        to_second[8 * j * phases] = (swap ? pair[0] : pair[1]) * scale + bias[half];
+        to_first[8 * j * phases] = (swap ? pair[1] : pair[0]) * unit + bias[half];
+        to_second[8 * j * phases] = (swap ? pair[0] : pair[1]) * unit + bias[half];
     }
 }
 
@@ -597,6 +625,20 @@ struct Work {
     }
 };
 
+// What a consumer's sums are multiplied by. By each of its warps.
+template <typename Fields>
+TCONV_DEVICE void find_unit(const Fields& arguments, Shared& shared) {
+    if constexpr (Layer::half) {
+        ptx::griddepcontrol_wait();  // the packing tells the weights' scale
+        int exponent = static_cast<const flat::Status*>(arguments.status)->weight_exponent;
+        if (threadIdx.x % 32 == 0) {
+            shared.units[threadIdx.x / 32 - warpgroup / 32] =
+                float16_operands::power_of_two(-exponent - Layer::pixel_exponent);
+        }
+        __syncwarp();
+    }
+}
+
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
     int consumer = threadIdx.x / warpgroup - 1;
     Turn<Layer::pixel_stages> pixels;
@@ -607,6 +649,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                                                    ptx::Swizzle::bytes_128);
     uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[consumer][0], 16,
                                                     8 * line_bytes, ptx::Swizzle::bytes_128);
+    find_unit(arguments, shared);
     if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
     int until_lead = Layer::lead;
     bool fresh = true;  // resident weights that may still be on their way
@@ -747,10 +790,10 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
         if (warp == 3) {
             if constexpr (Layer::half) {
                 ptx::griddepcontrol_wait();
-                // NOTE: not before the packing is over: it sets the verdict back that the launch that
-                // repairs looks at.
+                // NOTE: not before the packing is over: it clears the status that the launch that repairs
+                // looks at.
                 ptx::griddepcontrol_launch_dependents();
-                if (blockIdx.x == 0) read_notes(arguments);
+                read_notes(arguments);
             }
             produce_places(arguments, shared);
         } else if (threadIdx.x % 32 == 0) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -71,13 +72,18 @@ LEAST_BYTES_OF_GROUPS = 8 << 20
 or up to 2% more (random42's 128x96, 7%).
 """
 
-WEIGHT_SCALE = 256
-"""Float16 weights are multiplied by it: their largest may then lie between 2^-20 and 255."""
+PIXEL_EXPONENT = 9
+"""Float16 pixels are multiplied by 2 to its power: they may then lie between 1.2e-7 and 127."""
+
+MOST_SLIGHT = 4
+"""Times that 8 channels of a pixel of an image may have a value below that. Of 10^6 normal ones one in 10
+images has one.
+"""
 
 MOST_HALF_BLOCKS = 4096
 """Of a packing in float16: a block of the kernel reads a word of each."""
 
-STATUS_WORDS = 4
+STATUS_WORDS = 8
 """Room for `Status` of common/sm90_tf32_flat_status.cuh, in 4 bytes."""
 
 
@@ -400,7 +406,8 @@ class Layout:
         weights = self.part_channels * rows * x.kernel | 1
         positions = PACK_POSITIONS // self.word_channels
         staged = LINE_WORDS * max(weights, positions + 1) * 4
-        return staged + PACK_THREADS // 32 * 4
+        noted = PACK_THREADS // 32 * positions if self.tile.half else 4
+        return staged + noted + PACK_THREADS // 32 * 4
 
     @property
     def repairing(self) -> Layout:
@@ -409,7 +416,7 @@ class Layout:
 
     @property
     def status(self) -> int:
-        """Behind all operands in float16: `Status`, and what each block of the packing notes."""
+        """Behind all operands in float16: `Status`, then `notes`."""
         return self.operand_elements + self.repairing.operand_elements
 
     @property
@@ -417,7 +424,29 @@ class Layout:
         """The workspace, in 4 bytes."""
         if not self.tile.half:
             return self.operand_elements
-        return self.status + STATUS_WORDS + self.pack_blocks
+        return self.status + sum(self.note_words)
+
+    @property
+    def note_words(self) -> tuple[int, int, int, int]:
+        """4 bytes of `Status`, of what each block of the packing notes of weights, of what is counted of
+        each image, and of what is noted of pixels, a byte for each position of a line of channels.
+
+        All on 16 bytes.
+        """
+        images = -(-self.problem.batch // 4) * 4
+        return STATUS_WORDS, -(-self.pack_blocks // 4) * 4, images, self.pack_items[1] * 16
+
+    @property
+    def most_slight(self) -> int:
+        """Times that 8 channels of a pixel of an image may have too small a value: not all of a pixel."""
+        return min(MOST_SLIGHT, -(-self.problem.in_channels_per_group // 8) - 1)
+
+    @property
+    def most_unfit_weights(self) -> int:
+        """Weights that may be too small for float16 for all to be computed in it: 1 of 2^18, more than
+        of normal ones are.
+        """
+        return math.prod(self.problem.w_shape) >> 18
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
@@ -595,9 +624,15 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     own: tuple[tuple[str, str], ...] = ()
     if repair:
         shared = max(shared, laid.pack_bytes)
-        own = (("packed_again", "void*"), *_packing_fields(index), ("status", "void*"))
+        own = (
+            ("packed_again", "void*"),
+            *_packing_fields(index),
+            ("status", "void*"),
+            ("images", "const void*"),
+            ("blocks_in_front", "int"),
+        )
     elif tile.half:
-        own = (("notes", "const void*"), ("note_count", "int"), ("status", "void*"))
+        own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index))
     shared = -(-shared // 1024) * 1024
     constants = (
         *_layer_constants(laid, index),
@@ -661,7 +696,7 @@ def packing(problem: Problem, tile: Tile) -> Packing:
                 ("packed", "void*"),
                 *_IMAGES,
                 *_packing_fields(index),
-                *((("notes", "void*"), ("status", "void*")) if tile.half else ()),
+                *(_NOTES if tile.half else ()),
             ),
             shared_bytes=laid.pack_bytes,
             threads=PACK_THREADS,
@@ -679,12 +714,20 @@ def packing_arguments(
     laid = layout(problem, tile)
     found = {"packed": operands.packed, **_images(laid), **_packing_arguments(laid, operands)}
     if tile.half:
-        found |= _noted(operands.packed + 4 * laid.status)
+        found |= _noted(laid, operands)
     return found
 
 
-def _noted(status: int) -> dict[str, int | float | bytes]:
-    return {"status": status, "notes": status + 4 * STATUS_WORDS}
+_NOTES = tuple((name, "void*") for name in ("status", "notes", "images", "slight"))
+
+
+def _noted(laid: Layout, operands: Operands) -> dict[str, int | float | bytes]:
+    """Values of the fields of `_NOTES`."""
+    begins = itertools.accumulate((laid.status, *laid.note_words[:-1]))
+    return {
+        name: operands.packed + 4 * begin
+        for (name, _), begin in zip(_NOTES, begins, strict=True)
+    }
 
 
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
@@ -704,7 +747,11 @@ def arguments(
     laid = layout(problem, tile)
     found = _forward_arguments(laid, operands, operands.packed)
     if tile.half:
-        found |= {**_noted(operands.packed + 4 * laid.status), "note_count": laid.pack_blocks}
+        found |= {
+            **_noted(laid, operands),
+            "note_count": laid.pack_blocks,
+            "slight_vectors": laid.note_words[-1] // 4,
+        }
     return found
 
 
@@ -714,11 +761,14 @@ def repair_arguments(
     """The fields of `struct Arguments` of the one launch of `repairs`."""
     laid = layout(problem, tile)
     packed = operands.packed + 4 * laid.operand_elements
+    noted = _noted(laid, operands)
     return {
         **_forward_arguments(laid.repairing, operands, packed),
         "packed_again": packed,
         **_packing_arguments(laid.repairing, operands),
-        "status": operands.packed + 4 * laid.status,
+        "status": noted["status"],
+        "images": noted["images"],
+        "blocks_in_front": grid(problem, target, tile),
     }
 
 
@@ -828,7 +878,9 @@ def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
         ("apart", laid.tile.apart),
         ("paired", laid.tile.paired),
         ("half", laid.tile.half),
-        ("weight_scale", WEIGHT_SCALE),
+        ("pixel_exponent", PIXEL_EXPONENT),
+        ("most_slight", laid.most_slight),
+        ("most_unfit_weights", laid.most_unfit_weights),
         ("row_groups", len(laid.row_class)),
         ("row_class", laid.row_class),
         ("row_begin", laid.row_begin),

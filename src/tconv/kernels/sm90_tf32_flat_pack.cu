@@ -1,5 +1,5 @@
 // Lays weights and pixels out for sm90_tf32_flat_forward (common/sm90_tf32_flat_packing.cuh). In
-// float16, each block notes what it has seen of what that cannot hold.
+// float16, it notes what it has seen of what that cannot hold: of weights a word for each block.
 #include <common/sm90_tf32_flat_packing.cuh>
 #include <common/sm90_tf32_flat_status.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -7,24 +7,38 @@
 namespace {
 
 using Index = Layer::Index;
+using float16_operands::Scale;
 
 struct Shared {
     flat::packing::Shared staged;
-    uint32_t noted[flat::packing::warps];
+    uint32_t unfit[flat::packing::warps];
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// The bits of the block's largest weight, or that a pixel does not fit.
+// All blocks clear what the kernel counts; the first tells the scale.
 template <typename Fields>
-TCONV_DEVICE void note(const Fields& arguments, Shared& shared, uint32_t noted) {
-    noted = float16_operands::largest_of_warp(noted);
-    if (threadIdx.x % 32 == 0) shared.noted[threadIdx.x / 32] = noted;
+TCONV_DEVICE void begin_notes(const Fields& arguments, Scale weight_scale) {
+    auto* images = static_cast<uint32_t*>(arguments.images);
+    for (int i = blockIdx.x * Layer::threads + threadIdx.x; i < arguments.batch;
+         i += gridDim.x * Layer::threads) {
+        images[i] = 0;
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        *static_cast<flat::Status*>(arguments.status) = {weight_scale.exponent};
+    }
+}
+
+// The block's weights that do not fit.
+template <typename Fields>
+TCONV_DEVICE void note(const Fields& arguments, Shared& shared, uint32_t unfit) {
+    unfit = ptx::redux_sync_add_u32(unfit);
+    if (threadIdx.x % 32 == 0) shared.unfit[threadIdx.x / 32] = unfit;
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (uint32_t other : shared.noted) noted = max(noted, other);
-        auto* notes = static_cast<uint32_t*>(arguments.notes);
-        notes[blockIdx.x] = noted;
-        if (blockIdx.x == 0) *static_cast<flat::Status*>(arguments.status) = {};
+        unfit = 0;
+        for (uint32_t of_warp : shared.unfit) unfit += of_warp;
+        // No more than tells the verdict, so that the sum of all blocks' is a number too.
+        static_cast<uint32_t*>(arguments.notes)[blockIdx.x] = min(unfit, float16_operands::too_many);
     }
 }
 
@@ -42,10 +56,18 @@ TCONV_KERNEL(sm90_tf32_flat_pack, Layer::threads, blocks_of_sm) {
     bool few = gridDim.x <= few_blocks;
     if (few) ptx::griddepcontrol_launch_dependents();
     auto* packed = static_cast<uint32_t*>(arguments.packed);
-    uint32_t noted = 0;
-    for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
-        noted = max(noted, flat::packing::pack_item(arguments, packed, shared.staged, item));
+    Scale weight_scale{0};
+    if constexpr (Layer::half) {
+        if (blockIdx.x < arguments.weight_items) {
+            weight_scale = float16_operands::scale_of_weights<Layer::threads>(arguments);
+        }
+        begin_notes(arguments, weight_scale);
     }
-    if constexpr (Layer::half) note(arguments, shared, noted);
+    uint32_t unfit = 0;
+    for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
+        unfit += flat::packing::pack_item(arguments, packed, shared.staged, weight_scale, item);
+        unfit = min(unfit, float16_operands::too_many);
+    }
+    if constexpr (Layer::half) note(arguments, shared, unfit);
     if (!few) ptx::griddepcontrol_launch_dependents();
 }

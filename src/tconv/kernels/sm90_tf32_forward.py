@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
@@ -29,18 +30,11 @@ WARPS = 4
 CHANNELS = 8
 """Depth of one TF32 wgmma, half of a float16 one's."""
 
-WEIGHT_SCALE, SPLIT_WEIGHT_SCALE = 256, 1024
-"""Float16 weights are multiplied by it: their largest may then lie between 2^-20 and 255, or
-between 2^-11 and 63 where they are split, whose low part needs room below.
-"""
-
-SPLIT_PIXEL_SCALE = 64
-"""Split pixels are multiplied by it: the largest of a neighbourhood may then lie between 2^-7 and
-1023.
-"""
-
 MOST_HALF_BLOCKS = 1024
 """Of a packing in float16: the kernel's blocks read a word of each warp's."""
+
+MOST_UNFIT_WEIGHTS = 2**16 - 2
+"""That are told of, so that the sum of what all threads of a packing tell is a 32-bit number."""
 
 L2_BYTES_PER_CYCLE = 27
 """What an SM gets from L2."""
@@ -50,6 +44,9 @@ FRAGMENT_BYTES = 512
 
 PIECE_BYTES = WARPS * FRAGMENT_BYTES
 """Weights that a warpgroup needs for one product: what a packing's block writes at a time."""
+
+UNIT_BYTES = 256
+"""Shared memory of what the sums of float16's operands are multiplied by."""
 
 ORDER_BYTES = 272
 """Shared memory in which a ring's next tiles are told."""
@@ -482,8 +479,20 @@ class Layout:
 
     @property
     def weight_words(self) -> int:
-        """Words in which the warps of a packing in float16 note the largest weight."""
-        return self.pack_blocks * WARPS if self.tile.half else 0
+        """Words that a packing in float16 writes behind the first: the exponent of the weights' scale,
+        and for each warp how many of them it has seen that do not fit.
+        """
+        return 1 + self.pack_blocks * WARPS if self.tile.half else 0
+
+    @property
+    def most_unfit_weights(self) -> int:
+        """Weights that may be too small for float16, as packed, for all to be computed in it.
+
+        As many as are by chance: none of 2^18 normal ones, or of split ones 1 in 12 000.
+        """
+        copies = 1 if self.tile.resident else self.row_step
+        packed = math.prod(self.problem.w_shape) * copies
+        return (packed >> 13) + 8 * copies if self.split else packed >> 18
 
     @property
     def status_words(self) -> int:
@@ -830,6 +839,7 @@ def kernel_source(
     shared = stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8) + ORDER_BYTES
     shared *= laid.rings
     shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes
+    shared += UNIT_BYTES
     shared += laid.rings * 8 if problem.x_aligned else laid.offset_bytes(index)
     shared = -(-(shared + 256) // 1024) * 1024
     constants = (
@@ -1011,8 +1021,7 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("pair_slot_x", tuple(pair.slot_x for pair in pairs)),
         ("split", laid.split),
         ("half", laid.tile.half),
-        ("weight_scale", SPLIT_WEIGHT_SCALE if laid.split else WEIGHT_SCALE),
-        ("pixel_scale", SPLIT_PIXEL_SCALE if laid.split else 1),
+        ("most_unfit_weights", min(laid.most_unfit_weights, MOST_UNFIT_WEIGHTS)),
         ("shares", laid.shares),
         ("resident", laid.tile.resident),
         ("reaches", laid.reaches),

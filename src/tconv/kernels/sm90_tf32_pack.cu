@@ -4,11 +4,12 @@
 // x][channels of a warp][thread][4]. A thread's four values are its registers of a wgmma's A operand
 // (rows g and g + 8, channels t and t + 4 of the chunk).
 //
-// In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of two;
-// for sm90_split_forward a warp's high parts, then its low ones. Behind these come the same weights in
-// TF32, streamed, for the tiles that are computed again.
+// In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of two,
+// which each block finds from the same sample of all weights; for sm90_split_forward a warp's high parts,
+// then its low ones. Behind these come the same weights in TF32, streamed, for the tiles that are
+// computed again.
 #include <common/constant_tables.cuh>
-#include <common/float16_operands.cuh>
+#include <common/float16_weights.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/memory.cuh>
@@ -110,14 +111,16 @@ TCONV_DEVICE void pack(const Arguments& arguments, const Fragment& of, uint4* to
 constexpr int half_words = 128 * (Layer::split ? 2 : 1);
 constexpr int words = 128;
 
-// The same in float16, scaled; returns the bits of the largest magnitude of the thread's.
-TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, uint4* to) {
+using float16_operands::Scale;
+
+// The same in float16, scaled; returns how many do not fit.
+TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, uint4* to, Scale scale) {
     int row = threadIdx.x % 32 / 4;
     int channel = of.chunk * 16 + threadIdx.x % 4 * 2;
     uint4 values, rest;
     uint32_t* high[4] = {&values.x, &values.y, &values.z, &values.w};
     uint32_t* low[4] = {&rest.x, &rest.y, &rest.z, &rest.w};
-    uint32_t largest = 0;
+    uint32_t unfit = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float pair[2];
@@ -126,17 +129,16 @@ TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, 
             pair[k] = of.group < Layer::groups
                           ? weight(arguments, of, row + i % 2 * 8, channel + i / 2 * 8 + k)
                           : 0;
-            largest = max(largest, __float_as_uint(pair[k]) & 0x7fffffffu);
         }
-        constexpr float scale = Layer::weight_scale;
-        float16_operands::Parts parts(pair[0] * scale, pair[1] * scale);
+        unfit += float16_operands::unfit(pair, scale, Layer::split);
+        float16_operands::Parts parts(pair[0] * scale.factor(), pair[1] * scale.factor());
         *high[i] = parts.high;
         *low[i] = parts.low;
     }
     to += threadIdx.x / 32 * (half_words / 4) + threadIdx.x % 32;
     to[0] = values;
     if constexpr (Layer::split) to[32] = rest;
-    return largest;
+    return unfit;
 }
 
 template <bool half>
@@ -154,13 +156,19 @@ TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
     auto* packed = static_cast<uint4*>(arguments.packed);
     auto* status = static_cast<uint32_t*>(arguments.status);
     if (blockIdx.x == 0 && threadIdx.x == 0) status[0] = 0;  // tiles handed out
-    uint32_t largest = 0;
+    uint32_t unfit = 0;
+    Scale scale{0};
+    if constexpr (Layer::half) {
+        scale = float16_operands::scale_of_weights<Layer::threads>(arguments);
+        if (blockIdx.x == 0 && threadIdx.x == 0) status[1] = scale.exponent;
+    }
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
         Index other = item - arguments.half_items;
         if constexpr (Layer::half) {
             if (other < 0) {
                 uint4* to = packed + item * half_words;
-                largest = max(largest, pack_half(arguments, fragment<true>(item), to));
+                unfit += pack_half(arguments, fragment<true>(item), to, scale);
+                unfit = min(unfit, float16_operands::too_many);
                 continue;
             }
         }
@@ -168,9 +176,8 @@ TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
         pack(arguments, fragment<false>(other), to);
     }
     if constexpr (Layer::half) {
-        largest = float16_operands::largest_of_warp(largest);
-        if (threadIdx.x % 32 == 0) {
-            status[1 + blockIdx.x * 4 + threadIdx.x / 32] = largest;
-        }
+        // No more than tells the verdict, so that the sum of all warps' is a number too.
+        unfit = min(ptx::redux_sync_add_u32(unfit), float16_operands::too_many);
+        if (threadIdx.x % 32 == 0) status[2 + blockIdx.x * 4 + threadIdx.x / 32] = unfit;
     }
 }

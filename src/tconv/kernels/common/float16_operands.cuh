@@ -1,14 +1,14 @@
 // What float16 holds as TF32 would: both have 11 significant bits, float16 fewer exponents.
 //
-// Values that belong together, the pixels that a warp brings of a tile or all weights, fit if they are
-// finite and none loses more below float16's least exponent (2^-24, cut off) than rounding may take from
-// the largest of them (2^-12 of it). Zeros alone fit too.
+// Values that belong together are multiplied by a power of two, so that the largest of a sample of them
+// comes near float16's largest. Those from 2^-14 on are then the same numbers in both. Strict float32
+// takes two of float16 for a value, a high and a low part: from 2^-2 on they lose at most 2^-23 of it.
 //
-// Strict float32 takes two of float16 for a value, a high and a low part. Then a value loses less than
-// rounding may take from the largest, 2^-24 of it, where that is at least 1/2.
-//
-// NOTE: not fewer values than that: where most are zero, behind a ReLU, a few channels of a pixel are
-// often one small value and zeros, and almost no tile would fit.
+// Smaller ones but zero are `slight`: what they lose is small beside the largest, but may be all that an
+// output is made of. So they are counted, 8 channels of a pixel at a time, and where there are more than
+// chance brings, another arithmetic takes over.
+// NOTE: a bound on the largest value says nothing of them, nor does one on each channel's and each
+// pixel's largest: with weights that are zero for most channels an output is made of one channel's.
 #pragma once
 
 #include <ptx/convert.cuh>
@@ -19,8 +19,8 @@
 namespace float16_operands {
 
 constexpr float most = 65504.0f;
-constexpr float least = 0x1p-12f;
-[[maybe_unused]] constexpr float least_of_parts = 0x1p-1f;
+constexpr int least_exponent = -14;
+[[maybe_unused]] constexpr int least_exponent_of_parts = -2;
 
 // Two values as they are rounded to nearest, ties away, and what that leaves of them.
 //
@@ -35,11 +35,38 @@ struct Parts {
     }
 };
 
-// From the bits of the largest magnitude; those of infinity and NaN are larger still.
-TCONV_DEVICE bool fit(uint32_t largest, float scale = 1.0f, float least = float16_operands::least) {
-    uint32_t from = __float_as_uint(least / scale), to = __float_as_uint(most / scale);
-    return largest - from <= to - from || largest == 0;
-}
+// 2^exponent, of a normal number.
+TCONV_DEVICE float power_of_two(int exponent) { return __uint_as_float(uint32_t(127 + exponent) << 23); }
+
+// Twice the bits of a magnitude, less one: ordered as magnitudes are, but zero comes last.
+TCONV_DEVICE uint32_t order(float value) { return __float_as_uint(value) * 2 - 1; }
+
+// The power of two that values are multiplied by, and which of them float16 then holds.
+struct Scale {
+    int exponent;
+
+    // Brings the largest of a sample, by its bits, to at least 2^to and less than twice that; the largest of
+    // all may then be 2^(15 - to) times as large. A sample of zeros tells nothing.
+    // NOTE: never downwards: ptx::cvt_rna_f16x2_f32 only adds to exponents. Values from 2^(to + 1) on
+    // stay as they are, up to `most`.
+    TCONV_DEVICE static Scale of_sample(uint32_t largest, int to) {
+        constexpr int unknown = 8, highest = 60;
+        int exponent = 127 + to - int(largest >> 23);
+        return {largest == 0 ? unknown : min(max(exponent, 0), highest)};
+    }
+
+    TCONV_DEVICE float factor() const { return power_of_two(exponent); }
+    TCONV_DEVICE float unit() const { return power_of_two(-exponent); }
+
+    // Of `order`, from which on a value is not slight.
+    TCONV_DEVICE uint32_t least(bool parts) const {
+        int of_scaled = parts ? least_exponent_of_parts : least_exponent;
+        return order(power_of_two(of_scaled - exponent));
+    }
+
+    // Of the largest magnitude; not of NaN.
+    TCONV_DEVICE bool holds(float largest) const { return largest <= most * unit(); }
+};
 
 // The largest magnitude of these and of others before them; NaN if one is.
 template <int count>
@@ -51,5 +78,28 @@ TCONV_DEVICE float largest(float before, const float (&values)[count]) {
 
 // For all lanes of a warp: of bits of magnitudes.
 TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) { return ptx::redux_sync_max_u32(bits); }
+
+// What a thread has seen of some values.
+struct Seen {
+    float largest = 0.0f;
+    uint32_t slight = 0;  // octets with a slight value
+
+    // 8 channels of a pixel; `least` of their scale. Of parts an octet all of whose values are slight or zero,
+    // but not all zero, counts `dark` times.
+    template <uint32_t dark, int count>
+    TCONV_DEVICE void add(const float (&values)[count], uint32_t least) {
+        uint32_t smallest = ~0u;
+#pragma unroll
+        for (float value : values) smallest = min(smallest, order(value));
+        if constexpr (dark > 1) {
+            float of_these = float16_operands::largest(0.0f, values);
+            if (smallest < least) slight += order(of_these) < least ? dark : 1;
+            largest = ptx::max_nan_f32(largest, of_these);
+        } else {
+            slight += smallest < least;
+            largest = float16_operands::largest(largest, values);
+        }
+    }
+};
 
 }  // namespace float16_operands

@@ -193,6 +193,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
     // The sums of one row and pass, to shared memory.
     auto gather = [&](const float (&of_row)[columns / 2], int pass, const float (&bias)[2],
                       [[maybe_unused]] const float* line) {
+        [[maybe_unused]] float unit = Layer::half ? shared.unit[warp - 4] : 1.0f;
 #pragma unroll
         for (int i = 0; i < 2 / passes; ++i) {
             int half = pass + i;
@@ -206,10 +207,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
             for (int j = 0; j < columns / 8; ++j) {
                 float even = of_row[4 * j + 2 * half];
                 float odd = of_row[4 * j + 2 * half + 1];
-                if constexpr (Layer::half) {
-                    constexpr float unit = 1.0f / (Layer::weight_scale * Layer::pixel_scale);
-                    even *= unit, odd *= unit;
-                }
+                if constexpr (Layer::half) even *= unit, odd *= unit;
                 if constexpr (Layer::bias) even += bias[half], odd += bias[half];
                 if constexpr (Layer::stride_x == 1 && (width > 1 || !overlapped)) {
                     *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);

@@ -10,29 +10,34 @@
 #include <ptx/bulk.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/memory.cuh>
+#include <ptx/registers.cuh>
 #include <ptx/tensor_map.cuh>
 
 namespace {
 
+using float16_operands::Scale;
+
 // Rounds or splits 8 channels of a pixel into its part of the stage, with 32-byte swizzle: bit 4 of
 // the address is exclusive-ored with bit 7.
 TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
-                              const float (&values)[part_channels]) {
+                              const float (&values)[part_channels], [[maybe_unused]] Scale scale) {
     int swapped = pixel >> 2 & 1;
     const float* v = values;
     auto* to = reinterpret_cast<uint32_t*>(stage + pixel * pixel_bytes);
     if constexpr (Layer::half && Layer::split) {
-        constexpr float scale = Layer::pixel_scale;
-        float16_operands::Parts a(v[0] * scale, v[1] * scale), b(v[2] * scale, v[3] * scale),
-            c(v[4] * scale, v[5] * scale), d(v[6] * scale, v[7] * scale);
+        float factor = scale.factor();
+        float16_operands::Parts a(v[0] * factor, v[1] * factor), b(v[2] * factor, v[3] * factor),
+            c(v[4] * factor, v[5] * factor), d(v[6] * factor, v[7] * factor);
         uint32_t* into = to + (part ^ swapped) * 4;
         ptx::st_shared_v4(into, make_uint4(a.high, b.high, c.high, d.high));
         ptx::st_shared_v4(into + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
     } else if constexpr (Layer::half) {
         ptx::st_shared_v4(
             to + (part ^ swapped) * 4,
-            make_uint4(ptx::cvt_rna_f16x2_f32(v[0], v[1]), ptx::cvt_rna_f16x2_f32(v[2], v[3]),
-                       ptx::cvt_rna_f16x2_f32(v[4], v[5]), ptx::cvt_rna_f16x2_f32(v[6], v[7])));
+            make_uint4(ptx::cvt_rna_f16x2_f32(v[0], v[1], scale.exponent),
+                       ptx::cvt_rna_f16x2_f32(v[2], v[3], scale.exponent),
+                       ptx::cvt_rna_f16x2_f32(v[4], v[5], scale.exponent),
+                       ptx::cvt_rna_f16x2_f32(v[6], v[7], scale.exponent)));
     } else {
 #pragma unroll
         for (int h = 0; h < 2; ++h, v += 4) {
@@ -49,25 +54,53 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
     }
 }
 
-// The largest magnitude that a thread has brought of a tile, where that matters.
-struct Largest {
-    float value = 0.0f;
+// A tile's pixels in float16: the power of two that they are multiplied by, and what a thread has seen of them.
+template <bool half>
+struct OperandsIn {
+    Scale scale{0};
+    float16_operands::Seen seen;
+
+    // `sampled`: the bits of a sample's largest magnitude, the same for all that bring the tile's pixels. One of
+    // them tells the consumers.
+    TCONV_DEVICE void begin(Shared& shared, int ring, bool tells, uint32_t sampled) {
+        scale = Scale::of_sample(sampled, Layer::split ? 13 : 12);
+        if (tells) shared.units[ring][shared.scaled[ring]++ % order_size] = scale.unit();
+    }
 
     TCONV_DEVICE void add(const float (&values)[part_channels]) {
-        if constexpr (Layer::half) value = float16_operands::largest(value, values);
+        seen.add<dark>(values, scale.least(Layer::split));
     }
 
     // After the tile: whether float16 holds what this warp has brought.
     TCONV_DEVICE void note(const Arguments& arguments, Shared& shared, Index tile, int warp) const {
-        if constexpr (Layer::half) {
-            uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(value));
-            bool fits = float16_operands::fit(bits, Layer::pixel_scale, least);
-            if (threadIdx.x % 32 == 0 && (fits ? warp % tile_warps == 0 : finds_first(shared, tile, warp))) {
-                chain_up(arguments, fits ? shared.repairs.others : shared.repairs.unfit, tile, warp);
-            }
+        uint32_t largest = float16_operands::largest_of_warp(__float_as_uint(seen.largest));
+        bool fits = scale.holds(__uint_as_float(largest)) && ptx::redux_sync_add_u32(seen.slight) <= most_slight;
+        if (threadIdx.x % 32 == 0 && (fits ? warp % tile_warps == 0 : finds_first(shared, tile, warp))) {
+            chain_up(arguments, fits ? shared.repairs.others : shared.repairs.unfit, tile, warp);
         }
     }
+
+private:
+    // Octets of a warp's part of a tile with a slight value that chance may bring: one, once in 10^7 parts more. Of
+    // split values 1 in 10^4 is slight, and hardly ever alone in its octet: of those octets one or two. So a pixel all
+    // of whose values are slight does not pass: it has two octets at least.
+    static constexpr uint32_t octets = uint32_t(patch_pixels) * chunks * parts / tile_warps;
+    static constexpr uint32_t most_slight = Layer::split ? 8 + octets / 128 : 1;
+    static constexpr uint32_t dark = Layer::split ? most_slight / (chunks > 1 ? 3 : 2) + 1 : 1;
 };
+
+// Of tiles in TF32.
+template <>
+struct OperandsIn<false> {
+    Scale scale{0};
+
+    template <typename Memory>
+    TCONV_DEVICE void begin(Memory&, int, bool, uint32_t) {}
+    TCONV_DEVICE void add(const float (&)[part_channels]) {}
+    TCONV_DEVICE void note(const Arguments&, Shared&, Index, int) const {}
+};
+
+using TileOperands = OperandsIn<Layer::half>;
 
 // Where a tile's patch lies in the source.
 struct Patch {
@@ -98,7 +131,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
     while (tiles.next() < arguments.tiles) {
         Position at(tiles.now(), arguments);
         Patch patch(at, arguments);
-        Largest largest;
+        TileOperands operands;
         // Where each of this thread's pixels lies in a channel; in shared memory, which no other
         // thread reads, to keep the registers for loads.
         Index* offsets = shared.offsets[ring] + thread;
@@ -130,6 +163,21 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
             }
         };
         load(values[0], 0, 0);
+        if constexpr (Layer::half) {
+            // What each warp has of the first batch is the sample.
+            float of_thread = 0.0f;
+#pragma unroll
+            for (int b = 0; b < batch_pixels; ++b) of_thread = float16_operands::largest(of_thread, values[0][b]);
+            uint32_t(&sampled)[tile_warps] = shared.sampled[ring];
+            uint32_t of_warp = float16_operands::largest_of_warp(__float_as_uint(of_thread));
+            if (threadIdx.x % 32 == 0) sampled[warp % tile_warps] = of_warp;
+            ptx::bar_sync(1 + ring, producers);
+            uint32_t largest = 0;
+#pragma unroll
+            for (uint32_t of_one : sampled) largest = max(largest, of_one);
+            ptx::bar_sync(1 + ring, producers);
+            operands.begin(shared, ring, thread == 0, largest);
+        }
         for (int chunk = 0; chunk < chunks * parts; chunk += 2) {
             // Two chunks a turn, so that which buffer a batch is in is known when it is compiled.
 #pragma unroll
@@ -153,8 +201,8 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                     for (int b = 0; b < batch_pixels; ++b) {
                         int pixel = thread + (batch * batch_pixels + b) * producers;
                         if (pixel >= patch_pixels) continue;
-                        store_pixel(stage, pixel, part, values[now][b]);
-                        largest.add(values[now][b]);
+                        store_pixel(stage, pixel, part, values[now][b], operands.scale);
+                        operands.add(values[now][b]);
                     }
                 }
                 if (part + 1 < parts) continue;
@@ -163,8 +211,22 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                 turn.advance();
             }
         }
-        largest.note(arguments, shared, tiles.now(), warp);
+        operands.note(arguments, shared, tiles.now(), warp);
     }
+}
+
+// The bits of the largest of 256 values of a raw patch, the same ones for each warp. A template: see Finder.
+template <int lane_values = 8>
+TCONV_DEVICE uint32_t sample(const float* raw) {
+    constexpr int each = patch_pixels * part_channels / (32 * lane_values);
+    static_assert(each > 0, "the patch has as many");
+    constexpr int step = (each - 1) | 1;  // odd, so that lanes read different banks
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < lane_values; ++i) {
+        largest = ptx::max_nan_f32(largest, fabsf(raw[(i * 32 + threadIdx.x % 32) * step]));
+    }
+    return float16_operands::largest_of_warp(__float_as_uint(largest));
 }
 
 // Rows on 16 bytes: the copy engine brings raw patches, raw_stages of them ahead, and the threads
@@ -210,12 +272,15 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     int slot = 0;
     uint32_t raw_parity = 0;
     while (tiles.next() < arguments.tiles) {
-        Largest largest;
+        TileOperands operands;
         for (int chunk = 0; chunk < chunks * parts; ++chunk) {
             int part = chunk % parts;
             const float* raw = reinterpret_cast<const float*>(shared.raw[ring][slot]);
             unsigned char* stage = shared.pixels[ring][turn.stage];
             ptx::mbarrier_wait_parity(&shared.raw_full[ring][slot], raw_parity);
+            if constexpr (Layer::half) {
+                if (chunk == 0) operands.begin(shared, ring, thread == 0, sample(raw));
+            }
             if (part == 0) {
                 ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
             }
@@ -248,8 +313,8 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 for (int b = 0; b < batch_pixels; ++b) {
                     int pixel = thread + (batch * batch_pixels + b) * producers;
                     if (pixel >= patch_pixels) continue;
-                    store_pixel(stage, pixel, part, values[batch % buffers][b]);
-                    largest.add(values[batch % buffers][b]);
+                    store_pixel(stage, pixel, part, values[batch % buffers][b], operands.scale);
+                    operands.add(values[batch % buffers][b]);
                 }
             }
             if (part == parts - 1) {
@@ -266,7 +331,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 raw_parity ^= 1;
             }
         }
-        largest.note(arguments, shared, tiles.now(), warp);
+        operands.note(arguments, shared, tiles.now(), warp);
     }
 }
 

@@ -3,9 +3,9 @@
 // if weights do not fit, all: the same functions once more, with Layer::repair, in `namespace again`. So no tile is
 // written by one block and repaired by another.
 //
-// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), one for each warp of the packing,
-// the bits of the largest weight that it has seen, then one for each tile and warp that brings its pixels: the
-// next of the chain. A tile that fits is its first warp's, one that does not that of the warp which finds it first.
+// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the weights' scale, one
+// for each warp of the packing, the weights it has seen that do not fit, then one for each tile and warp that brings
+// its pixels: the next of the chain. A tile that fits is its first warp's, one that does not that of the warp which finds it first.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -21,7 +21,7 @@ TCONV_DEVICE uint32_t* chain(const Arguments& arguments) {
 }
 
 // By a lane of the warp that has brought a tile's part.
-TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index tile, int warp) {
+[[maybe_unused]] TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index tile, int warp) {
     uint32_t node = uint32_t(tile_warps * tile + warp % tile_warps);
     ptx::griddepcontrol_wait();  // whoever wrote there before
     chain(arguments)[node] = atomicExch(&head, node + 1);
@@ -29,7 +29,7 @@ TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index til
 
 // Whether no other warp has found just before that the same tile does not fit: what is chained up twice is computed
 // twice.
-TCONV_DEVICE bool finds_first(Shared& shared, Index tile, int warp) {
+[[maybe_unused]] TCONV_DEVICE bool finds_first(Shared& shared, Index tile, int warp) {
     uint32_t mark = uint32_t(tile) + 1;
     return atomicExch(&shared.last_unfit[warp / tile_warps][mark % 4], mark) != mark;
 }
@@ -38,14 +38,12 @@ TCONV_DEVICE bool finds_first(Shared& shared, Index tile, int warp) {
 template <typename Fields>
 TCONV_DEVICE void look_at_weights(const Fields& arguments, Shared& shared, int warp) {
     ptx::griddepcontrol_wait();  // the packing writes the words
-    const uint32_t* words = static_cast<const uint32_t*>(arguments.status) + 1;
-    uint32_t largest = 0;
+    const uint32_t* words = static_cast<const uint32_t*>(arguments.status) + 2;
+    uint32_t unfit = 0;
 #pragma unroll 4
-    for (int i = threadIdx.x % warpgroup; i < Layer::weight_words; i += warpgroup) {
-        largest = max(largest, words[i]);
-    }
-    largest = float16_operands::largest_of_warp(largest);
-    if (threadIdx.x % 32 == 0) shared.largest_weight[warp] = largest;
+    for (int i = threadIdx.x % warpgroup; i < Layer::weight_words - 1; i += warpgroup) unfit += words[i];
+    unfit = ptx::redux_sync_add_u32(unfit);
+    if (threadIdx.x % 32 == 0) shared.unfit_weights[warp] = unfit;
 }
 
 #ifdef TCONV_AGAIN
@@ -59,12 +57,10 @@ TCONV_DEVICE uint32_t joined(const Arguments& arguments, const Repairs& repairs)
     return repairs.unfit;
 }
 
-// Whether they do not fit.
-// NOTE: of all, not of each warp's: zeros fit beside others, and alone.
+// Whether there are more that do not fit than chance brings.
 TCONV_DEVICE bool weights_are_unfit(const Shared& shared) {
-    const uint32_t* of = shared.largest_weight;
-    uint32_t largest = max(max(of[0], of[1]), max(of[2], of[3]));
-    return !float16_operands::fit(largest, Layer::weight_scale, least);
+    const uint32_t* of = shared.unfit_weights;
+    return of[0] + of[1] + of[2] + of[3] > Layer::most_unfit_weights;
 }
 #endif
 

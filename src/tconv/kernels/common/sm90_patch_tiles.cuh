@@ -89,9 +89,6 @@ constexpr int slot_words = staged ? Layer::slot_pairs * pair_words : 4;
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
 static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
 
-// The least that the largest of some values must be in float16, once they are scaled.
-constexpr float least = Layer::split ? float16_operands::least_of_parts : float16_operands::least;
-
 // A block's chains of tiles, see <common/sm90_patch_repairs.cuh>; 0: none. The first is what it computes again.
 struct Repairs {
     uint32_t unfit;   // those with pixels that do not fit
@@ -130,7 +127,14 @@ struct Shared {
     uint64_t weights_full;
     Repairs repairs;
     uint32_t last_unfit[rings][4];  // tiles that were chained up last for what does not fit, from 1 on, by tile % 4
-    uint32_t largest_weight[4];  // its bits, as each warp of producers has seen it
+    uint32_t unfit_weights[4];  // as each warp of producers has read of them
+    // Of a ring's tiles in turn, the power of two by which its sums are too large, and how many tiles that is known
+    // of; for each warp that multiplies, how many it has written. Then of the weights, and of both.
+    float units[rings][order_size];
+    uint32_t scaled[rings];
+    uint32_t sampled[rings][producers / 32];
+    uint32_t written[consumers * 4];
+    float weight_unit[consumers * 4], unit[consumers * 4];
     Order order[rings];
     uint64_t slot_full[consumers][weight_slots];
     uint64_t slot_empty[consumers][weight_slots];

@@ -17,7 +17,7 @@
 namespace {
 
 // Where consumers need more than a third of the registers.
-constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
+constexpr int producer_registers = Layer::tensor_map && !Layer::split ? 88 : 104;
 constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
 static_assert(producer_registers + consumers * consumer_registers == 3 * 168, "what 384 threads get");
 
@@ -65,6 +65,17 @@ TCONV_DEVICE void prepare_class(int m_group, const uint32_t* weights, Shared& sh
     }
 }
 
+// What a warp's sums of its next tile are multiplied by.
+// NOTE: all in shared memory: registers are the products'. Producers are fewer tiles ahead than there are units.
+TCONV_DEVICE void find_unit(Shared& shared, int warp) {
+    int own = warp - 4;
+    if (threadIdx.x % 32 == 0) {
+        float of_pixels = shared.units[own / 4 % rings][shared.written[own]++ % order_size];
+        shared.unit[own] = of_pixels * shared.weight_unit[own];
+    }
+    __syncwarp();
+}
+
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) {
     int consumer = warp / 4 - 1;
     bool aligned = (arguments.destination_stride_n | arguments.destination_stride_c |
@@ -73,6 +84,10 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
                        0 &&
                    reinterpret_cast<uintptr_t>(arguments.destination) % (4 * Layer::vector) == 0;
     if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
+    if constexpr (Layer::half) {
+        int exponent = static_cast<const int*>(arguments.status)[1];
+        if (threadIdx.x % 32 == 0) shared.weight_unit[warp - 4] = float16_operands::power_of_two(-exponent);
+    }
     Turns turns;
     Tiles tiles(arguments, shared, consumer % rings);
     auto begin = [&](Index tile) {
@@ -101,6 +116,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
 #pragma unroll
             for (int r = 0; r < Layer::tile_rows; ++r) ptx::fence_registers(sums[m][r]);
         }
+        if constexpr (Layer::half) find_unit(shared, warp);
         // NOTE: the second store is a third of what there is to compile.
         if constexpr (Layer::rows_aligned) {
             TCONV_CHECK(aligned);
@@ -149,6 +165,8 @@ TCONV_DEVICE void prepare_block(Shared& shared, Repairs repairs) {
     for (uint32_t& word : shared.zeros) word = 0;
     shared.repairs = repairs;
     for (int i = 0; i < 4 * rings; ++i) shared.last_unfit[i / 4][i % 4] = 0;
+    for (uint32_t& count : shared.scaled) count = 0;
+    for (uint32_t& count : shared.written) count = 0;
 }
 
 #ifdef TCONV_AGAIN

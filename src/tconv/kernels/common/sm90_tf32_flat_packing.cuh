@@ -10,7 +10,7 @@
 #pragma once
 
 #include <common/division.cuh>
-#include <common/float16_operands.cuh>
+#include <common/float16_weights.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/convert.cuh>
@@ -48,13 +48,20 @@ constexpr int weight_pitch = part_weights | 1;
 constexpr int positions = 128 / word_channels;  // of an item: as many loads for a thread
 constexpr int position_pitch = positions + 1;
 
-union Shared {
-    uint32_t weights[line_words][weight_pitch];
-    uint32_t pixels[line_words][position_pitch];
+struct Shared {
+    union {
+        uint32_t weights[line_words][weight_pitch];
+        uint32_t pixels[line_words][position_pitch];
+    };
+    // Of 8 channels of a position, which a warp brings, in float16: whether some are slight, or do not fit.
+    unsigned char noted[half ? warps : 1][half ? positions : 1];
 };
 
-// What is noted where pixels do not fit: larger than any weight.
-[[maybe_unused]] constexpr uint32_t misfit = 0xffffffffu;
+using float16_operands::Scale;
+
+// Pixels have the same power of two in all calls: images follow each other in a tile.
+[[maybe_unused]] constexpr Scale pixel_scale{Layer::pixel_exponent};
+[[maybe_unused]] constexpr unsigned char slight = 1, misfit = 2;
 
 // In another kernel than the packing there are more threads; those of warpgroups 1 and 2 pack.
 TCONV_DEVICE int own_thread() {
@@ -81,11 +88,11 @@ struct Place {
 };
 
 // Reads `count` places of each of the warp's words, all under way at once, rounds and keeps them:
-// `into` has one row of `pitch` for each word. Returns what is to be noted of them. Of the line's
-// channels `in_left` exist.
-template <int count, bool weights, typename Find>
-TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Index step, int in_left,
-                            Find find) {
+// `into` has one row of `pitch` for each word. Of the line's channels `in_left` exist. In float16 they are
+// scaled, and `note` is called with each place and its values.
+template <int count, typename Find, typename Note>
+TCONV_DEVICE void stage(uint32_t* into, int pitch, int width, Index step, int in_left,
+                        [[maybe_unused]] Scale scale, Find find, [[maybe_unused]] Note note) {
     constexpr int batch = 4 / word_channels;  // places under way
     constexpr int words = line_words / warps;
     int lane = own_thread() % 32, warp = own_thread() / 32;
@@ -93,8 +100,6 @@ TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Index step, in
     auto word = [&](int i) { return half ? warp * words + i : warp + i * warps; };
     constexpr int next_channel = half ? 1 : warps;
     int first_channel = word(0) * word_channels;
-    uint32_t noted = 0;
-    float largest = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < count; first += batch) {
         float values[batch][words * word_channels];
@@ -117,19 +122,11 @@ TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Index step, in
             const float* v = values[i];
             uint32_t bits[words];
             if constexpr (half) {
-                constexpr float scale = weights ? Layer::weight_scale : 1;
 #pragma unroll
                 for (int c = 0; c < words; ++c) {
-                    bits[c] = ptx::cvt_rna_f16x2_f32(v[2 * c] * scale, v[2 * c + 1] * scale);
+                    bits[c] = ptx::cvt_rna_f16x2_f32(v[2 * c], v[2 * c + 1], scale.exponent);
                 }
-                if constexpr (weights) {
-#pragma unroll
-                    for (int c = 0; c < 2 * words; ++c) {
-                        noted = max(noted, __float_as_uint(v[c]) & 0x7fffffffu);
-                    }
-                } else {
-                    largest = float16_operands::largest(largest, values[i]);
-                }
+                note(place, values[i]);
             } else {
 #pragma unroll
                 for (int c = 0; c < words; ++c) bits[c] = ptx::cvt_rna_tf32_f32(v[c]);
@@ -140,11 +137,6 @@ TCONV_DEVICE uint32_t stage(uint32_t* into, int pitch, int width, Index step, in
             }
         }
     }
-    if constexpr (half && !weights) {
-        uint32_t bits = float16_operands::largest_of_warp(__float_as_uint(largest));
-        if (!float16_operands::fit(bits)) noted = misfit;
-    }
-    return noted;
 }
 
 // Four words of one line of 32, from their rows in shared memory.
@@ -152,10 +144,11 @@ TCONV_DEVICE uint4 gather(const uint32_t* from, int pitch) {
     return make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
 }
 
-// Some output channels, all phases and slots, a line of input channels.
+// Some output channels, all phases and slots, a line of input channels. Returns how many weights of a thread's
+// float16 does not hold.
 template <typename Fields>
 TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared,
-                                   int item) {
+                                   Scale scale, int item) {
     int group = item / (chunks * parts * item_phases);
     int rest = item - group * (chunks * parts * item_phases);
     int chunk = rest / (parts * item_phases);
@@ -188,18 +181,22 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                  arguments.weight_stride_h == Layer::kernel_x &&
                  arguments.weight_stride_out == taps;
     uint32_t* into = shared.weights[0];
-    uint32_t noted;
+    uint32_t unfit = 0;
+    auto note = [&](int, const auto& values) {
+        unfit = min(unfit + float16_operands::unfit(values, scale, false), float16_operands::too_many);
+    };
     if (dense) {
-        noted = stage<rounds, true>(
-            into, weight_pitch, part_weights, arguments.weight_stride_in, in_left,
+        stage<rounds>(
+            into, weight_pitch, part_weights, arguments.weight_stride_in, in_left, scale,
             [&](int place) {
                 int row = row_step > 1 ? place / Layer::kernel_x : 0;
                 int skipped = first_row + row * (row_step - 1);
                 return Place{weight + place + skipped * Layer::kernel_x, place < left};
-            });
+            },
+            note);
     } else {
-        noted = stage<rounds, true>(
-            into, weight_pitch, part_weights, arguments.weight_stride_in, in_left,
+        stage<rounds>(
+            into, weight_pitch, part_weights, arguments.weight_stride_in, in_left, scale,
             [&](int place) {
                 int out = place / part_taps;
                 int tap = place - out * part_taps;
@@ -208,7 +205,8 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                                  row * arguments.weight_stride_h +
                                  tap % Layer::kernel_x * arguments.weight_stride_w,
                              place < left};
-            });
+            },
+            note);
     }
     sync();
     // A warp writes four lines at a time.
@@ -262,13 +260,13 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
             }
         }
     }
-    return noted;
+    return unfit;
 }
 
-// Lines of some positions.
+// Lines of some positions. In float16 `arguments.slight` gets a byte of each: of how many 8 channels some values
+// are slight, and 16 for each 8 of which some do not fit.
 template <typename Fields>
-TCONV_DEVICE uint32_t pack_pixels(const Fields& arguments, uint32_t* packed, Shared& shared,
-                                  Index item) {
+TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared& shared, Index item) {
     Index next = item / (Layer::groups * chunks);
     int plane = int(item - next * (Layer::groups * chunks));
     int group = plane / chunks;
@@ -278,8 +276,8 @@ TCONV_DEVICE uint32_t pack_pixels(const Fields& arguments, uint32_t* packed, Sha
                            (Index(group) * Layer::in_channels + chunk * depth) *
                                arguments.source_stride_c;
     int in_left = Layer::in_channels - chunk * depth;
-    uint32_t noted = stage<positions / 32, false>(
-        shared.pixels[0], position_pitch, positions, arguments.source_stride_c, in_left,
+    stage<positions / 32>(
+        shared.pixels[0], position_pitch, positions, arguments.source_stride_c, in_left, pixel_scale,
         [&](int place) {
             unsigned position = first + place;
             unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
@@ -293,6 +291,12 @@ TCONV_DEVICE uint32_t pack_pixels(const Fields& arguments, uint32_t* packed, Sha
                              Index(y) * arguments.source_stride_h +
                              Index(x) * arguments.source_stride_w,
                          inside};
+        },
+        [&](int place, const auto& values) {
+            float16_operands::Seen seen;
+            seen.add<1>(values, pixel_scale.least(false));
+            shared.noted[own_thread() / 32][place] =
+                (pixel_scale.holds(seen.largest) ? 0 : misfit) | (seen.slight != 0 ? slight : 0);
         });
     sync();
     packed += arguments.weight_elements + (Index(plane) * arguments.positions + first) * line_words;
@@ -304,20 +308,31 @@ TCONV_DEVICE uint32_t pack_pixels(const Fields& arguments, uint32_t* packed, Sha
         if (first + p < unsigned(arguments.positions)) {
             to[p * 8 + piece] = gather(shared.pixels[piece * 4] + p, position_pitch);
         }
+        if constexpr (half) {
+            // The lanes of a position are neighbours: their bits lie in a byte.
+            unsigned char noted = shared.noted[piece][p];
+            uint32_t of_slight = __ballot_sync(~0u, noted & slight), misfits = __ballot_sync(~0u, noted & misfit);
+            auto count = [&](uint32_t bits) { return __popc(bits >> threadIdx.x % 32 / 8 * 8 & 0xff); };
+            if (piece == 0) {
+                static_cast<unsigned char*>(arguments.slight)[item * positions + p] =
+                    static_cast<unsigned char>(count(of_slight) + 16 * count(misfits));
+            }
+        }
     }
-    return noted;
 }
 
-// An item, into `packed`; the first are weights. Returns what is to be noted of a thread's.
+// An item, into `packed`; the first are weights, of which it returns how many of a thread's float16 does not hold.
 template <typename Fields>
 TCONV_DEVICE uint32_t pack_item(const Fields& arguments, uint32_t* packed, Shared& shared,
-                                Index item) {
-    uint32_t noted =
-        item < arguments.weight_items
-            ? pack_weights(arguments, packed, shared, int(item))
-            : pack_pixels(arguments, packed, shared, item - arguments.weight_items);
+                                Scale weight_scale, Index item) {
+    uint32_t unfit = 0;
+    if (item < arguments.weight_items) {
+        unfit = pack_weights(arguments, packed, shared, weight_scale, int(item));
+    } else {
+        pack_pixels(arguments, packed, shared, item - arguments.weight_items);
+    }
     sync();
-    return noted;
+    return unfit;
 }
 
 }  // namespace flat::packing

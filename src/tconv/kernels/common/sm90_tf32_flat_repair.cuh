@@ -1,5 +1,5 @@
-// What the launch behind sm90_tf32_flat_forward in float16 does before it computes all outputs again
-// in TF32: it asks whether that is needed, and lays the operands out.
+// What the launch behind sm90_tf32_flat_forward in float16 does before it computes outputs again in TF32,
+// of those images that do not fit or of all: it asks whether that is needed, and lays the operands out.
 //
 // Items are handed out by a counter, and only a block that runs holds any, so that none waits for one
 // that cannot start.
@@ -24,6 +24,19 @@ TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
     __syncthreads();
 }
 
+// Whether all images are computed again, or only those that do not fit.
+template <typename Fields>
+TCONV_DEVICE bool repairs_all(const Fields& arguments) {
+    return static_cast<const volatile flat::Status*>(arguments.status)->unfit_weights != 0;
+}
+
+// After the kernel in front.
+template <typename Fields>
+TCONV_DEVICE bool repairs(const Fields& arguments, unsigned image) {
+    return repairs_all(arguments) ||
+           static_cast<const volatile uint32_t*>(arguments.images)[image] > Layer::most_slight;
+}
+
 // Whether the launch has anything to compute.
 //
 // Most blocks know while the kernel in front still runs, and are gone before its end; one waits, so
@@ -31,9 +44,13 @@ TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
 template <typename Fields>
 TCONV_DEVICE bool is_needed(const Fields& arguments) {
     const auto& status = *static_cast<const volatile flat::Status*>(arguments.status);
-    if (blockIdx.x != 0 && status.verdict == flat::Verdict::fits) return false;
+    auto all_fit = [&] { return status.unfit_weights == 0 && status.unfit_images == 0; };
+    if (blockIdx.x != 0 && status.told == arguments.blocks_in_front) {
+        __threadfence();
+        if (all_fit()) return false;
+    }
     ptx::griddepcontrol_wait();
-    return status.verdict == flat::Verdict::unfit;
+    return !all_fit();
 }
 
 // Weights and pixels in TF32, by all blocks of the launch; then they may be copied.
@@ -57,7 +74,7 @@ TCONV_DEVICE void pack(const Fields& arguments, void* memory) {
             flat::packing::sync();
             uint32_t item = shared.item;
             if (item >= arguments.items) break;
-            flat::packing::pack_item(arguments, packed, shared.staged, item);
+            flat::packing::pack_item(arguments, packed, shared.staged, {0}, item);
             ++count;
         }
         ptx::fence_proxy_async_global();

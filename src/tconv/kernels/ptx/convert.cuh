@@ -74,11 +74,14 @@ TCONV_DEVICE uint32_t cvt_rn_bf16x2_f32(float low, float high) {
 #endif
 }
 
-// To nearest, ties away from zero, as cvt_rna_tf32_f32 rounds; cut off below float16's normal numbers.
-// NOTE: a NaN may come out as a number, and what is too large as 65504.
-TCONV_DEVICE uint32_t cvt_rna_f16x2_f32(float low, float high) {
-    low = __uint_as_float(__float_as_uint(low) + 0x1000u);
-    high = __uint_as_float(__float_as_uint(high) + 0x1000u);
+// Two values times 2^exponent, to nearest, ties away from zero, as cvt_rna_tf32_f32 rounds; cut off below
+// float16's normal numbers. The exponent costs nothing: it is added where the rounding is.
+// NOTE: a NaN may come out as a number, and what is too large as 65504. An exponent is at least 0 and at
+// most 100, so that zeros, which it makes 2^(exponent - 127), come out as zeros.
+TCONV_DEVICE uint32_t cvt_rna_f16x2_f32(float low, float high, int exponent = 0) {
+    uint32_t added = 0x1000u + (uint32_t(exponent) << 23);
+    low = __uint_as_float(__float_as_uint(low) + added);
+    high = __uint_as_float(__float_as_uint(high) + added);
     uint32_t pair;
     asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;

@@ -12,4 +12,11 @@ TCONV_DEVICE uint32_t redux_sync_max_u32(uint32_t value) {
     return largest;
 }
 
+// The sum; all lanes must come here.
+TCONV_DEVICE uint32_t redux_sync_add_u32(uint32_t value) {
+    uint32_t sum;
+    asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(value));
+    return sum;
+}
+
 }  // namespace ptx

@@ -22,9 +22,10 @@ inline uint32_t cvt_rn_bf16x2_f32(float low, float high) {
     return emulator::bf16_of(low) | static_cast<uint32_t>(emulator::bf16_of(high)) << 16;
 }
 
-inline uint32_t cvt_rna_f16x2_f32(float low, float high) {
-    auto cut = [](float value) -> uint32_t {
-        float rounded = __uint_as_float(__float_as_uint(value) + 0x1000u);
+inline uint32_t cvt_rna_f16x2_f32(float low, float high, int exponent = 0) {
+    auto cut = [&](float value) -> uint32_t {
+        uint32_t added = 0x1000u + (uint32_t(exponent) << 23);
+        float rounded = __uint_as_float(__float_as_uint(value) + added);
         unsigned short bits = emulator::f16_of(rounded);
         float nearest = emulator::float_of_f16(bits);
         bool away = rounded < 0 ? nearest < rounded : nearest > rounded;

@@ -13,4 +13,9 @@ inline uint32_t redux_sync_max_u32(uint32_t value) {
     return value;
 }
 
+inline uint32_t redux_sync_add_u32(uint32_t value) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffffu, value, lanes);
+    return value;
+}
+
 }  // namespace ptx
