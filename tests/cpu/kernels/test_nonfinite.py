@@ -73,7 +73,8 @@ def spoiled(tensor: Tensor):
     ):
         changed = tensor.clone(memory_format=torch.preserve_format)
         for place, value in values.items():
-            changed[tuple(min(i, size - 1) for i, size in zip(place, tensor.shape))] = value
+            at = tuple(max(-n, min(i, n - 1)) for i, n in zip(place, tensor.shape, strict=True))
+            changed[at] = value
         yield changed
 
 
@@ -166,4 +167,19 @@ def test_general(stem, case):
     found = plans(problem, stem)
     assert found
     for plan in found:
+        assert_reaches_readers_alone(plan, case, t)
+
+
+CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL)
+FORWARD = ("direct_forward",)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("stem", FORWARD)
+def test_forward(stem, case):
+    """Other tiles for each case, in turn."""
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    turn = CASES.index(case) % 4
+    found = [plan for math in ("tf32", "ieee") for plan in plans(problem_of(case, math=math), stem)]
+    for plan in found[turn::4]:
         assert_reaches_readers_alone(plan, case, t)
