@@ -20,34 +20,30 @@ using Index = Layer::Index;
 template <bool round_to_tf32>
 TCONV_DEVICE float output(const Arguments& arguments, Index image, Index group, int channel, int y,
                           int x) {
-    const float* source = static_cast<const float*>(arguments.source) +
-                          (image * arguments.source_stride_n +
-                           group * Layer::in_channels * arguments.source_stride_c);
-    const float* weight = static_cast<const float*>(arguments.weight) +
-                          (group * Layer::in_channels * arguments.weight_stride_in +
-                           channel * arguments.weight_stride_out);
+    const float* source = static_cast<const float*>(arguments.source);
+    const float* weight = static_cast<const float*>(arguments.weight);
+    constexpr int channels = Layer::in_channels;
     float sum = 0;
+    // One loop over taps and channels: it keeps little in registers. Once not a number, a sum stays so.
 #pragma unroll 1
-    for (int tap = 0; tap < Layer::kernel_y * Layer::kernel_x; ++tap) {
-        int tap_y = tap / Layer::kernel_x, tap_x = tap % Layer::kernel_x;
+    for (int k = 0; k < Layer::kernel_y * Layer::kernel_x * channels && sum == sum; ++k) {
+        int tap_y = k / (Layer::kernel_x * channels), tap_x = k / channels % Layer::kernel_x;
         // Where the tap's input lies, times the stride.
         int reach_y = y + Layer::padding_y - tap_y * Layer::dilation_y;
         int reach_x = x + Layer::padding_x - tap_x * Layer::dilation_x;
         int in_y = reach_y / Layer::stride_y, in_x = reach_x / Layer::stride_x;
         // NOTE: a quotient is cut towards zero, so that of a negative reach may be 0.
-        if (reach_y < 0 || reach_y != in_y * Layer::stride_y || in_y >= arguments.source_height) continue;
-        if (reach_x < 0 || reach_x != in_x * Layer::stride_x || in_x >= arguments.source_width) continue;
-        const float* pixel =
-            source + (in_y * arguments.source_stride_h + in_x * arguments.source_stride_w);
-        const float* factor =
-            weight + (tap_y * arguments.weight_stride_h + tap_x * arguments.weight_stride_w);
-        // Once it is not a number, a sum stays so.
-#pragma unroll 1
-        for (int c = 0; c < Layer::in_channels && sum == sum; ++c) {
-            sum = fmaf(operand<round_to_tf32>(*pixel), operand<round_to_tf32>(*factor), sum);
-            pixel += arguments.source_stride_c;
-            factor += arguments.weight_stride_in;
-        }
+        bool inside = reach_y >= 0 && reach_y == in_y * Layer::stride_y &&
+                      in_y < arguments.source_height && reach_x >= 0 &&
+                      reach_x == in_x * Layer::stride_x && in_x < arguments.source_width;
+        if (!inside) continue;
+        Index in_channel = group * channels + k % channels;
+        float pixel = source[image * arguments.source_stride_n + in_channel * arguments.source_stride_c +
+                             in_y * arguments.source_stride_h + in_x * arguments.source_stride_w];
+        float factor =
+            weight[in_channel * arguments.weight_stride_in + channel * arguments.weight_stride_out +
+                   tap_y * arguments.weight_stride_h + tap_x * arguments.weight_stride_w];
+        sum = fmaf(operand<round_to_tf32>(pixel), operand<round_to_tf32>(factor), sum);
     }
     if constexpr (Layer::bias) {
         sum += static_cast<const float*>(arguments.bias)[group * Layer::out_channels + channel];
