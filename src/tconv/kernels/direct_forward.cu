@@ -17,6 +17,7 @@
 //             kept until a tile of another group or of other channels comes up
 //   store     a warp gathers its outputs in shared memory in the order of the rows, one channel of
 //             each thread at a time, then writes whole pieces of rows
+#include <common/exact_output.cuh>
 #include <common/image_tiles.cuh>
 
 namespace {
@@ -112,6 +113,7 @@ struct Block {
     bool new_weights = true;
 
     float sums[Layer::group_slots][channels][stride_x][pixels];
+    NotFinite<float> not_finite;  // of the outputs that the thread's sums of a step became
 
     TCONV_DEVICE Block(const Arguments& arguments, Shared& shared)
         : arguments(arguments), shared(shared) {}
@@ -410,6 +412,7 @@ struct Block {
                         part.values[v] = !has_tap_x(phase) ? added
                                          : Layer::bias     ? sum + added
                                                            : sum;
+                        not_finite.note(part.values[v]);
                     }
                     int vector = OutputSwizzle::of(thread_x * (thread_outputs / 4) + e / 4);
                     *reinterpret_cast<Vector<float, 4>*>(own + 4 * vector) = part;
@@ -451,6 +454,31 @@ struct Block {
         }
     }
 
+    // Those of the thread's sums of a step, which lanes of its warp have written.
+    TCONV_DEVICE void repair(int step) const {
+        int thread = own_thread();
+        int channel = position().first_channel() + thread / threads_x % threads_o * channels;
+        int row = position().tile_y * tile_rows + step * threads_y + thread / (threads_x * threads_o);
+        int y = row * Layer::stride_y;
+        int x = (position().tile_x * threads_x + thread % threads_x) * thread_outputs;
+        float* first = static_cast<float*>(arguments.destination) +
+                       (position().image * arguments.destination_stride_n +
+                        (position().group() * Layer::out_channels + channel) *
+                            arguments.destination_stride_c +
+                        y * arguments.destination_stride_h + x);
+#pragma unroll 1
+        for (int e = 0; e < channels * Layer::stride_y * thread_outputs; ++e) {
+            int right = e % thread_outputs, down = e / thread_outputs % Layer::stride_y;
+            int o = e / (thread_outputs * Layer::stride_y);
+            if (channel + o < Layer::out_channels && y + down < arguments.destination_height &&
+                x + right < arguments.destination_width) {
+                exact::repair<Layer::round_to_tf32>(
+                    arguments, first + (o * arguments.destination_stride_c +
+                                        down * arguments.destination_stride_h + right));
+            }
+        }
+    }
+
     // --- tiles ----------------------------------------------------------------------------------
 
     template <int group>
@@ -484,8 +512,13 @@ struct Block {
                 int y = position().tile_y * tile_rows + step * threads_y +
                         int(threadIdx.x) / 32 * warp_segments / threads_o;
                 if (chunks == 1 && y * Layer::stride_y >= arguments.destination_height) break;
+                not_finite = {};
                 compute<0>(step);
                 store_empty(step);
+                if (__any_sync(~0u, not_finite.any())) {
+                    __syncwarp();
+                    repair(step);
+                }
             }
             if (next_tile() >= arguments.tiles) return;
             turn ^= 1;

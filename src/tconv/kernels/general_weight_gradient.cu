@@ -9,6 +9,7 @@
 // added in order through shared memory; those of the splits go to `partial[split, ci, co, ty, tx]`
 // and are added in order afterwards, so the result does not depend on the schedule.
 #include <common/element.cuh>
+#include <common/not_finite.cuh>
 
 namespace {
 
@@ -93,6 +94,7 @@ struct Tile {
     int group;
     int first_row;
     int first_column;
+    Index first_pixel;
     Index last_pixel;  // one past
 
     Real sums[Layer::thread_rows][Layer::thread_columns];
@@ -219,7 +221,7 @@ struct Tile {
         }
     }
 
-    TCONV_DEVICE void accumulate(Index first_pixel) {
+    TCONV_DEVICE void accumulate() {
 #pragma unroll
         for (int i = 0; i < Layer::thread_rows; ++i) {
 #pragma unroll
@@ -272,9 +274,18 @@ struct Tile {
     }
 
     // partial: [splits, groups*rows, out_channels, kH*kW]
-    TCONV_DEVICE void store_partial(Index split) const {
-        if (threadIdx.x >= tile_threads) return;
-        Real* partial = static_cast<Real*>(arguments.partial);
+    TCONV_DEVICE Real* partial(Index split, int row, int column) const {
+        int tap = column / Layer::out_channels;
+        int channel = column - tap * Layer::out_channels;
+        Index in_channel = (split * Layer::groups + group) * rows + row;
+        return static_cast<Real*>(arguments.partial) +
+               (in_channel * columns + channel * (Layer::kernel_y * Layer::kernel_x) + tap);
+    }
+
+    // Whether all that the thread stored is finite.
+    TCONV_DEVICE bool store_partial(Index split) const {
+        NotFinite<Real> not_finite;
+        if (threadIdx.x >= tile_threads) return true;
 #pragma unroll
         for (int i = 0; i < Layer::thread_rows; ++i) {
             int row = first_row + own_row(i);
@@ -283,11 +294,63 @@ struct Tile {
             for (int j = 0; j < Layer::thread_columns; ++j) {
                 int column = first_column + own_column(j);
                 if (column >= columns) continue;
-                int tap = column / Layer::out_channels;
-                int channel = column - tap * Layer::out_channels;
-                Index in_channel = (split * Layer::groups + group) * rows + row;
-                partial[in_channel * columns + channel * (Layer::kernel_y * Layer::kernel_x) + tap] =
-                    sums[i][j];
+                *partial(split, row, column) = sums[i][j];
+                not_finite.note(sums[i][j]);
+            }
+        }
+        return !not_finite.any();
+    }
+
+    // A lane's share of a partial sum of exactly its products.
+    TCONV_DEVICE Real exact_share(int row, int column) const {
+        int tap = column / Layer::out_channels;
+        int channel = column - tap * Layer::out_channels;
+        int dy = tap / Layer::kernel_x * Layer::dilation_y - Layer::padding_y;
+        int dx = tap % Layer::kernel_x * Layer::dilation_x - Layer::padding_x;
+        const Element* x = static_cast<const Element*>(arguments.x) +
+                           (Index(group) * rows + row) * arguments.x_stride_c;
+        const Element* y = static_cast<const Element*>(arguments.y) +
+                           (Index(group) * Layer::out_channels + channel) * arguments.y_stride_c;
+        Real sum = 0;
+        // Once it is not a number, a sum stays so.
+#pragma unroll 1
+        for (Index pixel = first_pixel; pixel < last_pixel && __all_sync(~0u, sum == sum); pixel += 32) {
+            Index own = pixel + threadIdx.x % 32;
+            Index line = own / arguments.width;
+            Index batch = line / arguments.height;
+            int in_y = int(line - batch * arguments.height), in_x = int(own - line * arguments.width);
+            int out_y = in_y * Layer::stride_y + dy, out_x = in_x * Layer::stride_x + dx;
+            if (own >= last_pixel || out_y < 0 || out_y >= arguments.out_height || out_x < 0 ||
+                out_x >= arguments.out_width) {
+                continue;
+            }
+            Element of_x = x[batch * arguments.x_stride_n + in_y * arguments.x_stride_h +
+                             in_x * arguments.x_stride_w];
+            Element of_y = y[batch * arguments.y_stride_n + out_y * arguments.y_stride_h +
+                             out_x * arguments.y_stride_w];
+            sum += operand<Layer::round_to_tf32>(of_x) * operand<Layer::round_to_tf32>(of_y);
+        }
+        return sum;
+    }
+
+    // Replaces what the warp has stored and is not finite: a tile also multiplies zeros, where a tap has no
+    // output, and an infinity or NaN times zero is a NaN. The lanes divide the pixels.
+    TCONV_DEVICE void store_exact(Index split) const {
+        int lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int e = 0; e < Layer::thread_rows * Layer::thread_columns; ++e) {
+            int row = first_row + own_row(e / Layer::thread_columns);
+            int column = first_column + own_column(e % Layer::thread_columns);
+            bool stored = threadIdx.x < tile_threads && row < rows && column < columns;
+            bool wrong = stored && !is_finite(*partial(split, row, column));
+            unsigned lanes = __ballot_sync(~0u, wrong);
+#pragma unroll 1
+            for (int from = 0; from < 32; ++from) {
+                if (!(lanes >> from & 1)) continue;
+                Real sum = exact_share(__shfl_sync(~0u, row, from), __shfl_sync(~0u, column, from));
+#pragma unroll 1
+                for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+                if (lane == from) *partial(split, row, column) = sum;
             }
         }
     }
@@ -310,10 +373,11 @@ TCONV_KERNEL(general_weight_gradient, Layer::threads, Layer::blocks) {
         Index first_pixel = split * arguments.split_pixels;
         Index last_pixel = first_pixel + arguments.split_pixels;
         Tile work{arguments, shared, group, row_tile * block_rows, column_tile * block_columns,
-                  last_pixel < arguments.pixels ? last_pixel : arguments.pixels};
-        work.accumulate(first_pixel);
+                  first_pixel, last_pixel < arguments.pixels ? last_pixel : arguments.pixels};
+        work.accumulate();
         work.add_slices();
-        work.store_partial(split);
+        bool finite = work.store_partial(split);
+        if (!__all_sync(~0u, finite)) work.store_exact(split);
         __syncthreads();  // the next tile reuses the memory
     }
 }

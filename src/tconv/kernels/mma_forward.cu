@@ -38,6 +38,7 @@
 // tile, which a launch before has cleared. And where the patch's rows roll all blocks ask for the rows ahead in
 // the same halves of `period` nanoseconds, if they need none before: device memory reads and writes in turns.
 #include <common/constant_tables.cuh>
+#include <common/exact_output.cuh>
 #include <common/image_tiles.cuh>
 #include <common/plane_rows.cuh>
 #include <common/split.cuh>
@@ -781,12 +782,13 @@ struct Block {
     };
 
     // Writes to shared memory what lanes hold of one phase in y and up to 8 channels, each from
-    // `shift(channel of the 8)` on.
+    // `shift(channel of the 8)` on: of output row y, if that exists.
     template <typename Shift>
-    TCONV_DEVICE void gather(float* outputs, const float* bias, int i, int phase, int half,
-                             const Shift& shift) {
+    TCONV_DEVICE void gather(float* outputs, const float* bias, const Unit& unit, int i, int phase,
+                             int half, int y, bool exists, const Shift& shift) {
         constexpr int unit_channels = Layer::unit_channels;
         int lane = own_thread() % 32;
+        NotFinite<float> not_finite;
 #pragma unroll
         for (int m = 0; m < row_fragments; ++m) {
 #pragma unroll
@@ -806,12 +808,17 @@ struct Block {
                 if (!used) continue;
 #pragma unroll
                 for (int n = 0; n < fragments; ++n) {
-                    const float* sum = &sums[i][m][n][2 * h];
-                    to[8 * n * stride_x] = Layer::bias ? sum[0] + added : sum[0];
-                    to[(8 * n + 4) * stride_x] = Layer::bias ? sum[1] + added : sum[1];
+#pragma unroll
+                    for (int v = 0; v < 2; ++v) {
+                        float sum = sums[i][m][n][2 * h + v];
+                        float value = Layer::bias ? sum + added : sum;
+                        to[(8 * n + 4 * v) * stride_x] = value;
+                        not_finite.note(value);
+                    }
                 }
             }
         }
+        if (exists && not_finite.any()) repair(outputs, unit, phase, half, y, shift);
         // The phases in x that no tap reaches.
         if constexpr (Layer::phases_x < stride_x) {
             const float* row_bias = bias + 8 * half;
@@ -829,6 +836,31 @@ struct Block {
                     }
                 }
             }
+        }
+    }
+
+    // What the lane has gathered of output row y and is not finite.
+    template <typename Shift>
+    TCONV_DEVICE void repair(float* outputs, const Unit& unit, int phase, int half, int y,
+                             const Shift& shift) const {
+        constexpr int row_pixels = 2 * fragments;  // of a lane
+        const Position& at = position();
+        int lane = own_thread() % 32;
+        int left = (at.tile_x * tile_columns + unit.part * part_columns) * stride_x +
+                   Layer::first_output_x;
+        int unit_channel = at.first_channel() + unit.channel_block * Layer::unit_channels;
+#pragma unroll 1
+        for (int e = 0; e < 2 * row_fragments * row_pixels; ++e) {
+            int row = e / row_pixels * 8 + lane / 4;
+            int index = row / Layer::unit_channels, channel = row % Layer::unit_channels;
+            if (row >= unit_rows || index / Layer::phases_x != phase || channel / 8 != half) continue;
+            int x = phase_x(index % Layer::phases_x) + (e % row_pixels * 4 + lane % 4) * stride_x;
+            float* to = outputs + channel % 8 * output_pitch + shift(channel % 8) + head + x;
+            bool inside = unit_channel + channel < Layer::out_channels &&
+                          unsigned(left + x) < unsigned(arguments.destination_width);
+            if (!inside || is_finite(*to)) continue;
+            *to = exact::output<!Layer::split>(arguments, at.image, at.group(),
+                                               unit_channel + channel, y, left + x);
         }
     }
 
@@ -884,7 +916,7 @@ struct Block {
                 bool exists = unsigned(y) < unsigned(arguments.destination_height);
                 if (Layer::phases_y == Layer::stride_y && !exists) continue;
                 team_barrier();  // the last pass has been read
-                gather(own, bias, i, phase, half, [](int) { return 0; });
+                gather(own, bias, unit, i, phase, half, y, exists, [](int) { return 0; });
                 team_barrier();
                 int channel = unit_channel + 8 * half;
                 float* row = rows.destination + (channel * arguments.destination_stride_c +
@@ -954,7 +986,8 @@ struct Block {
                 // What was last written from this buffer has been read.
                 if (leads) ptx::cp_async_bulk_wait_group_read<Layer::buffers - 1>();
                 team_barrier();
-                gather(outputs + unit.part * (part_columns * stride_x), bias, i, phase, half, shift);
+                gather(outputs + unit.part * (part_columns * stride_x), bias, unit, i, phase, half, y,
+                       exists, shift);
                 team_barrier();
                 int blank = blank_behind(index);
 #pragma unroll 1

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <common/element.cuh>
+#include <common/not_finite.cuh>
 
 template <typename Map>
 struct ImplicitGemm {
@@ -67,6 +68,7 @@ struct ImplicitGemm {
     };
 
     // One pass of the epilogue stores the row_vector rows of each thread's next vector.
+    static constexpr int passes = thread_rows / row_vector;
     static constexpr int pass_rows = row_threads * row_vector;
     static constexpr int pass_columns = block_pixels * phases;
 
@@ -91,6 +93,7 @@ struct ImplicitGemm {
     Real sums[phases][thread_rows][thread_pixels];
     Element sources[thread_sources];
     Element weights[thread_weights];
+    NotFinite<Real> not_finite;  // of what the thread has written
 
     TCONV_DEVICE ImplicitGemm(const Arguments& arguments, Shared& shared, int variant, int group,
                               int first_row)
@@ -295,17 +298,18 @@ struct ImplicitGemm {
                y * arguments.destination_stride_h + x * arguments.destination_stride_w;
     }
 
-    TCONV_DEVICE void write(Index offset, int row, Real value) const {
+    TCONV_DEVICE void write(Index offset, int row, Real value) {
         Element* destination = static_cast<Element*>(arguments.destination);
         if constexpr (Map::bias) {
             value += widen(Map::bias_values(arguments)[group * Map::rows + row]);
         }
+        not_finite.note(value);
         narrow(value, destination[offset + row * arguments.destination_stride_c]);
     }
 
     TCONV_DEVICE void store_outputs() {
 #pragma unroll
-        for (int pass = 0; pass < thread_rows / row_vector; ++pass) {
+        for (int pass = 0; pass < passes; ++pass) {
             int pass_row = first_row + pass * pass_rows;
 #pragma unroll
             for (int phase = 0; phase < phases; ++phase) {
@@ -337,7 +341,48 @@ struct ImplicitGemm {
                     }
                 }
             }
+            if (pass + 1 == passes && not_finite.any()) store_exact();
             __syncthreads();  // the next pass, or tile, reuses the memory
+        }
+    }
+
+    // One output as the sum of exactly its products.
+    TCONV_DEVICE Real exact_sum(int row, int column) const {
+        const Element* source = static_cast<const Element*>(arguments.source);
+        const Element* weight = static_cast<const Element*>(arguments.weight);
+        int p = column / phases;
+        Real sum = 0;
+#pragma unroll 1
+        for (int slot = 0; slot < map.slots(); ++slot) {
+            int tap = map.tap(slot, column % phases);
+            Index offset = source_offset(shared.batch[p], shared.y[p], shared.x[p], slot);
+            if (tap < 0 || offset < 0) continue;
+            // Once it is not a number, a sum stays so.
+#pragma unroll 1
+            for (int c = 0; c < Map::channels && sum == sum; ++c) {
+                Element w = weight[map.weight_offset(group, row, c, tap, arguments)];
+                sum += operand<Layer::round_to_tf32>(w) *
+                       operand<Layer::round_to_tf32>(source[offset + c * arguments.source_stride_c]);
+            }
+        }
+        return sum;
+    }
+
+    // Replaces what the thread has written and is not finite: a tile also multiplies zeros, for phases
+    // without a tap and beside the source, and an infinity or NaN times zero is a NaN.
+    TCONV_DEVICE void store_exact() {
+        const Element* destination = static_cast<const Element*>(arguments.destination);
+        constexpr int count = passes * pass_rows * pass_columns;
+        static_assert(pass_columns % threads == 0, "a thread keeps to its own columns");
+#pragma unroll 1
+        for (int e = threadIdx.x; e < count; e += threads) {
+            int column = Layer::destination_channels_last ? e / pass_rows % pass_columns : e % pass_columns;
+            int row = first_row + e / (pass_rows * pass_columns) * pass_rows +
+                      (Layer::destination_channels_last ? e : e / pass_columns) % pass_rows;
+            Index offset = destination_offset(column);
+            if (offset < 0 || row >= Map::rows) continue;
+            if (is_finite(widen(destination[offset + row * arguments.destination_stride_c]))) continue;
+            write(offset, row, exact_sum(row, column));
         }
     }
 

@@ -1,0 +1,185 @@
+"""An infinity or NaN reaches the results that read it and no other: each kernel in the emulator.
+
+Kernels multiply zeros too, for phases without a tap and beside the image. What came out not finite they
+compute again, from exactly its products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+from emulated_plans import allocations, plans, problem_of
+from layer_cases import LAYOUTS, Case, operands, round_to_tf32
+from tconv.emulator import tensor_map
+from tconv.emulator.launch import EmulatedKernel
+from tconv.kernels.family import Operands, TensorView
+from tconv.plan import Plan
+
+STRIDE_2 = Case(2, 16, 20, 1, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1))
+EVEN = Case(1, 17, 24, 2, (4, 12), (4, 4), (2, 2), (1, 1))
+EMPTY_PHASES = Case(1, 9, 12, 1, (4, 6), (3, 3), (2, 2), (1, 1), (0, 0), (2, 2))
+BARE = Case(1, 16, 33, 1, (5, 9), (3, 3), bias=False)
+PADDED = Case(2, 20, 8, 1, (6, 7), (3, 3), (1, 1), (2, 1))
+UNEVEN = Case(1, 8, 6, 2, (5, 7), (5, 2), (3, 4), (1, 0), (1, 2))
+ONE_CHANNEL = Case(1, 24, 1, 1, (7, 9), (9, 9), (3, 3), (4, 4), (2, 2))
+
+GENERAL = ("general_forward", "general_input_gradient", "general_weight_gradient")
+
+
+def by_taps(case: Case, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> list[Tensor]:
+    """The three maps in float64, of exactly their products.
+
+    NOTE: PyTorch's gradient of the weight multiplies zeros beside the output.
+    """
+    g = case.groups
+    x, w, y = x.double(), w.double(), y.double()
+    xs = x.unflatten(1, (g, -1))  # [N, G, Cin, H, W]
+    ws = w.unflatten(0, (g, -1))  # [G, Cin, Cout, kH, kW]
+    ys = y.unflatten(1, (g, -1))
+    out, grad_x, grad_w = torch.zeros_like(ys), torch.zeros_like(xs), torch.zeros_like(ws)
+    for ty in range(case.kernel[0]):
+        for tx in range(case.kernel[1]):
+            at_in, at_out = [], []
+            for axis, tap in enumerate((ty, tx)):
+                stride, size = case.stride[axis], case.size[axis]
+                first = tap * case.dilation[axis] - case.padding[axis]
+                reached = [i for i in range(size) if 0 <= first + i * stride < ys.shape[3 + axis]]
+                at_in.append(torch.tensor(reached, dtype=torch.long))
+                at_out.append(first + at_in[-1] * stride)
+            inputs = (..., at_in[0][:, None], at_in[1])
+            outputs = (..., at_out[0][:, None], at_out[1])
+            tap = ws[..., ty, tx]
+            out[outputs] += torch.einsum("ngihw,gio->ngohw", xs[inputs], tap)
+            grad_x[inputs] += torch.einsum("ngohw,gio->ngihw", ys[outputs], tap)
+            grad_w[..., ty, tx] = torch.einsum("ngihw,ngohw->gio", xs[inputs], ys[outputs])
+    out = out.flatten(1, 2)
+    if bias is not None:
+        out += bias.double()[:, None, None]
+    return [out, grad_x.flatten(1, 2), grad_w.flatten(0, 1)]
+
+
+def spoiled(tensor: Tensor):
+    """The tensor [A, B, H, W] with values that are not finite: one, of each sign, several."""
+    for values in (
+        {(0, 0, 0, 0): inf},
+        {(-1, -1, -1, -1): -inf},
+        {(0, 1, 1, 1): nan},
+        {(0, 2, -1, 0): inf, (-1, -2, 0, 1): -inf, (0, -1, 0, -1): nan},
+    ):
+        changed = tensor.clone(memory_format=torch.preserve_format)
+        for place, value in values.items():
+            at = tuple(max(-n, min(i, n - 1)) for i, n in zip(place, tensor.shape, strict=True))
+            changed[at] = value
+        yield changed
+
+
+def run_plan(plan: Plan, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
+    """What the plan computes of these; it may overwrite none."""
+    problem = plan.problem
+    out, packed, partial = torch.empty(0), torch.empty(0), torch.empty(0)
+    if plan.packing is not None:
+        packed = torch.full((plan.packing.elements,), nan)
+    if problem.direction == "weight_gradient":
+        real = torch.float64 if x.dtype == torch.float64 else torch.float32
+        partial = torch.full((plan.splits, *problem.w_shape), nan, dtype=real)
+    elif problem.direction == "forward":
+        out = y = torch.full_like(y, nan)
+    else:
+        out = x = torch.full_like(x, nan)
+    views = [TensorView(t.data_ptr(), t.stride()) for t in (x, w, y)]
+    used = Operands(
+        *views,
+        bias=0 if bias is None else bias.data_ptr(),
+        packed=packed.data_ptr(),
+        partial=partial.data_ptr(),
+        encode_tensor_map=tensor_map.encode,
+    )
+    tensors = [x, w, y, packed, partial, *([] if bias is None else [bias])]
+    for launch in plan.launches:
+        EmulatedKernel(launch.source).launch(
+            launch.grid, launch.arguments(used), allocations=allocations(tensors)
+        )
+    return partial.sum(0) if problem.direction == "weight_gradient" else out
+
+
+def assert_reaches_readers_alone(plan: Plan, case: Case, t) -> None:
+    """With values that are not finite in each of the two operands."""
+    number = ("forward", "input_gradient", "weight_gradient").index(plan.problem.direction)
+    if plan.problem.math == "tf32":
+        t = dataclasses.replace(
+            t, **{name: round_to_tf32(getattr(t, name)) for name in ("x", "w", "grad_output")}
+        )
+    given = {"x": t.x, "w": t.w, "y": t.grad_output}
+    bias = t.bias if number == 0 else None
+    size = by_taps(
+        case, *(given[n].abs() for n in "xw"), None if bias is None else bias.abs(), given["y"].abs()
+    )[number]
+    shape = plan.problem
+    terms = (
+        case.in_channels * case.kernel[0] * case.kernel[1] + 1,
+        case.out_channels * case.kernel[0] * case.kernel[1],
+        shape.batch * case.size[0] * case.size[1],
+    )[number]
+    element = torch.finfo(given["x"].dtype).eps
+    sum_eps = min(element, 2.0**-23)
+    bound = 2 * terms**0.5 * sum_eps * size + element * size
+    reached = 0
+    for name in ("xw", "yw", "xy")[number]:
+        for changed in spoiled(given[name]):
+            values = given | {name: changed}
+            want = by_taps(case, values["x"], values["w"], bias, values["y"])[number]
+            out = run_plan(plan, values["x"], values["w"], bias, values["y"]).double()
+            finite = want.isfinite()
+            reached += (~finite).sum()
+            assert torch.equal(out.isfinite(), finite), f"{plan}: {name}"
+            # NaN for NaN, and infinities of the same sign.
+            assert torch.equal(out[~finite].nan_to_num(0), want[~finite].nan_to_num(0)), str(plan)
+            error = (out - want).abs()[finite]
+            assert (error <= bound[finite]).all(), f"{plan}: {name}"
+    assert reached > 0
+
+
+@pytest.mark.parametrize("case", (STRIDE_2, EVEN, EMPTY_PHASES, PADDED, UNEVEN), ids=str)
+@pytest.mark.parametrize("stem", GENERAL)
+def test_general(stem, case):
+    """Every tile in one of the layouts and types."""
+    turn = (STRIDE_2, EVEN, EMPTY_PHASES, PADDED, UNEVEN).index(case)
+    dtype = (torch.float32, torch.float16, torch.float64, torch.bfloat16, torch.float32)[turn]
+    layout = LAYOUTS[turn % len(LAYOUTS)]
+    t = operands(case, dtype, layout, "cpu")
+    direction = stem.removeprefix("general_")
+    formats = ("contiguous", "channels_last")
+    problem = dataclasses.replace(
+        problem_of(case),
+        direction=direction,
+        dtype=str(dtype).removeprefix("torch."),
+        math="tf32" if turn == 0 else "ieee",
+        bias=case.bias and direction == "forward",
+        x_aligned=False,
+        x_layout=formats[t.x.is_contiguous(memory_format=torch.channels_last)],
+        y_layout=formats[t.grad_output.is_contiguous(memory_format=torch.channels_last)],
+    )
+    found = plans(problem, stem)
+    assert found
+    for plan in found:
+        assert_reaches_readers_alone(plan, case, t)
+
+
+CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL)
+FORWARD = ("direct_forward", "mma_forward")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("stem", FORWARD)
+def test_forward(stem, case):
+    """Other tiles for each case, in turn."""
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    turn = CASES.index(case) % 4
+    found = [plan for math in ("tf32", "ieee") for plan in plans(problem_of(case, math=math), stem)]
+    for plan in found[turn::4]:
+        assert_reaches_readers_alone(plan, case, t)
