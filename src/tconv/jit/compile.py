@@ -149,7 +149,7 @@ def compile_cuda(
     key = f"{source.stem}-{arch}-{digest}"
 
     if settings.debug() >= 3:
-        path = default_cache().write_source(key, text)
+        path = default_cache().write_source(f"{key}.cu", text)
         print(f"tconv: source of {source.stem}: {path}", file=sys.stderr)
 
     def build() -> tuple[bytes, dict[str, Any]]:
@@ -167,8 +167,10 @@ def compile_cuda(
             "log": log,
         }
 
-    stored, built = default_cache().get_or_build(key, build)
-    compiled = _compiled(stored, all_options, cached=not built)
+    compiled, built = default_cache().get_or_build(
+        key, build, lambda stored: _compiled(stored, all_options)
+    )
+    compiled = dataclasses.replace(compiled, cached=not built)
     if settings.debug() >= 2:
         did = "found" if compiled.cached else f"compiled in {compiled.seconds:.2f} s"
         print(
@@ -271,7 +273,7 @@ def parse_log(log: str) -> Resources:
 _WARNING = re.compile(r"\bwarning( #|\s*:)|\(C\d{4}\)|Potential Performance Loss", re.IGNORECASE)
 
 
-def _compiled(stored: Stored, options: tuple[str, ...], cached: bool) -> Compiled:
+def _compiled(stored: Stored, options: tuple[str, ...]) -> Compiled:
     metadata = stored.metadata
     resources = dict(metadata["resources"])
     resources["warnings"] = tuple(resources["warnings"])
@@ -284,7 +286,7 @@ def _compiled(stored: Stored, options: tuple[str, ...], cached: bool) -> Compile
         options=options,
         seconds=metadata["seconds"],
         key=metadata["key"],
-        cached=cached,
+        cached=True,
     )
 
 
@@ -341,7 +343,7 @@ def _run_nvrtc(
                 f"(NVRTC {'.'.join(map(str, nvrtc_version()))})",
                 log_text,
                 options,
-                default_cache().write_source(key, text),
+                default_cache().write_source(f"{key}.cu", text),
                 source_text=text,
             )
         return fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log_text

@@ -249,6 +249,28 @@ def elf_with_note(build_id: bytes | None) -> bytes:
     return header + loaded + noted + notes
 
 
+@pytest.mark.parametrize("lost", ["resources", "log"])
+def test_an_entry_of_another_version_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text_source: type[Any],
+    lost: str,
+) -> None:
+    """Its checksum is right, its description is not what this version writes."""
+    first = compile_cuda(text_source(), "sm_80")
+    stored = default_cache().lookup(first.key)
+    assert stored is not None
+    other = {name: value for name, value in stored.metadata.items() if name != lost}
+    for description in (other, {**stored.metadata, "resources": {"registers": 3}}):
+        default_cache().put(first.key, stored.payload, description)
+        forget(monkeypatch)
+        caplog.clear()
+        again = compile_cuda(text_source(), "sm_80")
+        assert not again.cached and again.resources == first.resources
+        assert "will be made again: its description" in caplog.text
+        assert compile_cuda(text_source(), "sm_80").cached
+
+
 def test_without_disk(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch, text_source: type[Any]
 ) -> None:

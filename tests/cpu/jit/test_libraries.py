@@ -59,6 +59,7 @@ def test_importing_needs_and_opens_nothing(run_alone: Callable[..., str]) -> Non
     modules = [
         "cache",
         "compile",
+        "files",
         "libraries",
         "module",
         "runtime",
