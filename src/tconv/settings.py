@@ -102,6 +102,13 @@ def _parse_directory(text: str) -> Path:
     return path
 
 
+def _parse_bytes(text: str) -> int:
+    match = re.fullmatch(r"([1-9][0-9]{0,17})([KMG]?)", text)
+    if match is None:
+        raise ValueError
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+
+
 _SWITCH = "0 or 1"
 
 _cache = _Setting(
@@ -118,7 +125,18 @@ _cache_dir = _Setting[Path | None](
     _parse_directory,
     shown_default="$XDG_CACHE_HOME/tconv, else ~/.cache/tconv",
     allowed="an absolute path (or one that starts with ~)",
-    meaning="the folder that keeps compiled kernels between runs",
+    meaning=(
+        "the folder that keeps compiled kernels between runs; refused if another user owns it or "
+        "can write to it"
+    ),
+)
+_cache_limit = _Setting(
+    "TCONV_CACHE_LIMIT",
+    1 << 30,
+    _parse_bytes,
+    shown_default="1G",
+    allowed="a whole number of bytes from 1 on (with K, M or G behind it: of KiB, MiB or GiB)",
+    meaning="the size that the cache folder is kept to: what was not used for longest goes",
 )
 _debug = _Setting(
     "TCONV_DEBUG",
@@ -176,6 +194,7 @@ _strict = _Setting(
 _ALL: tuple[_Setting[Any], ...] = (
     _cache,
     _cache_dir,
+    _cache_limit,
     _debug,
     _emulate,
     _emulate_arch,
@@ -202,6 +221,11 @@ def cache_dir() -> Path:
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
     return base / "tconv"
+
+
+def cache_limit() -> int:
+    """Bytes that the cache folder may take (`TCONV_CACHE_LIMIT`, default 1 GiB)."""
+    return _cache_limit()
 
 
 def debug() -> int:

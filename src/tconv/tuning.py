@@ -252,7 +252,8 @@ def _timed(
             for candidate, measured in zip(considered, medians, strict=True)
         ],
     }
-    about = {"stem": f"{KEY_PREFIX}{problem.direction}", "arch": gpu, **record["chosen"]}
+    stem = f"{KEY_PREFIX}{problem.direction}"
+    about = {"kind": "choice", "stem": stem, "arch": gpu, **record["chosen"]}
     default_cache().put(entry, json.dumps(record, indent=1).encode(), about)
     logger.debug(
         "timed %d candidates of %s: %s %s is the fastest, %.1f us",

@@ -12,7 +12,7 @@ from string import Template
 from tconv.bench import plots
 from tconv.bench.rows import How, Key, Row
 from tconv.bench.summary import Group, Mean, groups, ratio
-from tconv.jit.cache import write_whole
+from tconv.jit.files import write_whole
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tconv.jit.cache import write_whole
+from tconv.jit.files import write_whole
 
 CONTESTANTS = ("ours", "eager", "best", "compile")
 """Each has a column with its median, and beside it p20 and p80."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tconv import settings
 from tconv.cli.shared import add_command, bytes_text, console, print_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tconv.cli.shared import Commands
     from tconv.jit.cache import Entry
 
-# What the emulator writes into its folder: <what>-<digest>, and the text that it was made from.
-_EMULATORS = re.compile(r"[a-z0-9_]+-[0-9a-f]{32}(\.so|\.o|\.cpp)?")
+# What descriptions say that entries are, and how that is called; one that says nothing: a kernel.
+_KINDS = {"cubin": "kernel", "emulated": "build of the emulator", "choice": "choice by autotune"}
 
 
 def add(commands: Commands) -> argparse.ArgumentParser:
@@ -27,7 +28,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "Compiled kernels, and what autotune chose, are kept on disk, so that a second run "
         "compiles and times nothing. `size` sums them up, `list` shows each, `clear` removes them; "
         "what is needed is compiled again. "
-        "TCONV_CACHE_DIR names the folder, TCONV_CACHE=0 keeps none.",
+        "TCONV_CACHE_DIR names the folder, TCONV_CACHE_LIMIT its size, TCONV_CACHE=0 keeps none.",
         "tconv cache\ntconv cache list\ntconv cache clear",
     )
     parser.add_argument(
@@ -45,7 +46,6 @@ def add(commands: Commands) -> argparse.ArgumentParser:
 def run(parsed: argparse.Namespace) -> int:
     """Runs the command."""
     from tconv.jit.cache import default_cache
-    from tconv.tuning import KEY_PREFIX
 
     cache = default_cache()
     shown = console()
@@ -55,57 +55,52 @@ def run(parsed: argparse.Namespace) -> int:
         else:
             shown.print("The cache is off (TCONV_CACHE=0): kernels are kept in memory only.")
         return 0
-    entries, emulated = cache.entries(), emulator_files(cache.folder)
-    emulated_bytes = sum(path.stat().st_size for path in emulated)
-    choices = [entry for entry in entries if entry.key.startswith(KEY_PREFIX)]
-    kernels = [entry for entry in entries if entry not in choices]
+    refusal = cache.why_not()
+    if refusal is not None:
+        raise OSError(refusal)
+    entries, nbytes = cache.entries(), cache.size()
     if parsed.action == "clear":
-        before = cache.size() + emulated_bytes
-        removed = cache.clear()
-        for path in emulated:
-            path.unlink(missing_ok=True)
-        of_tuning = f", {_plural(len(choices), 'choice')} by autotune" if choices else ""
-        shown.print(
-            f"Removed {_plural(removed - len(choices), 'kernel')}{of_tuning} and "
-            f"{_plural(len(emulated), 'file')} of the emulator, {bytes_text(before)}, from "
-            f"{cache.folder}.",
-            soft_wrap=True,
-        )
+        left = [str(path) for path in cache.clear()]
         # NOTE: counted, not taken on trust: a folder may be read-only.
-        left = len(cache.entries()) + len(emulator_files(cache.folder))
+        found = len(cache.entries())
+        if found:
+            raise OSError(f"{_plural(found, 'file')} could not be removed from {cache.folder}")
+        what = ", ".join(text for text, _ in _by_kind(entries))
+        shown.print(f"Removed {what} ({bytes_text(nbytes)}) from {cache.folder}.", soft_wrap=True)
         if left:
-            raise OSError(f"{_plural(left, 'file')} could not be removed from {cache.folder}")
+            shown.print(f"Left what tconv did not write: {', '.join(left)}.", soft_wrap=True)
         return 0
     if parsed.json:
         record = {
             "folder": str(cache.folder),
-            "bytes": cache.size(),
-            "emulator_files": len(emulated),
-            "emulator_bytes": emulated_bytes,
+            "bytes": nbytes,
+            "limit": settings.cache_limit(),
             "entries": [_record(entry) for entry in entries],
         }
         print(json.dumps(record, indent=2))
         return 0
     if parsed.action == "list":
         _show_list(entries)
-    shown.print(f"{cache.folder}:", soft_wrap=True)
-    for noun, found in (("kernel", kernels), ("choice", choices)):
-        if found or noun == "kernel":
-            size = bytes_text(sum(entry.nbytes for entry in found))
-            by = " by autotune" if noun == "choice" else ""
-            shown.print(f"  {_plural(len(found), noun)}{by}, {size}")
-    if emulated:
-        files = _plural(len(emulated), "file")
-        shown.print(f"  {files} of the emulator, {bytes_text(emulated_bytes)}")
+    limit = bytes_text(settings.cache_limit())
+    shown.print(f"{cache.folder}: {bytes_text(nbytes)} of {limit}", soft_wrap=True)
+    for text, size in _by_kind(entries):
+        shown.print(f"  {text}, {bytes_text(size)}")
     return 0
 
 
-def emulator_files(folder: Path) -> list[Path]:
-    """The emulator's compiled kernels below a cache folder, and the texts beside them."""
-    beneath = folder / "emulator"
-    if not beneath.is_dir():
-        return []
-    return sorted(path for path in beneath.iterdir() if _EMULATORS.fullmatch(path.name))
+def _by_kind(entries: list[Entry]) -> Iterator[tuple[str, int]]:
+    """How many entries of each kind there are, in words, and their bytes; kernels in any case."""
+    of_kind: dict[str, list[int]] = {"cubin": []}
+    for entry in entries:
+        of_kind.setdefault(_kind(entry), []).append(entry.nbytes)
+    for kind, noun in _KINDS.items():
+        if kind in of_kind:
+            yield _plural(len(of_kind[kind]), noun), sum(of_kind[kind])
+
+
+def _kind(entry: Entry) -> str:
+    kind = str(entry.metadata.get("kind"))
+    return kind if kind in _KINDS else "cubin"
 
 
 def _show_list(entries: list[Entry]) -> None:
@@ -144,6 +139,7 @@ def _record(entry: Entry) -> dict[str, Any]:
         "key": entry.key,
         "bytes": entry.nbytes,
         "damaged": entry.damaged,
+        "kind": _kind(entry),
         "kernel": about.get("stem", entry.key),
         "arch": about.get("arch"),
         "compiler": about.get("compiler"),
@@ -160,4 +156,5 @@ def _short(key: str) -> str:
 
 
 def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    first, *rest = noun.split(" ")
+    return " ".join([str(count), first if count == 1 else f"{first}s", *rest])

@@ -148,6 +148,9 @@ def _cache() -> str:
     cache = default_cache()
     if cache.folder is None:
         return "off (TCONV_CACHE=0): kernels are kept in memory only"
+    refusal = cache.why_not()
+    if refusal is not None:
+        return refusal
     return f"{cache.folder}: {len(cache.entries())} entries, {bytes_text(cache.size())}"
 
 

@@ -34,13 +34,13 @@ What it does not do: clusters of more than one block, several streams, timing, a
 no order of whole threads' turns shows. Products of the tensor cores are summed more exactly than
 on a GPU; TF32 operands are cut, not rounded, as there.
 
-Debugging. `printf` works in kernels. The compiled library, and beside it the text that it was
-compiled from, lie in the cache folder (`EmulatedKernel.path`). For a debugger use a sanitized
-kernel, which is an executable of its own:
+Debugging. `printf` works in kernels. The text that a kernel was compiled from lies in the cache
+folder's sources/; the compiled library (`EmulatedKernel.path`) is there as long as the process. For
+a debugger use a sanitized kernel, which is an executable of its own:
 
     kernel = EmulatedKernel(source, sanitize=True)
     kernel.launch(grid, arguments, allocations=..., keep=Path("request"))
-    $ gdb --args <kernel.path> request
+    $ gdb --args request.program request
     (gdb) break general_forward          # the kernel: once for each thread
     (gdb) print emulator::thread_index
     (gdb) break __asan::ReportGenericError

@@ -52,7 +52,7 @@ def run(
     """Run one sanitized launch to its end; arguments as in `EmulatedKernel.launch`.
 
     Args:
-        keep: where to leave the request, for a debugger: `gdb --args <executable> <keep>`.
+        keep: where to leave the request, for a debugger.
 
     Raises:
         EmulatorError: the kernel, or a sanitizer, reported something.

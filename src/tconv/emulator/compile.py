@@ -1,37 +1,35 @@
 """Compiles a kernel's `.cu` text with the host's C++ compiler, and keeps what came of it.
 
 Two kinds of build: a shared library, to be loaded into this process; and, with sanitizers, an
-executable, because a sanitizer must be in a process from its start.
+executable, because a sanitizer must be in a process from its start. Both are entries of the disk
+cache. What is loaded or started is never an entry's file but a copy of the bytes that were checked,
+in a folder of this process's own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
+import atexit
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from tconv import settings
 from tconv.errors import CompileError, MissingDependencyError
+from tconv.jit import files
+from tconv.jit.cache import default_cache, source_digest
 from tconv.kernels.source import KERNEL_DIRECTORY, TENSOR_MAP, KernelSource
-
-logger = logging.getLogger("tconv")
 
 EMULATOR_DIRECTORY = Path(__file__).resolve().parent
 RUNTIME_DIRECTORY = EMULATOR_DIRECTORY / "runtime"
 # The emulator's comes first: <ptx/mma.cuh> is then the host's implementation.
 INCLUDE_DIRECTORIES = (EMULATOR_DIRECTORY / "include", KERNEL_DIRECTORY)
-
-# Part of every key: to be raised when the files in the cache change their meaning.
-CACHE_FORMAT = 3
 
 # NOTE: no -ffast-math, and no contraction: a kernel that wants a fused product says fmaf.
 # -fno-strict-aliasing: kernels look at shared memory through several types, as CUDA allows.
@@ -56,11 +54,6 @@ SANITIZE_OPTIONS = (
     "-fno-sanitize-recover=all",
 )
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
-
-_lock = threading.Lock()
-_own_directory: tempfile.TemporaryDirectory[str] | None = None
-
 
 def build(source: KernelSource, *, sanitize: bool = False) -> Path:
     """Compile a kernel, or find it in the cache.
@@ -71,7 +64,7 @@ def build(source: KernelSource, *, sanitize: bool = False) -> Path:
             instead of a shared library.
 
     Returns:
-        The path of the library or executable.
+        The path of the library or executable, which lasts as long as this process.
 
     Raises:
         CompileError: the text does not compile; holds the compiler's messages.
@@ -81,23 +74,21 @@ def build(source: KernelSource, *, sanitize: bool = False) -> Path:
     options = (*COMMON_OPTIONS, *KERNEL_OPTIONS, *_machine_options())
     if sanitize:
         options = (*options, *SANITIZE_OPTIONS, *_compiler_options())
-    key = _key(text, _reached(text, INCLUDE_DIRECTORIES), options)
-    suffix = "" if sanitize else ".so"
-    runtime = build_runtime(sanitize=sanitize)
     # The runtime is part of a sanitized executable; a library finds it in the process.
-    key = _digest([key, runtime.name]) if sanitize else key
+    of_runtime = [_runtime(sanitize=True)[0]] if sanitize else []
+    key = _key(source.stem, text, INCLUDE_DIRECTORIES, (*options, *of_runtime))
 
     def compile_into(target: Path) -> None:
+        # Reports and debuggers name the file by where it stays.
+        kept = default_cache().write_source(f"{key}.cpp", text, elsewhere=target.parent.parent)
         generated = target.with_suffix(".cpp")
-        # Reports and debuggers are to name the file where it will lie, one folder up.
-        kept = target.parent.parent / generated.name
-        generated.write_text(f'#line 1 "{kept}"\n{text}')
-        inputs = [str(generated), str(runtime)] if sanitize else ["-shared", str(generated)]
+        generated.write_text(f'#line 1 "{kept or generated}"\n{text}')
+        inputs = ["-shared"] if not sanitize else [str(build_runtime(sanitize=True))]
         includes = [f"-I{directory}" for directory in INCLUDE_DIRECTORIES]
-        arguments = [*options, *includes, *inputs, "-o", str(target)]
-        _compile(source.stem, arguments, generated)
+        arguments = [*options, *includes, str(generated), *inputs, "-o", str(target)]
+        _compile(source.stem, arguments, kept)
 
-    return _cached(f"{source.stem}-{key}{suffix}", compile_into)
+    return _copy(key, "" if sanitize else ".so", source.stem, compile_into)
 
 
 def build_runtime(*, sanitize: bool = False) -> Path:
@@ -106,25 +97,30 @@ def build_runtime(*, sanitize: bool = False) -> Path:
     Returns:
         A shared library, to be loaded before any kernel's; or, with sanitizers, an object file.
     """
-    files = sorted(RUNTIME_DIRECTORY.glob("*.cpp"))
+    key, arguments = _runtime(sanitize=sanitize)
+
+    def compile_into(target: Path) -> None:
+        _compile("the emulator's runtime", [*arguments, "-o", str(target)], RUNTIME_DIRECTORY)
+
+    return _copy(key, ".o" if sanitize else ".so", "runtime", compile_into)
+
+
+def _runtime(*, sanitize: bool) -> tuple[str, list[str]]:
+    """The runtime's key, and what its compiler is told."""
+    sources = sorted(RUNTIME_DIRECTORY.glob("*.cpp"))
     if not sanitize:
-        files = [file for file in files if file.name != "runner.cpp"]
+        sources = [path for path in sources if path.name != "runner.cpp"]
     options = (*COMMON_OPTIONS, *RUNTIME_OPTIONS, *_machine_options())
     if sanitize:
         # Its own code is not instrumented: it fills memory across red zones, and is quicker so.
-        options = (*options, "-DTCONV_SANITIZE")
-    texts = "\n".join(file.read_text() for file in files)
+        options = (*options, "-DTCONV_SANITIZE", "-r", "-nostdlib")
+    else:
+        options = (*options, "-shared")
+    text = "\n".join(path.read_text() for path in sources)
     directories = (RUNTIME_DIRECTORY, RUNTIME_DIRECTORY.parent / "include", KERNEL_DIRECTORY)
-    key = _key(texts, _reached(texts, directories), options)
-    mode = ["-r", "-nostdlib"] if sanitize else ["-shared"]
-
-    def compile_into(target: Path) -> None:
-        includes = [f"-I{directory}" for directory in directories]
-        inputs = [str(file) for file in files]
-        arguments = [*options, *includes, *mode, *inputs, "-o", str(target)]
-        _compile("the emulator's runtime", arguments, RUNTIME_DIRECTORY)
-
-    return _cached(f"runtime-{key}{'.o' if sanitize else '.so'}", compile_into)
+    includes = [f"-I{directory}" for directory in directories]
+    key = _key("runtime", text, directories, options)
+    return key, [*options, *includes, *map(str, sources)]
 
 
 def compiler() -> tuple[str, ...]:
@@ -190,93 +186,54 @@ def _kind(type_: str) -> str:
     return "tensor_map" if type_ == TENSOR_MAP else "value"
 
 
-def _reached(text: str, directories: tuple[Path, ...]) -> dict[str, str]:
-    """Path and text of each of our headers that a text includes, directly or not."""
-    reached: dict[str, str] = {}
-    pending = _INCLUDE.findall(text)
-    while pending:
-        name = pending.pop()
-        for directory in directories:
-            path = directory / name
-            if str(path) in reached:
-                break
-            if path.is_file():
-                reached[str(path)] = path.read_text()
-                pending += _INCLUDE.findall(reached[str(path)])
-                break
-    return reached
-
-
-def _digest(parts: list[str]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        encoded = part.encode()
-        digest.update(len(encoded).to_bytes(8, "little"))
-        digest.update(encoded)
-    return digest.hexdigest()[:32]
-
-
-def _key(text: str, headers: dict[str, str], options: tuple[str, ...]) -> str:
+def _key(stem: str, text: str, include_dirs: tuple[Path, ...], options: tuple[str, ...]) -> str:
     command = compiler()
-    parts = [str(CACHE_FORMAT), text, *options, *command, _version(command)]
-    for path in sorted(headers):
-        parts += [path, headers[path]]
-    return _digest(parts)
+    # The headers' paths stand in what is compiled, for reports and debuggers.
+    parts = [*options, *map(str, include_dirs), *command, _version(command)]
+    return f"{stem}-emulated-{source_digest(text, include_dirs, parts)}"
 
 
-def _cached(name: str, compile_into: Callable[[Path], None]) -> Path:
-    """The file of this name in the cache folder, made first if it is not there."""
-    for directory in _directories():
-        path = directory / name
-        if path.is_file():
-            return path
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            scratch = tempfile.mkdtemp(prefix="building-", dir=directory)
-        except OSError as error:
-            logger.warning("tconv cannot write to %s (%s); it compiles anew", directory, error)
-            continue
-        try:
-            target = Path(scratch) / name
+def _copy(key: str, suffix: str, stem: str, compile_into: Callable[[Path], None]) -> Path:
+    """This process's own copy of what a key stands for, compiled first if it is not in the cache.
+
+    NOTE: never a path in the cache: between a check and `dlopen` another file could get there.
+    """
+    path = _own_folder(os.getpid()) / f"{key}{suffix}"
+
+    def build() -> tuple[bytes, dict[str, Any]]:
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            target = Path(scratch) / path.name
             compile_into(target)
-            # Its source stays beside it, for debuggers and reports.
-            for made in sorted(Path(scratch).iterdir()):
-                if made != target:
-                    os.replace(made, directory / made.name)
-            os.replace(target, path)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        return path
-    raise OSError("no folder can be written to, not even a temporary one")
+            return target.read_bytes(), {
+                "kind": "emulated",
+                "stem": stem,
+                "compiler": _version(compiler()),
+                "seconds": round(time.perf_counter() - started, 4),
+            }
+
+    if not path.is_file():
+        payload, _ = default_cache().get_or_build(key, build, lambda stored: stored.payload)
+        files.write_whole(path, [payload], mode=0o700)
+    return path
 
 
-def _directories() -> list[Path]:
-    """Where to keep files, in order of preference; the last is this process's own."""
-    global _own_directory
-    with _lock:
-        if _own_directory is None:
-            _own_directory = tempfile.TemporaryDirectory(prefix="tconv-emulator-")
-    own = Path(_own_directory.name)
-    return [settings.cache_dir() / "emulator", own] if settings.cache_enabled() else [own]
+@cache
+def _own_folder(process: int) -> Path:
+    """A folder of this process that nobody else can write to, removed when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="tconv-emulator-"))
+    # NOTE: a fork inherits this, and is not to remove its parent's.
+    atexit.register(lambda: process == os.getpid() and shutil.rmtree(folder, ignore_errors=True))
+    return folder
 
 
-def _compile(what: str, arguments: list[str], source_path: Path) -> None:
+def _compile(what: str, arguments: list[str], source_path: Path | None) -> None:
     command = [*compiler(), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        kept = _keep_failed(source_path)
         raise CompileError(
             f"{command[0]} could not compile {what} for the emulator",
             result.stderr,
             tuple(arguments),
-            kept,
+            source_path,
         )
-
-
-def _keep_failed(source_path: Path) -> Path:
-    """A failed kernel's text is left where it can be read after the scratch folder is gone."""
-    if not source_path.is_file():
-        return source_path
-    kept = source_path.parent.parent / source_path.name
-    shutil.copyfile(source_path, kept)
-    return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import threading
 from collections.abc import Sequence
 from functools import cache, cached_property
@@ -57,7 +58,10 @@ class EmulatedKernel:
 
     @cached_property
     def path(self) -> Path:
-        """The compiled library, or executable where `sanitize`; compiles at the first use."""
+        """This process's copy of the compiled library, or executable where `sanitize`.
+
+        Compiles at the first use.
+        """
         return build(self.source, sanitize=self.sanitize)
 
     def launch(
@@ -80,7 +84,8 @@ class EmulatedKernel:
                 point into. Accesses through `ptx/` are checked against them; with sanitizers,
                 where they are required, every access is.
             schedule: overrides the kernel's own.
-            keep: with sanitizers, where to leave the launch for `gdb --args <path> <keep>`.
+            keep: with sanitizers, where to leave the launch, and as `<keep>.program` what runs it,
+                for `gdb --args <keep>.program <keep>`.
 
         Raises:
             EmulatorError: the kernel did something wrong; the message names the kernel, the
@@ -104,6 +109,8 @@ class EmulatedKernel:
                     f"{self.source.stem}: a sanitized launch needs the allocations that its "
                     "pointers point into, got None"
                 )
+            if keep is not None:
+                shutil.copy(self.path, f"{keep}.program")
             child.run(self.source, self.path, record, arguments, allocations, keep=keep)
         else:
             self._launch_here(record, arguments, allocations or ())

@@ -3,6 +3,7 @@
     target.py      what the planner needs to know of a GPU
     compile.py     KernelSource -> cubin, with its resources
     cache.py       the disk cache, shared with the emulator
+    files.py       files and folders that nobody else can have changed
     module.py      a cubin loaded on one device, and its launch
     runtime.py     KernelSource -> loaded Kernel, remembered
     tensor_map.py  descriptors for the bulk tensor copy engine

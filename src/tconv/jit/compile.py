@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -141,14 +142,14 @@ def compile_cuda(
 
     text = source.text()
     version = "NVRTC {}.{}".format(*nvrtc_version())
-    parts = [*deciding, source.stem, version]
+    parts = [*deciding, source.stem, version, nvrtc_build()]
     if line_info:
         parts += locating  # line information holds the files' paths
     digest = source_digest(text, include_dirs, parts)
     key = f"{source.stem}-{arch}-{digest}"
 
     if settings.debug() >= 3:
-        path = default_cache().write_source(key, text)
+        path = default_cache().write_source(f"{key}.cu", text)
         print(f"tconv: source of {source.stem}: {path}", file=sys.stderr)
 
     def build() -> tuple[bytes, dict[str, Any]]:
@@ -160,13 +161,16 @@ def compile_cuda(
             "stem": source.stem,
             "arch": arch,
             "compiler": version,
+            "compiler_build": nvrtc_build(),
             "seconds": round(seconds, 4),
             "resources": dataclasses.asdict(parse_log(log)),
             "log": log,
         }
 
-    stored, built = default_cache().get_or_build(key, build)
-    compiled = _compiled(stored, all_options, cached=not built)
+    compiled, built = default_cache().get_or_build(
+        key, build, lambda stored: _compiled(stored, all_options)
+    )
+    compiled = dataclasses.replace(compiled, cached=not built)
     if settings.debug() >= 2:
         did = "found" if compiled.cached else f"compiled in {compiled.seconds:.2f} s"
         print(
@@ -187,6 +191,45 @@ def nvrtc_version() -> tuple[int, int]:
     result, major, minor = libraries.nvrtc().nvrtcVersion()
     assert int(result) == 0, result
     return int(major), int(minor)
+
+
+@functools.cache
+def nvrtc_build() -> str:
+    """What tells the builds of one version of NVRTC apart: its library's build ID, or its size.
+
+    NOTE: NVRTC itself says only major and minor. Its whole version ("V13.0.88") stands in the PTX
+    that it writes, but a compilation of nothing takes 40 ms, ten times a kernel's load. So this is
+    the build ID that the linker put into the library, which any change of it changes. A process
+    with several libraries of that name, one of them PyTorch's, has all of them here.
+
+    Raises:
+        MissingDependencyError: cuda-bindings or NVRTC is not installed.
+    """
+    libraries.nvrtc()
+    try:
+        maps = Path("/proc/self/maps").read_text()
+        found = sorted(set(re.findall(r"/.*/libnvrtc[.-](?!builtins)[^/\n]*$", maps, re.MULTILINE)))
+        return ", ".join(_build_id(Path(library)) for library in found)
+    except OSError as error:  # no /proc, or replaced on disk since it was loaded
+        return f"unknown ({error})"
+
+
+def _build_id(library: Path) -> str:
+    """GNU build ID of a 64-bit ELF file in hexadecimal, else "<bytes> bytes"."""
+    with library.open("rb") as file:
+        header = file.read(64)
+        (headers_at,) = struct.unpack_from("<Q", header, 32)
+        header_bytes, count = struct.unpack_from("<HH", header, 54)
+        for index in range(count):
+            file.seek(headers_at + index * header_bytes)
+            kind, _, offset, _, _, nbytes = struct.unpack("<IIQQQQ", file.read(40))
+            if kind == 4:  # PT_NOTE: of each note, bytes of name and of content, type, name
+                file.seek(offset)
+                notes = file.read(nbytes)
+                found = re.search(rb"\x04\0\0\0(.)\0\0\0\x03\0\0\0GNU\0", notes, re.DOTALL)
+                if found is not None:
+                    return notes[found.end() :][: found[1][0]].hex()
+    return f"{library.stat().st_size} bytes"
 
 
 @functools.cache
@@ -230,7 +273,7 @@ def parse_log(log: str) -> Resources:
 _WARNING = re.compile(r"\bwarning( #|\s*:)|\(C\d{4}\)|Potential Performance Loss", re.IGNORECASE)
 
 
-def _compiled(stored: Stored, options: tuple[str, ...], cached: bool) -> Compiled:
+def _compiled(stored: Stored, options: tuple[str, ...]) -> Compiled:
     metadata = stored.metadata
     resources = dict(metadata["resources"])
     resources["warnings"] = tuple(resources["warnings"])
@@ -243,7 +286,7 @@ def _compiled(stored: Stored, options: tuple[str, ...], cached: bool) -> Compile
         options=options,
         seconds=metadata["seconds"],
         key=metadata["key"],
-        cached=cached,
+        cached=True,
     )
 
 
@@ -300,7 +343,7 @@ def _run_nvrtc(
                 f"(NVRTC {'.'.join(map(str, nvrtc_version()))})",
                 log_text,
                 options,
-                default_cache().write_source(key, text),
+                default_cache().write_source(f"{key}.cu", text),
                 source_text=text,
             )
         return fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log_text

@@ -151,44 +151,58 @@ def cache_folder(tmp_path, monkeypatch):
 
 def test_cache(cache_folder, monkeypatch, capsys):
     assert cli.main(["cache"]) == 0
-    assert "0 kernels, 0 bytes" in capsys.readouterr().out
+    assert "0 bytes of 1.0 GiB\n  0 kernels, 0 bytes\n" in capsys.readouterr().out
 
     monkeypatch.setenv("TCONV_KERNEL", "general_forward")
     assert cli.main(["explain", "--layer", "4,4,3", "--arch", "sm_80"]) == 0
-    DiskCache(cache_folder).put("other-0123", b"x" * 3000)
-    DiskCache(cache_folder).put("autotune-forward-0123", b"{}", {"stem": "autotune-forward"})
-    damaged = cache_folder / "broken-0123.tconv"
-    damaged.write_bytes(b"too short")
-    emulated = cache_folder / "emulator"
-    emulated.mkdir()
-    (emulated / f"general_forward-{'0' * 32}.so").write_bytes(b"x" * 2048)
-    kept = [emulated / "notes.txt", cache_folder / "mine.txt"]
-    for path in kept:
-        path.touch()
+    digest = "0" * 64
+    stored = DiskCache(cache_folder)
+    stored.put(f"other-{digest}", b"x" * 3000)
+    stored.put(f"autotune-forward-{digest}", b"{}", {"kind": "choice", "stem": "autotune-forward"})
+    stored.put(f"tiny-emulated-{digest}", b"x" * 2048, {"kind": "emulated", "stem": "tiny"})
+    stored.write_source(f"tiny-emulated-{digest}.cpp", "text")
+    (cache_folder / f"broken-{digest}.tconv").write_bytes(b"too short")
+    (cache_folder / "mine.txt").touch()
+    (cache_folder / "sources" / "notes.txt").touch()
 
     capsys.readouterr()
     assert cli.main(["cache", "list"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"general_forward +sm_80 +\S+ KiB +\d+ +NVRTC", text)
     assert "damaged" in text
-    assert "3 kernels" in text
-    assert "1 choice by autotune" in text
+    assert "3 kernels, " in text
+    assert "1 choice by autotune, " in text
     assert "autotune-forward" in text
-    assert "1 file of the emulator, 2.0 KiB" in text
+    assert "1 build of the emulator, 2." in text
 
     assert cli.main(["cache", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert [entry["damaged"] for entry in record["entries"]] == [False, True, False, False]
-    assert record["entries"][2]["registers"] > 0
+    entries = {entry["kernel"]: entry for entry in record["entries"]}
+    assert [name for name, entry in entries.items() if entry["damaged"]] == [f"broken-{digest}"]
+    assert entries["general_forward"]["registers"] > 0
+    assert entries["tiny"]["kind"] == "emulated"
+    assert record["limit"] == 1 << 30
+    assert record["bytes"] == sum(entry["bytes"] for entry in record["entries"]) + len("text")
 
     assert cli.main(["cache", "clear"]) == 0
-    assert (
-        "Removed 3 kernels, 1 choice by autotune and 1 file of the emulator"
-        in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Removed 3 kernels, 1 build of the emulator, 1 choice by autotune" in said
+    assert "Left what tconv did not write: mine.txt, sources/notes.txt." in said
+    left = sorted(str(path.relative_to(cache_folder)) for path in cache_folder.rglob("*"))
+    assert left == ["mine.txt", "sources", "sources/notes.txt"]
+
+
+@pytest.mark.parametrize("action", ["size", "list", "clear"])
+def test_cache_that_others_can_write_to(cache_folder, capsys, action):
+    path = DiskCache(cache_folder).put(f"other-{'0' * 64}", b"x")
+    cache_folder.chmod(0o777)
+    assert cli.main(["cache", action]) == 1
+    assert f"can be written by others (mode 0777): run `chmod 700 {cache_folder}`" in (
+        capsys.readouterr().err
     )
-    assert all(path.exists() for path in kept)
-    assert not list(cache_folder.glob("*.tconv"))
-    assert not list(emulated.glob("*.so"))
+    assert path.exists()
+    assert cli.main(["info"]) == 0
+    assert "others could put code there" in " ".join(capsys.readouterr().out.split())
 
 
 def test_cache_that_is_off(monkeypatch, capsys):

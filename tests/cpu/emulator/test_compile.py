@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cpu.emulator.inline_kernel import InlineSource, aligned, inline_source, launch
+from cpu.jit.conftest import BARE_PACKAGE
 from tconv.emulator import EmulatedKernel, compile
+from tconv.emulator import launch as launcher
 from tconv.errors import CompileError, EmulatorError, MissingDependencyError
+from tconv.jit import cache as disk_cache
 
 
 def source(body: str = "arguments.out[threadIdx.x] = 1;", **options) -> InlineSource:
@@ -24,19 +32,148 @@ def source(body: str = "arguments.out[threadIdx.x] = 1;", **options) -> InlineSo
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh cache folder. The runtime, whose build takes longest, stays where it was built."""
     runtime = compile.build_runtime()
+    launcher._runtime()
     monkeypatch.setattr(compile, "build_runtime", lambda *, sanitize=False: runtime)
-    monkeypatch.setenv("TCONV_CACHE_DIR", str(tmp_path))
-    return tmp_path / "emulator"
+    return fresh(tmp_path / "cache", monkeypatch)
 
 
-def test_build_is_kept_and_found_again(cache: Path) -> None:
+def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache in a folder, as for a new process: neither it nor the emulator holds anything."""
+    monkeypatch.setenv("TCONV_CACHE_DIR", str(folder))
+    monkeypatch.setattr(disk_cache, "_caches", {})
+    monkeypatch.setattr(disk_cache, "_warned", set())
+    monkeypatch.setattr(compile, "_own_folder", functools.cache(compile._own_folder.__wrapped__))
+    return folder
+
+
+def count_compilers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is compiled from now on."""
+    compiled: list[str] = []
+    honest = compile._compile
+
+    def counted(what: str, *arguments) -> None:
+        compiled.append(what)
+        honest(what, *arguments)
+
+    monkeypatch.setattr(compile, "_compile", counted)
+    return compiled
+
+
+def test_build_is_kept_and_found_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compilers(monkeypatch)
     first = compile.build(source())
-    assert first.parent == cache
-    before = first.stat().st_mtime_ns
-    assert compile.build(source()) == first
-    assert first.stat().st_mtime_ns == before
-    assert "arguments.out[threadIdx.x] = 1;" in first.with_suffix(".cpp").read_text()
-    assert not list(cache.glob("building-*"))
+    assert cache not in first.parents and compile.build(source()) == first
+    (entry,) = disk_cache.default_cache().entries()
+    assert entry.metadata["kind"] == "emulated" and entry.metadata["stem"] == "test"
+    text = cache / "sources" / f"{first.stem}.cpp"
+    assert "arguments.out[threadIdx.x] = 1;" in text.read_text()
+    assert list(first.parent.iterdir()) == [first]
+    fresh(cache, monkeypatch)
+    again = compile.build(source())
+    assert again != first and again.read_bytes() == first.read_bytes()
+    assert compiled == ["test"]
+
+
+def bits_flipped(entry: Path) -> None:
+    """As a disk does: within the code, where `dlopen` sees nothing."""
+    data = bytearray(entry.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    entry.write_bytes(data)
+
+
+def code_replaced(entry: Path) -> None:
+    """As an attacker does who can write to the file, but knows nothing of its end."""
+    data = entry.read_bytes()
+    entry.write_bytes(b"\x7fELF" + bytes(len(data) - 4))
+
+
+def become_link(entry: Path) -> None:
+    theirs = entry.parent.parent / "theirs"
+    entry.rename(theirs)
+    entry.symlink_to(theirs)
+
+
+@pytest.mark.parametrize("tamper", [bits_flipped, code_replaced, become_link])
+def test_what_was_tampered_with_is_not_loaded(
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tamper: Callable[[Path], None],
+) -> None:
+    bad = compile.build(source()).read_bytes()
+    (entry,) = cache.glob("*.tconv")
+    tamper(entry)
+    if not entry.is_symlink():
+        bad = entry.read_bytes()[: len(bad)]
+    fresh(cache, monkeypatch)
+    compiled = count_compilers(monkeypatch)
+    assert compile.build(source()).read_bytes() != bad
+    assert compiled == ["test"] and "is damaged and will be made again" in caplog.text
+    out = aligned(32, np.int32)
+    launch(source(), out=out)
+    assert (out == 1).all()
+    fresh(cache, monkeypatch)
+    compile.build(source())
+    assert compiled == ["test"], "it was made again once"
+
+
+def test_what_others_could_have_written_is_not_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile.build(source())
+    cache.chmod(0o777)
+    before = sorted(cache.rglob("*"))
+    compiled = count_compilers(monkeypatch)
+    for _ in range(2):
+        fresh(cache, monkeypatch)
+        compile.build(source())
+        compile.build(source())
+    assert compiled == ["test"] * 2
+    assert f"run `chmod 700 {cache}`" in caplog.text
+    assert sorted(cache.rglob("*")) == before
+
+
+def test_what_is_loaded_is_this_process_s_own(cache: Path) -> None:
+    """Not the entry: between its check and `dlopen`, or the next launch, it could be another."""
+    kernel = EmulatedKernel(source())
+    path = kernel.path
+    for folder in (path, path.parent):
+        status = folder.stat()
+        assert status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    (entry,) = cache.glob("*.tconv")
+    entry.write_bytes(b"")
+    out = aligned(32, np.int32)
+    kernel.launch(1, kernel.source.pack(out=out.ctypes.data))
+    assert (out == 1).all()
+
+
+def test_the_copies_go_with_their_process(tmp_path: Path) -> None:
+    """And not with a fork of it."""
+    code = """
+import os
+from tconv.emulator import compile
+path = compile.build_runtime()
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+assert path.is_file()
+"""
+    environment = {
+        **os.environ,
+        "TMPDIR": str(tmp_path),
+        "TCONV_CACHE": "0",
+        "CXX": fake_compiler(tmp_path),
+    }
+    subprocess.run([sys.executable, "-c", BARE_PACKAGE + code], env=environment, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["c++"]
+
+
+def fake_compiler(folder: Path) -> str:
+    """One that takes no time, and writes what it is asked for."""
+    path = folder / "c++"
+    path.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = --version ] || echo > "$last"\n')
+    path.chmod(0o700)
+    return str(path)
 
 
 def test_key_covers_text_options_compiler_and_headers(
@@ -64,16 +201,20 @@ def test_key_covers_text_options_compiler_and_headers(
 
 
 def test_runtime_is_part_of_what_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TCONV_CACHE_DIR", str(tmp_path))
+    cache = fresh(tmp_path / "cache", monkeypatch)
     runtime = compile.build_runtime()
-    assert runtime.parent == tmp_path / "emulator"
-    assert compile.build_runtime() == runtime
+    (entry,) = disk_cache.default_cache().entries()
+    assert entry.path.parent == cache and entry.metadata["stem"] == "runtime"
+    compiled = count_compilers(monkeypatch)
+    fresh(cache, monkeypatch)
+    assert compile.build_runtime().read_bytes() == runtime.read_bytes()
+    assert compiled == []
 
 
 def test_without_cache_nothing_is_left_in_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TCONV_CACHE", "0")
     path = compile.build(source())
-    assert path.is_file()
+    assert path.is_file() and compile.build(source()) == path
     assert not cache.exists()
 
 
@@ -86,8 +227,9 @@ def test_unwritable_cache_is_worked_around(
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("TCONV_CACHE_DIR", str(blocked))
-    assert compile.build(source()).is_file()
-    assert "cannot write" in caplog.text
+    path = compile.build(source())
+    assert path.is_file() and compile.build(source()) == path
+    assert "cannot be written" in caplog.text
 
 
 def test_text_that_does_not_compile(cache: Path) -> None:

@@ -27,6 +27,14 @@ sys.modules["tconv"] = package
 """
 
 
+def named(name: str) -> str:
+    """A cache key that begins with `name`."""
+    return f"{name}-{0:064x}"
+
+
+KEY = named("key")
+
+
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder of the test's own, and no other variable of tconv set."""
@@ -34,7 +42,7 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(variable.name, raising=False)
     folder = tmp_path / "cache"
     monkeypatch.setenv("TCONV_CACHE_DIR", str(folder))
-    monkeypatch.setattr(cache, "_warned_folders", set())
+    monkeypatch.setattr(cache, "_warned", set())
     monkeypatch.setattr(cache, "_caches", {})
     return folder
 

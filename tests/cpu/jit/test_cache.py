@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import logging
 import os
-import shutil
-import subprocess
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +13,15 @@ from typing import Any
 
 import pytest
 
+from cpu.jit.conftest import KEY, named
 from tconv.jit import cache
 from tconv.jit.cache import DiskCache, default_cache, source_digest
 
 PAYLOAD = bytes(range(256)) * 8
+
+
+def payload_of(stored: cache.Stored) -> bytes:
+    return stored.payload
 
 
 @pytest.fixture
@@ -29,44 +32,70 @@ def folder(cache_folder: Path) -> Path:
 def test_put_and_get(folder: Path) -> None:
     first = DiskCache(folder)
     assert not folder.exists(), "made when there is something to write"
-    assert first.get("key") is None and first.path("key") is None
-    assert first.entries() == [] and first.size() == 0 and first.clear() == 0
-    path = first.put("key", PAYLOAD, {"stem": "tiny", "resources": {"registers": 3}})
-    assert path == first.path("key") == folder / "key.tconv"
-    assert first.get("key") == PAYLOAD
+    assert first.get(KEY) is None
+    assert first.entries() == [] and first.size() == 0 and first.clear() == []
+    path = first.put(KEY, PAYLOAD, {"stem": "tiny", "resources": {"registers": 3}})
+    assert path == folder / f"{KEY}.tconv"
+    assert first.get(KEY) == PAYLOAD
 
     second = DiskCache(folder)
-    stored = second.lookup("key")
+    stored = second.lookup(KEY)
     assert stored is not None and stored.payload == PAYLOAD
-    assert stored.metadata["stem"] == "tiny" and stored.metadata["key"] == "key"
+    assert stored.metadata["stem"] == "tiny" and stored.metadata["key"] == KEY
     assert stored.metadata["resources"] == {"registers": 3}
     assert stored.metadata["created"].endswith("+00:00")
-    second.put("key", b"", {})
-    assert second.get("key") == b"" == DiskCache(folder).get("key"), "replaced"
+    second.put(KEY, b"", {})
+    assert second.get(KEY) == b"" == DiskCache(folder).get(KEY), "replaced"
 
 
 def test_listing_and_clearing(folder: Path) -> None:
     stored = DiskCache(folder)
-    stored.put("b", b"12345", {"stem": "tiny"})
-    stored.put("a", b"123", {})
-    stored.write_source("b", "source")
-    strangers = [folder / "notes.txt", folder / "sources" / "notes.txt", folder / "x.tconvx"]
-    leftover = folder / ".b.tconv.0123.tconv-temporary"
-    for path in (*strangers, leftover):
+    stored.put(named("b"), b"12345", {"stem": "tiny"})
+    stored.put(named("a"), b"123", {})
+    stored.write_source(f"{named('b')}.cu", "source")
+    strangers = {
+        "notes.txt",
+        "sources/notes.txt",
+        "sources/kernel.cu",
+        "b.tconv",
+        f"{named('b')}.tconvx",
+        f"x{named('b')}.cu",
+        "folder",
+    }
+    (folder / "folder").mkdir()
+    (folder / "folder" / f"{named('b')}.tconv").write_text("x")
+    leftover = folder / ".b.tconv.0123456789abcdef.tconv-temporary"
+    for path in (*(folder / name for name in strangers - {"folder"}), leftover):
         path.write_text("x")
-    (folder / "damaged.tconv").write_text("short")
+    (folder / f"{named('damaged')}.tconv").write_text("short")
     entries = stored.entries()
     assert [(entry.key, entry.damaged) for entry in entries] == [
-        ("a", False),
-        ("b", False),
-        ("damaged", True),
+        (named("a"), False),
+        (named("b"), False),
+        (named("damaged"), True),
     ]
     assert entries[1].metadata["stem"] == "tiny"
-    assert stored.size() == sum(entry.nbytes for entry in entries)
-    assert stored.size() == sum(path.stat().st_size for path in folder.glob("*.tconv"))
-    assert stored.clear() == 3
-    assert sorted(path for path in folder.rglob("*") if path.is_file()) == sorted(strangers)
-    assert stored.get("b") is None
+    nbytes = sum(entry.nbytes for entry in entries)
+    assert nbytes == sum(entry.path.stat().st_size for entry in entries)
+    assert stored.size() == nbytes + len("source") + len("x")
+    assert {str(path) for path in stored.clear()} == strangers
+    assert {str(path) for path in stored.clear()} == strangers
+    assert stored.entries() == [] and stored.size() == 0 and not leftover.exists()
+    assert (folder / "folder" / f"{named('b')}.tconv").exists()
+    assert stored.get(named("b")) is None
+
+
+def test_clearing_takes_links_and_folders_for_strangers(folder: Path, tmp_path: Path) -> None:
+    stored = DiskCache(folder)
+    stored.put(KEY, PAYLOAD)
+    precious = tmp_path / "precious"
+    precious.write_text("x")
+    (folder / f"{named('link')}.tconv").symlink_to(precious)
+    (folder / f"{named('folder')}.tconv").mkdir()
+    left = [f"{named('folder')}.tconv", f"{named('link')}.tconv"]
+    assert [entry.key for entry in stored.entries()] == [KEY]
+    assert [str(path) for path in stored.clear()] == left
+    assert precious.exists() and sorted(os.listdir(folder)) == left
 
 
 def flip(position: int) -> Callable[[Path], None]:
@@ -88,6 +117,28 @@ def become_folder(path: Path) -> None:
     (path / "inside").write_text("x")
 
 
+def become_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def become_socket(path: Path) -> None:
+    path.unlink()
+    here = os.getcwd()
+    os.chdir(path.parent)  # a socket's path has 107 bytes at most
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("s")
+    os.chdir(here)
+    path.with_name("s").rename(path)
+
+
+def become_link(path: Path) -> None:
+    """To an entry that is intact."""
+    elsewhere = path.parent.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
 def reseal(path: Path, **metadata: Any) -> None:
     """Writes an entry whose checksum is right and whose description is not."""
     stored = cache.Stored(PAYLOAD, metadata)
@@ -103,8 +154,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "payload flipped": (flip(100), "does not match its checksum"),
     "description flipped": (flip(len(PAYLOAD) + 3), "does not match its checksum"),
     "checksum flipped": (flip(-1), "does not match its checksum"),
-    "format changed": (flip(8 - cache._FOOTER.size), "its format is 17"),
+    "format changed": (flip(8 - cache._FOOTER.size), "its format is 18"),
+    "huge": (lambda path: os.truncate(path, 10 << 30), "has 10737418240 bytes, more than"),
     "folder": (become_folder, "a folder is in its place"),
+    "link": (become_link, "a link is in its place"),
+    "pipe": (become_pipe, "it is no regular file"),
     "another key": (lambda path: reseal(path, key="other"), "belongs to the key 'other'"),
 }
 
@@ -113,24 +167,55 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_damaged_entries_are_made_again(
     folder: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    path = DiskCache(folder).put("key", PAYLOAD, {"stem": "tiny"})
+    path = DiskCache(folder).put(KEY, PAYLOAD, {"stem": "tiny"})
     assert path is not None
     do, reason = DAMAGES[damage]
     do(path)
     again = DiskCache(folder)
     with caplog.at_level(logging.WARNING, logger="tconv"):
-        assert again.get("key") is None
+        assert again.get(KEY) is None
     (record,) = caplog.records
-    assert "key.tconv is damaged and will be made again" in record.getMessage()
+    assert f"{KEY}.tconv is damaged and will be made again" in record.getMessage()
     assert reason in record.getMessage()
     assert not path.exists()
-    stored, built = again.get_or_build("key", lambda: (PAYLOAD, {}))
-    assert built and stored.payload == PAYLOAD == DiskCache(folder).get("key")
+    payload, built = again.get_or_build(KEY, lambda: (PAYLOAD, {}), payload_of)
+    assert built and payload == PAYLOAD == DiskCache(folder).get(KEY)
     assert len(caplog.records) == 1
 
 
+def test_a_socket_is_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = DiskCache(folder).put(KEY, PAYLOAD)
+    assert path is not None
+    become_socket(path)
+    assert DiskCache(folder).get_or_build(KEY, lambda: (PAYLOAD, {}), payload_of)[1]
+    assert DiskCache(folder).get(KEY) == PAYLOAD
+    assert "is made again: it cannot be read" in caplog.text
+
+
+def test_a_description_that_cannot_be_read_is_made_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checksum is right: another version of the caller wrote it."""
+
+    def seconds(stored: cache.Stored) -> float:
+        return float(stored.metadata["seconds"])
+
+    for wrong in ({}, {"seconds": "soon"}, {"seconds": [1]}):
+        caplog.clear()
+        DiskCache(folder).put(KEY, PAYLOAD, wrong)
+        assert DiskCache(folder).get_or_build(KEY, lambda: (b"", {"seconds": 2}), seconds) == (
+            2,
+            True,
+        )
+        assert f"{KEY} is damaged and will be made again: its description" in caplog.text
+        assert DiskCache(folder).get_or_build(KEY, lambda: pytest.fail("built"), seconds) == (
+            2,
+            False,
+        )
+
+
 def test_every_single_bit_counts(folder: Path) -> None:
-    path = DiskCache(folder).put("key", b"payload", {})
+    path = DiskCache(folder).put(KEY, b"payload", {})
     assert path is not None
     good = path.read_bytes()
     for position in range(len(good)):
@@ -138,9 +223,9 @@ def test_every_single_bit_counts(folder: Path) -> None:
             bad = bytearray(good)
             bad[position] ^= bit
             path.write_bytes(bad)
-            assert DiskCache(folder).get("key") is None, (position, bit)
+            assert DiskCache(folder).get(KEY) is None, (position, bit)
     path.write_bytes(good)
-    assert DiskCache(folder).get("key") == b"payload"
+    assert DiskCache(folder).get(KEY) == b"payload"
 
 
 def no_space(*_: object) -> None:
@@ -163,12 +248,9 @@ def test_a_folder_that_cannot_be_written(
     else:
         unusable = DiskCache(Path("/proc/tconv"))
     with caplog.at_level(logging.WARNING, logger="tconv"):
-        for key in ("one", "two"):
+        for key in (named("one"), named("two")):
             assert unusable.put(key, PAYLOAD) is None
             assert unusable.get(key) == PAYLOAD
-            assert unusable.path(key) is None
-        assert unusable.put("large", bytes(2 << 20)) is None
-        assert unusable.get("large") == bytes(2 << 20), "the only copy is kept whatever its size"
     (record,) = caplog.records
     assert "cannot be written" in record.getMessage()
     assert "TCONV_CACHE_DIR" in record.getMessage()
@@ -180,55 +262,65 @@ def test_a_folder_that_cannot_be_written(
 def test_an_entry_that_cannot_be_read(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = DiskCache(folder).put("key", PAYLOAD)
+    path = DiskCache(folder).put(KEY, PAYLOAD)
     assert path is not None
 
-    def denied(_: Path) -> bytes:
-        raise PermissionError(errno.EACCES, "denied")
+    honest = os.open
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
-    assert DiskCache(folder).get("key") is None
-    assert DiskCache(folder).get("key") is None
+    def denied(name: Any, flags: int, *mode: int) -> int:
+        if Path(name) == path and not flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "denied")
+        return honest(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", denied)  # root may read whatever its mode
+    assert DiskCache(folder).get(KEY) is None
+    assert DiskCache(folder).get(KEY) is None
     (record,) = caplog.records
-    assert "cannot be read" in record.getMessage()
-    assert path.exists(), "it is somebody else's, not damaged"
+    assert "it cannot be read" in record.getMessage()
+    assert path.exists(), "it may be intact"
+    assert DiskCache(folder).get_or_build(KEY, lambda: (b"new", {}), payload_of) == (b"new", True)
+    monkeypatch.undo()
+    assert DiskCache(folder).get(KEY) == b"new", "it does not fail for ever"
 
 
 def test_memory_only() -> None:
     memory = DiskCache(None)
-    assert memory.put("key", PAYLOAD) is None
-    assert memory.get("key") == PAYLOAD
-    assert memory.path("key") is None and memory.entries() == [] and memory.size() == 0
-    assert memory.clear() == 0 and memory.get("key") is None
+    assert memory.put(KEY, PAYLOAD) is None
+    assert memory.get(KEY) == PAYLOAD
+    assert memory.entries() == [] and memory.size() == 0 and memory.why_not() is None
+    assert memory.clear() == [] and memory.get(KEY) is None
 
 
-def test_large_payloads_stay_on_disk_alone(folder: Path) -> None:
+def test_what_is_on_disk_is_checked_at_every_load(folder: Path) -> None:
     stored = DiskCache(folder)
-    path = stored.put("large", bytes(2 << 20))
-    assert path is not None
-    assert stored.get("large") == bytes(2 << 20)
-    path.unlink()
-    assert stored.get("large") is None
+    path = stored.put(KEY, PAYLOAD)
+    assert path is not None and stored.get(KEY) == PAYLOAD
+    flip(100)(path)
+    assert stored.get(KEY) is None, "memory holds only what the disk does not"
 
 
-def test_path_writes_again_what_memory_still_has(folder: Path) -> None:
-    stored = DiskCache(folder)
-    stored.put("key", PAYLOAD)
-    shutil.rmtree(folder)
-    path = stored.path("key")
-    assert path is not None and DiskCache(folder).get("key") == PAYLOAD
-
-
-@pytest.mark.parametrize("key", ["", "a/b", "../a", ".hidden", "a b", "x" * 201])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "key",
+        named("a/b"),
+        named("../a"),
+        named(".a"),
+        named("a b"),
+        named("x" * 101),
+        KEY + "0",
+    ],
+)
 def test_keys_are_file_names(folder: Path, key: str) -> None:
-    with pytest.raises(ValueError, match="a cache key has"):
+    with pytest.raises(ValueError, match="a cache key is"):
         DiskCache(folder).put(key, b"")
 
 
 def test_threads_build_a_key_once(folder: Path) -> None:
     stored = DiskCache(folder)
     builds: list[int] = []
-    results: list[tuple[cache.Stored, bool]] = []
+    results: list[tuple[bytes, bool]] = []
     start = threading.Barrier(8)
 
     def build() -> tuple[bytes, dict[str, Any]]:
@@ -238,7 +330,7 @@ def test_threads_build_a_key_once(folder: Path) -> None:
 
     def work() -> None:
         start.wait()
-        results.append(stored.get_or_build("key", build))
+        results.append(stored.get_or_build(KEY, build, payload_of))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -247,8 +339,7 @@ def test_threads_build_a_key_once(folder: Path) -> None:
         thread.join()
     assert len(builds) == 1
     assert sorted(built for _, built in results) == [False] * 7 + [True]
-    assert all(result.payload == PAYLOAD for result, _ in results)
-    assert stored._building == {}, "no lock is left"
+    assert all(payload == PAYLOAD for payload, _ in results)
 
 
 def test_a_failed_build_is_not_kept(folder: Path) -> None:
@@ -258,22 +349,9 @@ def test_a_failed_build_is_not_kept(folder: Path) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        stored.get_or_build("key", fail)
-    assert stored._building == {} and not folder.exists()
-    assert stored.get_or_build("key", lambda: (b"yes", {}))[0].payload == b"yes"
-
-
-def test_a_payload_can_be_opened_in_place(folder: Path, tmp_path: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    (tmp_path / "seven.cpp").write_text('extern "C" int seven() { return 7; }')
-    library = tmp_path / "seven.so"
-    subprocess.run(
-        [*compiler.split(), "-shared", "-fPIC", "-o", library, tmp_path / "seven.cpp"], check=True
-    )
-    path = DiskCache(folder).put("seven", library.read_bytes(), {"kind": "library"})
-    assert ctypes.CDLL(str(path)).seven() == 7
+        stored.get_or_build(KEY, fail, payload_of)
+    assert not folder.exists()
+    assert stored.get_or_build(KEY, lambda: (b"yes", {}), payload_of) == (b"yes", True)
 
 
 def test_the_default_cache_follows_the_settings(
@@ -286,13 +364,18 @@ def test_the_default_cache_follows_the_settings(
 
 
 def test_write_source(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DiskCache(folder).write_source("tiny", "text") == folder / "sources" / "tiny.cu"
-    assert (folder / "sources" / "tiny.cu").read_text() == "text"
+    name = f"{KEY}.cu"
+    assert DiskCache(folder).write_source(name, "text") == folder / "sources" / name
+    assert (folder / "sources" / name).read_text() == "text"
+    assert DiskCache(None).write_source(name, "text", tmp_path) == tmp_path / name
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path = DiskCache(None).write_source("tiny", "text")
-    assert path is not None and path.read_text() == "text" and tmp_path in path.parents
+    path = DiskCache(None).write_source(name, "text")
+    assert path is not None and path.read_text() == "text" and path.parent.parent == tmp_path
     monkeypatch.setattr(os, "replace", no_space)
-    assert DiskCache(folder).write_source("tiny", "text") is None
+    assert DiskCache(folder).write_source(name, "text") is None
+    for bad in ("tiny.cu", KEY, f"{KEY}.txt", f"../{name}"):
+        with pytest.raises(ValueError, match="a source's name is"):
+            DiskCache(folder).write_source(bad, "text")
 
 
 class TestSourceDigest:
@@ -350,7 +433,7 @@ class TestSourceDigest:
 
 
 def test_the_description_is_plain_json(folder: Path) -> None:
-    path = DiskCache(folder).put("key", PAYLOAD, {"stem": "tiny"})
+    path = DiskCache(folder).put(KEY, PAYLOAD, {"stem": "tiny"})
     assert path is not None
     text = path.read_bytes()[len(PAYLOAD) : -cache._FOOTER.size]
     assert json.loads(text)["stem"] == "tiny"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -207,9 +209,66 @@ def test_what_decides_the_key(
     keys.append(key())
     monkeypatch.setattr(compile_module, "nvrtc_version", lambda: (99, 0))
     keys.append(key())
+    monkeypatch.setattr(compile_module, "nvrtc_build", lambda: "another")
+    keys.append(key())
     monkeypatch.setenv("TCONV_DEBUG", "2")
     keys.append(key())
     assert len(set(keys)) == len(keys)
+
+
+def test_the_build_of_nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = compile_module.nvrtc_build()
+    assert re.fullmatch(r"[0-9a-f]{16,}(, [0-9a-f]{16,})*|[0-9]+ bytes", build), build
+    library = tmp_path / "libnvrtc.so.13"
+    library.write_bytes(elf_with_note(build_id=bytes(range(20))))
+    assert compile_module._build_id(library) == bytes(range(20)).hex()
+    library.write_bytes(elf_with_note(build_id=bytes(8)))
+    assert compile_module._build_id(library) == bytes(8).hex()
+    library.write_bytes(elf_with_note(build_id=None))
+    assert compile_module._build_id(library) == f"{library.stat().st_size} bytes"
+    compile_module.nvrtc_build.cache_clear()
+    monkeypatch.setattr(compile_module, "_build_id", lambda path: path.open().close() or "known")
+    try:
+        assert compile_module.nvrtc_build() == "known"
+        compile_module.nvrtc_build.cache_clear()
+        library.unlink()
+        monkeypatch.setattr(compile_module, "_build_id", lambda _: library.read_text())
+        assert compile_module.nvrtc_build().startswith("unknown ("), "replaced since it was loaded"
+    finally:
+        compile_module.nvrtc_build.cache_clear()
+
+
+def elf_with_note(build_id: bytes | None) -> bytes:
+    """A 64-bit ELF file's header, a loaded segment, and one of notes, the build ID the second."""
+    header = struct.pack("<32xQ14xHH6x", 64, 56, 2)
+    notes = struct.pack("<III8s8s", 7, 8, 5, b"another\0", bytes(8))
+    if build_id is not None:
+        notes += struct.pack("<III4s", 4, len(build_id), 3, b"GNU\0") + build_id
+    loaded = struct.pack("<IIQQQQ16x", 1, 0, 0, 0, 0, 64)
+    noted = struct.pack("<IIQQQQ16x", 4, 0, 64 + 2 * 56, 0, 0, len(notes))
+    return header + loaded + noted + notes
+
+
+@pytest.mark.parametrize("lost", ["resources", "log"])
+def test_an_entry_of_another_version_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text_source: type[Any],
+    lost: str,
+) -> None:
+    """Its checksum is right, its description is not what this version writes."""
+    first = compile_cuda(text_source(), "sm_80")
+    stored = default_cache().lookup(first.key)
+    assert stored is not None
+    other = {name: value for name, value in stored.metadata.items() if name != lost}
+    for description in (other, {**stored.metadata, "resources": {"registers": 3}}):
+        default_cache().put(first.key, stored.payload, description)
+        forget(monkeypatch)
+        caplog.clear()
+        again = compile_cuda(text_source(), "sm_80")
+        assert not again.cached and again.resources == first.resources
+        assert "will be made again: its description" in caplog.text
+        assert compile_cuda(text_source(), "sm_80").cached
 
 
 def test_without_disk(

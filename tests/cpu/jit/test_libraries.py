@@ -23,6 +23,7 @@ def nothing_remembered() -> Iterator[None]:
             libraries.nvrtc,
             libraries.driver,
             compile_module.nvrtc_version,
+            compile_module.nvrtc_build,
             compile_module.supported_architectures,
         ):
             function.cache_clear()
@@ -55,7 +56,16 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 
 def test_importing_needs_and_opens_nothing(run_alone: Callable[..., str]) -> None:
-    modules = ["cache", "compile", "libraries", "module", "runtime", "target", "tensor_map"]
+    modules = [
+        "cache",
+        "compile",
+        "files",
+        "libraries",
+        "module",
+        "runtime",
+        "target",
+        "tensor_map",
+    ]
     code = f"""
 import builtins, importlib, os
 before = set(sys.modules)
