@@ -31,6 +31,7 @@
 // the order of memory: where a row ends within a sector, the next one's store follows at once.
 #include <common/constant_tables.cuh>
 #include <common/division.cuh>
+#include <common/exact_output.cuh>
 #include <common/float16_operands.cuh>
 #include <common/sm90_tf32_flat_repair.cuh>
 #include <common/sm90_tf32_flat_rows.cuh>
@@ -436,23 +437,48 @@ TCONV_DEVICE void hand_over(Shared& shared, const flat::WarpRows& rows, bool exi
     }
 }
 
-TCONV_DEVICE void copy_outputs(float* to, const float* from) {
-    if constexpr (width == 4) {
-        *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
-    } else if constexpr (width == 2) {
-        *reinterpret_cast<float2*>(to) = *reinterpret_cast<const float2*>(from);
-    } else {
-        *to = *from;
+// What is done with `width` outputs, in device memory and in shared memory: they are copied, or where some were not
+// finite, computed again. In float16 no image is written for good that has any.
+struct Copying {
+    static constexpr bool rolled = false;
+    NotFinite<float> not_finite;
+
+    TCONV_DEVICE void operator()(float* to, const float* from) {
+        auto values = *reinterpret_cast<const Vector<float, width>*>(from);
+        if constexpr (!Layer::half) {
+#pragma unroll
+            for (float value : values.values) not_finite.note(value);
+        }
+        if constexpr (width == 4) {
+            *reinterpret_cast<float4*>(to) =
+                make_float4(values.values[0], values.values[1], values.values[2], values.values[3]);
+        } else if constexpr (width == 2) {
+            *reinterpret_cast<float2*>(to) = make_float2(values.values[0], values.values[1]);
+        } else {
+            *to = values.values[0];
+        }
     }
-}
+};
+
+template <typename Fields>
+struct Repairing {
+    static constexpr bool rolled = true;
+    const Fields& arguments;
+
+    TCONV_DEVICE void operator()(float* to, const float*) {
+#pragma unroll 1
+        for (int i = 0; i < width; ++i) exact::repair<true>(arguments, to + i);
+    }
+};
 
 // Columns from `first` on of the rows of `channels` channels, from shared memory. `destination` is
 // where the first channel and phase in y begin, of which `channel_count` are real.
-template <int channels>
-TCONV_DEVICE void write_out(const Arguments& arguments, const float (*outputs)[out_pitch],
-                            const Place* places, int first, int phase_y, int channel_count,
-                            float* destination) {
-    constexpr int unroll = channels < 4 ? 4 : 2;  // stores under way
+template <int channels, typename Action>
+TCONV_DEVICE void each_column(const Arguments& arguments, const float (*outputs)[out_pitch],
+                              const Place* places, int first, int phase_y, int channel_count,
+                              float* destination, Action& action) {
+    constexpr int unroll = Action::rolled ? 1 : channels < 4 ? 4 : 2;  // stores under way
+    constexpr int unrolled = Action::rolled ? 1 : channels;
     int lane = threadIdx.x % 32;
 #pragma unroll unroll
     for (int element = lane * width; element < out_columns; element += 32 * width) {
@@ -467,9 +493,9 @@ TCONV_DEVICE void write_out(const Arguments& arguments, const float (*outputs)[o
         }
         float* to = destination + place.offset + phase;
         const float* from = *outputs + element;
-#pragma unroll
+#pragma unroll unrolled
         for (int channel = 0; channel < channels; ++channel) {
-            if (channel < channel_count) copy_outputs(to, from + channel * out_pitch);
+            if (channel < channel_count) action(to, from + channel * out_pitch);
             to += arguments.destination_stride_c;
         }
     }
@@ -477,12 +503,13 @@ TCONV_DEVICE void write_out(const Arguments& arguments, const float (*outputs)[o
 
 // The rows of `channels` channels, of phase_y and, in the second consumer's outputs, the next: in
 // the order of memory.
-template <int channels, typename Fields>
-TCONV_DEVICE void write_rows(const Fields& arguments, const float (*outputs)[out_pitch],
-                             const Place* places, int phase_y, int channel_count,
-                             float* destination) {
+template <int channels, typename Fields, typename Action>
+TCONV_DEVICE void each_row(const Fields& arguments, const float (*outputs)[out_pitch],
+                           const Place* places, int phase_y, int channel_count, float* destination,
+                           Action& action) {
     constexpr int first = Layer::padding_x % phases;  // output of a row of positions that exists
-    constexpr int unroll = channels < 4 ? 4 : 2;
+    constexpr int unroll = Action::rolled ? 1 : channels < 4 ? 4 : 2;
+    constexpr int unrolled = Action::rolled ? 1 : channels;
     int lane = threadIdx.x % 32;
     int pieces = arguments.destination_width / width;
     int row = lane / pieces, piece = lane - row * pieces;
@@ -498,9 +525,9 @@ TCONV_DEVICE void write_rows(const Fields& arguments, const float (*outputs)[out
             const float* from = outputs[second * out_channels] +
                                 row / 2 * arguments.pitch * phases + Layer::shift + first +
                                 piece * width;
-#pragma unroll
+#pragma unroll unrolled
             for (int channel = 0; channel < channels; ++channel) {
-                if (channel < channel_count) copy_outputs(to, from + channel * out_pitch);
+                if (channel < channel_count) action(to, from + channel * out_pitch);
                 to += arguments.destination_stride_c;
             }
         }
@@ -510,6 +537,19 @@ TCONV_DEVICE void write_rows(const Fields& arguments, const float (*outputs)[out
             piece -= pieces;
             ++row;
         }
+    }
+}
+
+// By a warp: `each` calls an action for all outputs of a part.
+template <typename Fields, typename Each>
+TCONV_DEVICE void write(const Fields& arguments, Each each) {
+    Copying copying;
+    each(copying);
+    if constexpr (!Layer::half) {
+        __syncwarp();
+        if (!__any_sync(~0u, copying.not_finite.any())) return;
+        Repairing<Fields> repairing{arguments};
+        each(repairing);
     }
 }
 
@@ -541,11 +581,13 @@ TCONV_DEVICE void leave_and_write_out(const Arguments& arguments, Shared& shared
         leave<first, 0>(shared, rows, consumer, bias, sums);
         leave<first, 1>(shared, rows, consumer, bias, sums);
         gatherers_sync();
-        write_out<channels>(
-            arguments,
-            shared.outputs[flat::apart ? 0 : consumer] + warp * flat::warp_channels + own, places,
-            first, rows.phase_y, Layer::out_channels - rows.channel - own,
-            destination_of(arguments, group, rows.channel + own, rows.phase_y));
+        write(arguments, [&](auto& action) {
+            each_column<channels>(
+                arguments,
+                shared.outputs[flat::apart ? 0 : consumer] + warp * flat::warp_channels + own,
+                places, first, rows.phase_y, Layer::out_channels - rows.channel - own,
+                destination_of(arguments, group, rows.channel + own, rows.phase_y), action);
+        });
         gatherers_sync();
         leave_and_write_out<first + part>(arguments, shared, places, rows, group, consumer, bias,
                                           sums);
@@ -572,13 +614,15 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
                     shared.outputs[set] + warp * flat::warp_channels + half * slice_channels;
                 int channel_count = Layer::out_channels - rows.channel;
                 float* to = destination_of(arguments, at.group, rows.channel, rows.phase_y);
-                if constexpr (flat::paired) {
-                    write_rows<slice_channels>(arguments, outputs, positions, rows.phase_y,
-                                               channel_count, to);
-                } else {
-                    write_out<slice_channels>(arguments, outputs, positions, 0, rows.phase_y,
-                                              channel_count, to);
-                }
+                write(arguments, [&](auto& action) {
+                    if constexpr (flat::paired) {
+                        each_row<slice_channels>(arguments, outputs, positions, rows.phase_y,
+                                                 channel_count, to, action);
+                    } else {
+                        each_column<slice_channels>(arguments, outputs, positions, 0, rows.phase_y,
+                                                    channel_count, to, action);
+                    }
+                });
             }
             ptx::mbarrier_arrive(&shared.slices_empty[set][half]);
         }

@@ -631,7 +631,9 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
             ("images", "const void*"),
             ("blocks_in_front", "int"),
         )
-    elif tile.half:
+    elif not tile.half:
+        own = _packing_fields(index)
+    else:
         own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index))
     shared = -(-shared // 1024) * 1024
     constants = (
@@ -746,12 +748,13 @@ def arguments(
     """The fields of `struct Arguments`."""
     laid = layout(problem, tile)
     found = _forward_arguments(laid, operands, operands.packed)
-    if tile.half:
-        found |= {
-            **_noted(laid, operands),
-            "note_count": laid.pack_blocks,
-            "slight_vectors": laid.note_words[-1] // 4,
-        }
+    if not tile.half:
+        return found | _packing_arguments(laid, operands)
+    found |= {
+        **_noted(laid, operands),
+        "note_count": laid.pack_blocks,
+        "slight_vectors": laid.note_words[-1] // 4,
+    }
     return found
 
 

@@ -867,6 +867,7 @@ def kernel_source(
         ("first_q_y", laid.q_ranges[0].start),
         ("first_q_x", laid.q_ranges[1].start),
         ("bias", problem.bias),
+        *hopper.tap_constants(problem),
         ("pair_fragment", _pair_fragments(laid)),
         *schedule,
         (
@@ -901,6 +902,8 @@ def kernel_source(
             ("destination_width", "int"),
             *family.stride_fields("source", "n c h w", index),
             *family.stride_fields("destination", "n c h", index),
+            ("weight", "const void*"),
+            *family.stride_fields("weight", "in out h w", index),
         ),
         shared_bytes=shared,
         threads=THREADS,
@@ -988,6 +991,8 @@ def arguments(
         "source_width": x.size,
         **family.strides("source", "n c h w", operands.x),
         **family.output_rows(problem, operands),
+        "weight": operands.w.address,
+        **family.strides("weight", "in out h w", operands.w),
     }
 
 

@@ -17,9 +17,8 @@ namespace exact {
 using Index = Layer::Index;
 
 // Output [image, group * out_channels + channel, y, x].
-template <bool round_to_tf32>
-TCONV_DEVICE float output(const Arguments& arguments, Index image, Index group, int channel, int y,
-                          int x) {
+template <bool round_to_tf32, typename Fields>
+TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int channel, int y, int x) {
     const float* source = static_cast<const float*>(arguments.source);
     const float* weight = static_cast<const float*>(arguments.weight);
     constexpr int channels = Layer::in_channels;
@@ -53,8 +52,8 @@ TCONV_DEVICE float output(const Arguments& arguments, Index image, Index group, 
 
 // Computes an output again if it is not finite, which the thread has written or another before a barrier of
 // both. For destinations whose strides descend.
-template <bool round_to_tf32>
-TCONV_DEVICE void repair(const Arguments& arguments, float* at) {
+template <bool round_to_tf32, typename Fields>
+TCONV_DEVICE void repair(const Fields& arguments, float* at) {
     if (is_finite(*at)) return;
     auto rest = Index(at - static_cast<float*>(arguments.destination));
     Index image = rest / arguments.destination_stride_n;

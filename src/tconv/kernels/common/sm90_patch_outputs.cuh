@@ -1,6 +1,7 @@
 // How a consumer writes a tile's sums: gathered in shared memory, as pieces of whole rows.
 #pragma once
 
+#include <common/exact_output.cuh>
 #include <common/sm90_patch_tiles.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/registers.cuh>
@@ -88,6 +89,9 @@ struct RowWriter {
         }
     }
 
+    // Whether the tile writes a column of its row.
+    TCONV_DEVICE bool owns(const float*, int, int column) const { return exists(column); }
+
 private:
     // Whether an output of the tile's row is one of the image: a vector's are all alike.
     TCONV_DEVICE bool exists(int column) const {
@@ -163,6 +167,12 @@ struct SectorWriter {
         }
     }
 
+    // Whether the tile writes a column of a row: else a neighbour does.
+    TCONV_DEVICE bool owns(const float* line, int channel, int column) const {
+        int begin = before(line, channel);
+        return exists(column) && (column >= begin || first) && (column < begin + own_columns || last);
+    }
+
 private:
     // Columns before a row's first whole sector.
     TCONV_DEVICE int before(const float* line, int channel) const {
@@ -190,6 +200,8 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
             return RowWriter<width>{arguments, left};
         }
     }();
+    // In float16 no tile is written for good that has any.
+    [[maybe_unused]] NotFinite<float> not_finite;
     // The sums of one row and pass, to shared memory.
     auto gather = [&](const float (&of_row)[columns / 2], int pass, const float (&bias)[2],
                       [[maybe_unused]] const float* line) {
@@ -209,6 +221,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                 float odd = of_row[4 * j + 2 * half + 1];
                 if constexpr (Layer::half) even *= unit, odd *= unit;
                 if constexpr (Layer::bias) even += bias[half], odd += bias[half];
+                if constexpr (!Layer::half) not_finite.note(even), not_finite.note(odd);
                 if constexpr (Layer::stride_x == 1 && (width > 1 || !overlapped)) {
                     *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);
                 } else {
@@ -272,6 +285,23 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                     float* line = line_of(r, pass);
                     gather(sums[m][r], pass, bias, line);
                     write(line, pass);
+                }
+            }
+        }
+        if constexpr (!Layer::half) {
+            if (!__any_sync(~0u, not_finite.any())) continue;
+#pragma unroll 1
+            for (int place = 0; place < Layer::tile_rows * Layer::warp_channels; ++place) {
+                int r = place / Layer::warp_channels, channel = place % Layer::warp_channels;
+                bool row_exists = out_y(r) >= 0 && out_y(r) < arguments.destination_height;
+                if (!row_exists || first_channel + channel >= Layer::out_channels) continue;
+                float* line = line_of(r, channel / pass_channels);
+#pragma unroll 1
+                for (int column = lane; column < out_columns; column += 32) {
+                    if (!writer.owns(line, channel % pass_channels, column)) continue;
+                    exact::repair<!Layer::split>(
+                        arguments,
+                        line + (channel % pass_channels * arguments.destination_stride_c + column));
                 }
             }
         }
