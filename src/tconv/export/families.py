@@ -107,8 +107,7 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
 
 
 def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
-    kernel = cast(Any, family(plan.stem))
-    laid = kernel.layout(plan.problem, plan.tile)
+    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     assert plan.packing is not None
     return {
         "wide": _is_wide(plan),
@@ -119,7 +118,7 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
         "rows": laid.rows if plan.tile.paired else None,
         "packed_blocks": plan.packing.grid,
         "packed_elements": plan.packing.elements,
-        "status_words": kernel.STATUS_WORDS,
+        "note_words": laid.note_words,
         "operands": _flat_operands(plan, laid),
         "again": _flat_operands(plan, laid.repairing) if plan.tile.half else None,
     }

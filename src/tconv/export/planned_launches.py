@@ -215,6 +215,8 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
         "destination_width": y.shape[3],
         **stride_arguments("source", "nchw", x),
         **stride_arguments("destination", "nch", y),
+        "weight": weight.data_ptr(),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
     }
     if constants["map_box"] is not None:
         arguments["source_map"] = tensor_map(
@@ -264,21 +266,31 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
     # One block for each multiprocessor, which walks the tiles.
     blocks = min(device_properties(x.device.index)[0], constants["tiles"])
     launches = [(constants["packed_blocks"], packing), (blocks, arguments)]
-    if again is not None:
+    if again is None:
+        arguments.update(flat_packing_arguments(operands, x, weight))
+    else:
         # Behind the operands in float16 there is room for those in TF32, then for what the launches
-        # tell each other, then a word for each block of the packing.
+        # tell each other.
         packed_again = packed.data_ptr() + 4 * operands["elements"]
-        status = packed_again + 4 * again["elements"]
-        notes = status + 4 * constants["status_words"]
-        packing.update(status=status, notes=notes)
+        told, begin = {}, packed_again + 4 * again["elements"]
+        for name, words in zip(("status", "notes", "images", "slight"), constants["note_words"]):
+            told[name] = begin
+            begin += 4 * words
+        packing.update(told)
         repair = {
             **arguments,
             **flat_operand_arguments(again, packed_again),
             **flat_packing_arguments(again, x, weight),
             "packed_again": packed_again,
-            "status": status,
+            "status": told["status"],
+            "images": told["images"],
+            "blocks_in_front": blocks,
         }
-        arguments.update(status=status, notes=notes, note_count=constants["packed_blocks"])
+        arguments.update(
+            told,
+            note_count=constants["packed_blocks"],
+            slight_vectors=constants["note_words"][-1] // 4,
+        )
         launches.append((blocks, repair))
     return launches, packed
 
