@@ -171,7 +171,7 @@ def test_general(stem, case):
 
 
 CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL)
-FORWARD = ("direct_forward", "mma_forward")
+FORWARD = ("direct_forward", "mma_forward", "sm90_tf32_wide_forward")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
