@@ -544,11 +544,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("row_columns", laid.row_columns),
         ("source_vectors", laid.source_vectors),
         ("store_vector", laid.store_vector),
-        ("stride_y", height.stride),
-        ("stride_x", width.stride),
-        ("kernel_y", height.kernel),
-        ("kernel_x", width.kernel),
-        ("padding_y", height.padding),
+        *family.axis_constants(problem),
         # Of each phase in y; taps of a phase follow each other in equal steps.
         ("first_tap_y", tuple(p.taps[0].index if p.taps else 0 for p in laid.tap_rows)),
         ("first_shift_y", laid.first_shifts),

@@ -482,11 +482,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("source_vectors", laid.source_vectors),
         ("gathers", tile.gathers),
         ("store_vector", laid.store_vector),
-        ("stride_y", height.stride),
-        ("stride_x", width.stride),
-        ("kernel_y", height.kernel),
-        ("kernel_x", width.kernel),
-        ("padding_y", height.padding),
+        *family.axis_constants(problem),
         ("first_q", laid.first_row),
     )
     return KernelSource(

@@ -27,6 +27,10 @@ BARE = Case(1, 16, 33, 1, (5, 9), (3, 3), bias=False)
 PADDED = Case(2, 20, 8, 1, (6, 7), (3, 3), (1, 1), (2, 1))
 UNEVEN = Case(1, 8, 6, 2, (5, 7), (5, 2), (3, 4), (1, 0), (1, 2))
 ONE_CHANNEL = Case(1, 24, 1, 1, (7, 9), (9, 9), (3, 3), (4, 4), (2, 2))
+# Several strips of an image; rows that leave by bulk copies, without and with some that no tap reaches.
+LONG_ROWS = Case(1, 17, 3, 1, (4, 150), (4, 4), (2, 2), (1, 1))
+BULK = Case(2, 20, 7, 1, (3, 128), (3, 3), (1, 1), (1, 1))
+BLANK_ROWS = Case(1, 8, 20, 1, (3, 101), (3, 3), (5, 5), (1, 1), (2, 0), (2, 2))
 
 GENERAL = ("general_forward", "general_input_gradient", "general_weight_gradient")
 
@@ -170,16 +174,38 @@ def test_general(stem, case):
         assert_reaches_readers_alone(plan, case, t)
 
 
-CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL)
-FORWARD = ("direct_forward", "mma_forward", "sm90_tf32_wide_forward")
+CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL, LONG_ROWS)
+FORWARD = {
+    "direct_forward": CASES[:-1],
+    "mma_forward": CASES[:-1],
+    "mma_overlap_forward": CASES,
+    "sm90_tf32_wide_forward": CASES[:-1],
+    "sm90_tf32_overlap_forward": (PADDED, UNEVEN, ONE_CHANNEL, LONG_ROWS),
+}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("stem", FORWARD)
+@pytest.mark.parametrize(
+    ("stem", "case"), [(stem, case) for stem, cases in FORWARD.items() for case in cases], ids=str
+)
 def test_forward(stem, case):
     """Other tiles for each case, in turn."""
     t = operands(case, torch.float32, "contiguous", "cpu")
     turn = CASES.index(case) % 4
     found = [plan for math in ("tf32", "ieee") for plan in plans(problem_of(case, math=math), stem)]
+    assert found[turn::4]
     for plan in found[turn::4]:
+        assert_reaches_readers_alone(plan, case, t)
+
+
+@pytest.mark.parametrize("case", (BULK, BLANK_ROWS), ids=str)
+def test_rows_that_leave_by_bulk_copies(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    found = [
+        plan
+        for math in ("tf32", "ieee")
+        for plan in plans(problem_of(case, math=math), "mma_forward")
+        if plan.tile.bulk
+    ]
+    assert found
+    for plan in found:
         assert_reaches_readers_alone(plan, case, t)
