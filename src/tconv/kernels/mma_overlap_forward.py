@@ -10,7 +10,7 @@ from tconv.jit.target import Target
 from tconv.kernels import direct_forward, family, image_tiles
 from tconv.kernels.family import Operands
 from tconv.kernels.image_tiles import AIMED_SHARED, RESERVED_SHARED
-from tconv.kernels.source import KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Direction, Phase, Problem
 
 STEM = "mma_overlap_forward"
@@ -515,12 +515,12 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = laid_out(problem, tile)
     division = laid.division
-    height, width = problem.height, problem.width
+    height = problem.height
     # A tile is a row of pixels or more.
     most_tiles = problem.groups * problem.batch * laid.strips * len(height.q_range)
     index = family.index_type(problem, most_tiles)
     shift = laid.guard - laid.first_column
-    constants = (
+    constants: tuple[tuple[str, Constant], ...] = (
         ("Index", index),
         ("blocks", bound_blocks(problem, tile)),
         ("shared_bytes", laid.shared_bytes),
