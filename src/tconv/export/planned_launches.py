@@ -364,6 +364,7 @@ def prepare_sm90_tf32_wide_forward(constants, x, weight, bias, y, parameters):  
     }
     arguments = {
         "source": x.data_ptr(),
+        "weight": weight.data_ptr(),
         "packed": packed.data_ptr(),
         "bias": 0 if bias is None else bias.data_ptr(),
         "destination": y.data_ptr(),
@@ -378,6 +379,7 @@ def prepare_sm90_tf32_wide_forward(constants, x, weight, bias, y, parameters):  
         "destination_height": y.shape[2],
         "destination_width": y.shape[3],
         **stride_arguments("source", "nchw", x),
+        **stride_arguments("weight", ["in", "out", "h", "w"], weight),
         **stride_arguments("destination", "nch", y),
     }
     # One block for each multiprocessor, which walks the tiles.

@@ -10,7 +10,7 @@ from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.kernels.family import Operands
 from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
-from tconv.kernels.source import KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
 STEM = "direct_forward"
@@ -434,7 +434,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     y, x = laid.y, laid.x
     index = family.index_type(problem, laid.tiles)
     empty = tuple(phase for phase in range(problem.height.stride) if phase not in y.used)
-    constants = (
+    constants: tuple[tuple[str, Constant], ...] = (
         ("Index", index),
         ("blocks", bound_blocks(problem, tile)),
         ("shared_bytes", laid.shared_bytes),

@@ -14,7 +14,7 @@ from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.kernels.family import Operands, Packing
 from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
-from tconv.kernels.source import KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
 STEM = "mma_forward"
@@ -786,7 +786,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     index = family.index_type(problem, laid.tiles)
     empty_y = tuple(phase for phase in range(height.stride) if phase not in y.used)
     empty_x = tuple(phase for phase in range(width.stride) if phase not in x.used)
-    constants = (
+    constants: tuple[tuple[str, Constant], ...] = (
         ("Index", index),
         ("blocks", bound_blocks(problem, tile)),
         ("shared_bytes", laid.shared_bytes),

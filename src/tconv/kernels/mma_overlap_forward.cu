@@ -21,6 +21,7 @@
 //
 // A tile is a strip of so many rows q that all SMs are busy; it begins with those input rows above it
 // that reach into it. A strip's first columns are computed in the strip before as well.
+#include <common/exact_output.cuh>
 #include <common/image_tiles.cuh>
 #include <ptx/mma.cuh>
 
@@ -305,6 +306,7 @@ struct Block {
 
     // Adds the step's products to the outputs that they reach, and writes the rows that are complete.
     TCONV_DEVICE void gather(const Step& step) {
+        NotFinite<float> not_finite;  // of what the thread's sums became
 #pragma unroll
         for (int slot = 0; slot < unit_slots; ++slot) {
             int number = own_thread() / 32 + slot * warps;
@@ -324,11 +326,10 @@ struct Block {
                 if (y >= step.begin && y < step.end) {
                     add(sums[slot], from + row * row_columns, tap_count);
                 }
-                int q = y + unit.first_shift;
-                int out_y = q * stride_y + unit.row;
-                if (q >= step.first_q && q < step.last_q &&
-                    unsigned(out_y) < unsigned(arguments.destination_height)) {
-                    write(step, unit, out_y, sums[slot][0]);
+                if (is_complete(step, unit, y)) {
+#pragma unroll
+                    for (int r = 0; r < stride_x; ++r) not_finite.note(sums[slot][0][r]);
+                    write(step, unit, output_row(unit, y), sums[slot][0]);
                 }
 #pragma unroll
                 for (int i = 0; i < window; ++i) {
@@ -339,6 +340,50 @@ struct Block {
                 }
             }
         }
+        if (__any_sync(~0u, not_finite.any())) {
+            __syncwarp();  // each lane repairs what another may have written
+            repair(step);
+        }
+    }
+
+    // The output row of a unit whose first tap reads input row y.
+    TCONV_DEVICE static int output_row(const Unit& unit, int y) {
+        return (y + unit.first_shift) * stride_y + unit.row;
+    }
+
+    // Whether that exists and is complete with input row y.
+    TCONV_DEVICE bool is_complete(const Step& step, const Unit& unit, int y) const {
+        int q = y + unit.first_shift;
+        return q >= step.first_q && q < step.last_q &&
+               unsigned(output_row(unit, y)) < unsigned(arguments.destination_height);
+    }
+
+    // What the warp has written in a step and is not finite.
+    TCONV_DEVICE void repair(const Step& step) const {
+#pragma unroll 1
+        for (int i = 0; i < unit_slots * step_rows * stride_x; ++i) {
+            int number = own_thread() / 32 + i / (step_rows * stride_x) * warps;
+            if (number >= units) break;
+            const Unit& unit = shared.unit[number];
+            int y = step.y + i / stride_x % step_rows;
+            int column = own_thread() % 32 * stride_x + i % stride_x;
+            if (is_complete(step, unit, y) && column < columns_left(step, unit)) {
+                exact::repair<true>(arguments, line(step, unit, output_row(unit, y)) + column);
+            }
+        }
+    }
+
+    // Where a unit's outputs of a row begin, and how many columns the image has from there on.
+    TCONV_DEVICE float* line(const Step& step, const Unit& unit, int out_y) const {
+        return static_cast<float*>(arguments.destination) +
+               (step.image * arguments.destination_stride_n +
+                step.group() * Layer::out_channels * arguments.destination_stride_c +
+                out_y * arguments.destination_stride_h + step.tile_x * (strip * stride_x) +
+                unit.destination);
+    }
+
+    TCONV_DEVICE int columns_left(const Step& step, const Unit& unit) const {
+        return arguments.destination_width - step.tile_x * (strip * stride_x) - unit.pixel * stride_x;
     }
 
     // Adds an input row's products of a phase in y.
@@ -370,12 +415,8 @@ struct Block {
     TCONV_DEVICE void write(const Step& step, const Unit& unit, int out_y,
                             const float (&values)[stride_x]) {
         int lane = own_thread() % 32;
-        int x = step.tile_x * (strip * stride_x);
-        int rest = arguments.destination_width - x - unit.pixel * stride_x;
-        float* row = static_cast<float*>(arguments.destination) +
-                     (step.image * arguments.destination_stride_n +
-                      step.group() * Layer::out_channels * arguments.destination_stride_c +
-                      out_y * arguments.destination_stride_h + x + unit.destination);
+        int rest = columns_left(step, unit);
+        float* row = line(step, unit, out_y);
         if constexpr (direct) {
             Vector<float, direct ? stride_x : 1> value;
 #pragma unroll

@@ -10,7 +10,7 @@ from tconv.jit.target import Target
 from tconv.kernels import direct_forward, family, image_tiles
 from tconv.kernels.family import Operands
 from tconv.kernels.image_tiles import AIMED_SHARED, RESERVED_SHARED
-from tconv.kernels.source import KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Direction, Phase, Problem
 
 STEM = "mma_overlap_forward"
@@ -515,12 +515,12 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = laid_out(problem, tile)
     division = laid.division
-    height, width = problem.height, problem.width
+    height = problem.height
     # A tile is a row of pixels or more.
     most_tiles = problem.groups * problem.batch * laid.strips * len(height.q_range)
     index = family.index_type(problem, most_tiles)
     shift = laid.guard - laid.first_column
-    constants = (
+    constants: tuple[tuple[str, Constant], ...] = (
         ("Index", index),
         ("blocks", bound_blocks(problem, tile)),
         ("shared_bytes", laid.shared_bytes),
@@ -544,11 +544,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("row_columns", laid.row_columns),
         ("source_vectors", laid.source_vectors),
         ("store_vector", laid.store_vector),
-        ("stride_y", height.stride),
-        ("stride_x", width.stride),
-        ("kernel_y", height.kernel),
-        ("kernel_x", width.kernel),
-        ("padding_y", height.padding),
+        *family.axis_constants(problem),
         # Of each phase in y; taps of a phase follow each other in equal steps.
         ("first_tap_y", tuple(p.taps[0].index if p.taps else 0 for p in laid.tap_rows)),
         ("first_shift_y", laid.first_shifts),

@@ -26,6 +26,7 @@
 // its own rows, by cp.async, `stages` - 1 stages of `depth` channels ahead, in whole sectors; it asks for
 // them, and writes the last row, during the products. Warpgroups meet when the weights are in place.
 #include <common/element.cuh>
+#include <common/exact_output.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/cp_async.cuh>
@@ -521,8 +522,8 @@ struct Outputs {
         }
     }
 
-    // Adds the products with input row y, and writes the rows that are complete if they are `own`.
-    TCONV_DEVICE void add(const Products& products, bool own) {
+    // Adds the products with the walk's input row, and writes the rows that are complete if they are its own.
+    TCONV_DEVICE void add(const Products& products, const Walk& at, Index group) {
         Sums complete[unit_slots];
         each_sum([&](int slot, int i, int r, int o, int h) {
             bool begun = i + 1 < slot_taps(slot);
@@ -545,18 +546,22 @@ struct Outputs {
         to += stride_y * arguments.destination_stride_h;
         first_row += stride_y;
         pending = 0;
-        if (own) {
+        if (at.y >= at.first_q) {
+            NotFinite<float> not_finite;
             if (gathers) __syncwarp();  // the last row has been read
 #pragma unroll
             for (int slot = 0; slot < unit_slots; ++slot) {
                 float values[2 * stride_x];
                 finish(slot, complete[slot], values);
+#pragma unroll
+                for (int i = 0; i < 2 * stride_x; ++i) not_finite.note(values[i]);
                 if (gathers) {
                     stage(slot, values);
                 } else {
                     write(slot, values);
                 }
             }
+            if (not_finite.any()) repair(at, group);
             if (gathers) {
                 __syncwarp();
                 pending = live;
@@ -630,6 +635,34 @@ private:
         }
     }
 
+    // What the thread has staged, or written, of this row and is not finite.
+    TCONV_DEVICE void repair(const Walk& at, Index group) const {
+        int pair = threadIdx.x % 32 / 4;
+        if (pair < reach) return;
+        int pixel = Layer::first_pixel + at.strip * Layer::strip +
+                    threadIdx.x % warpgroup / 32 * useful + 2 * pair;
+#pragma unroll 1
+        for (int i = 0; i < unit_slots * 2 * stride_x; ++i) {
+            int unit = i / (2 * stride_x) * 4 + threadIdx.x % 4, column = i % (2 * stride_x);
+            if (unit >= units) break;
+            int channel = unit % Layer::out_channels;
+            int y = first_row + unit / Layer::out_channels - Layer::padding_y;
+            int x = pixel * stride_x - Layer::offset_x + column;
+            if (unsigned(y) >= unsigned(arguments.destination_height) ||
+                unsigned(x) >= unsigned(arguments.destination_width)) {
+                continue;
+            }
+            float* place = gathers ? staged + unit * row_outputs + (pair - reach) * (2 * stride_x) + column
+                                   : static_cast<float*>(arguments.destination) +
+                                         (at.image * arguments.destination_stride_n +
+                                          (group * Layer::out_channels + channel) *
+                                              arguments.destination_stride_c +
+                                          y * arguments.destination_stride_h + x);
+            if (is_finite(*place)) continue;
+            *place = exact::output<true>(arguments, at.image, group, channel, y, x);
+        }
+    }
+
     TCONV_DEVICE void stage(int slot, const float (&values)[2 * stride_x]) const {
         int unit = slot * 4 + threadIdx.x % 4, pair = threadIdx.x % 32 / 4;
         if (unit >= units || pair < reach) return;
@@ -697,7 +730,7 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
                 }
                 copies.after_products();
             }
-            outputs.add(products, at.y >= at.first_q);
+            outputs.add(products, at, group);
             over = at.advance(arguments);
         } while (!over);
     } while (at.exists());

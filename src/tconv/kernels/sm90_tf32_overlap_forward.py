@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper, image_tiles
 from tconv.kernels.family import Operands
-from tconv.kernels.source import KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Direction, Problem
 
 STEM = "sm90_tf32_overlap_forward"
@@ -460,8 +460,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     stages = laid.stages(Target.named("sm_90a"))
     shared = laid.weight_bytes + tile.warpgroups * stages * laid.stage_bytes + laid.output_bytes
     shared += laid.table_bytes
-    height, width = problem.height, problem.width
-    constants = (
+    constants: tuple[tuple[str, Constant], ...] = (
         ("Index", index),
         ("shared_bytes", round_up(shared, RESERVED_BYTES)),
         ("groups", problem.groups),
@@ -482,11 +481,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("source_vectors", laid.source_vectors),
         ("gathers", tile.gathers),
         ("store_vector", laid.store_vector),
-        ("stride_y", height.stride),
-        ("stride_x", width.stride),
-        ("kernel_y", height.kernel),
-        ("kernel_x", width.kernel),
-        ("padding_y", height.padding),
+        *family.axis_constants(problem),
         ("first_q", laid.first_row),
     )
     return KernelSource(

@@ -19,6 +19,7 @@
 // the line of all positions, row after row with zeros between rows and between images (`flat`), or
 // tile_rows x tile_columns pixels of one image.
 #include <common/element.cuh>
+#include <common/exact_output.cuh>
 #include <common/sm90_tf32_wide_columns.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/cp_async.cuh>
@@ -306,8 +307,31 @@ TCONV_DEVICE void write(float* to, uint32_t live, const float (&values)[Layer::s
     }
 }
 
+constexpr int channels = 2 / wide::low_phases;  // of a thread's two columns
+
+// Of what a thread has stored of a tile, what is not finite.
+TCONV_DEVICE void repair(const Arguments& arguments, const Position& at, int first_pixel) {
+    int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = 0; i < pixel_tiles * 2 * wide::part_units * channels * Layer::stride_x; ++i) {
+        int phase = i % Layer::stride_x, rest = i / Layer::stride_x;
+        int e = rest % channels, j = rest / channels % wide::part_units;
+        int half = rest / (channels * wide::part_units);  // of all pixel tiles
+        int unit = at.column_tile * wide::part_units + j;
+        int phase_y = unit / wide::phase_units;
+        int channel = unit % wide::phase_units * wide::unit_channels + lane % 4 * channels + e;
+        Place place = place_of(arguments, at, first_pixel + half / 2 * wgmma_rows + lane / 4 + half % 2 * 8);
+        if (phase_y < Layer::stride_y && channel < Layer::out_channels &&
+            (place.rows >> phase_y & 1) && (place.columns >> phase & 1)) {
+            exact::repair<true>(arguments, place.to + (channel * arguments.destination_stride_c +
+                                                       phase_y * arguments.destination_stride_h + phase));
+        }
+    }
+}
+
 TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int first_pixel,
                         const Sums& sums) {
+    NotFinite<float> not_finite;
     int lane = threadIdx.x % 32;
     Place places[pixel_tiles][2];
 #pragma unroll
@@ -318,7 +342,6 @@ TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int firs
                 place_of(arguments, at, first_pixel + m * wgmma_rows + lane / 4 + half * 8);
         }
     }
-    constexpr int channels = 2 / wide::low_phases;  // of a thread's two columns
 #pragma unroll
     for (int j = 0; j < wide::part_units; ++j) {
         int unit = at.column_tile * wide::part_units + j;
@@ -350,6 +373,7 @@ TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int firs
                         values[phase] = sums[m][phase / wide::low_phases]
                                             [4 * j + 2 * half + e + phase % wide::low_phases];
                         if constexpr (Layer::bias) values[phase] += bias;
+                        not_finite.note(values[phase]);
                     }
                     bool row = exists && (place.rows >> phase_y & 1);
                     write(place.to + offset, row ? place.columns : 0, values);
@@ -357,6 +381,7 @@ TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int firs
             }
         }
     }
+    if (not_finite.any()) repair(arguments, at, first_pixel);
 }
 
 using Fragments = uint32_t[pixel_tiles][4];

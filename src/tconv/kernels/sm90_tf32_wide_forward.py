@@ -461,6 +461,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("most_slot_x", laid.most_slot[1]),
         ("padding_y", problem.height.padding),
         ("padding_x", problem.width.padding),
+        *hopper.tap_constants(problem),
         ("first_q_y", problem.height.q_range.start),
         ("first_q_x", problem.width.q_range.start),
         ("bias", problem.bias),
@@ -470,6 +471,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         constants=constants,
         arguments=(
             ("source", "const void*"),
+            ("weight", "const void*"),
             ("packed", "const void*"),
             ("bias", "const void*"),
             ("destination", "void*"),
@@ -484,6 +486,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
             ("destination_height", "int"),
             ("destination_width", "int"),
             *family.stride_fields("source", "n c h w", index),
+            *family.stride_fields("weight", "in out h w", index),
             *family.stride_fields("destination", "n c h", index),
         ),
         shared_bytes=shared,
@@ -556,6 +559,7 @@ def arguments(
     tiles_x, tiles_y, _ = laid.pixel_tile_counts
     return {
         "source": operands.x.address,
+        "weight": operands.w.address,
         "packed": operands.packed,
         "tiles": laid.tiles,
         "tiles_x": tiles_x,
@@ -566,6 +570,7 @@ def arguments(
         "source_height": problem.height.size,
         "source_width": problem.width.size,
         **family.strides("source", "n c h w", operands.x),
+        **family.strides("weight", "in out h w", operands.w),
         **family.output_rows(problem, operands),
     }
 

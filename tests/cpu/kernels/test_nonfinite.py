@@ -1,7 +1,7 @@
 """An infinity or NaN reaches the results that read it and no other: each kernel in the emulator.
 
-Kernels multiply zeros too, for phases without a tap and beside the image. What came out not finite they
-compute again, from exactly its products.
+Kernels multiply zeros too, for phases without a tap and beside the image. What came out not finite
+they compute again, from exactly its products.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tconv.emulator import tensor_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.kernels.family import Operands, TensorView
 from tconv.plan import Plan
+from tconv.reference import UNIT_ROUNDOFF
 
 STRIDE_2 = Case(2, 16, 20, 1, (5, 9), (3, 3), (2, 2), (1, 1), (1, 1))
 EVEN = Case(1, 17, 24, 2, (4, 12), (4, 4), (2, 2), (1, 1))
@@ -27,6 +28,14 @@ BARE = Case(1, 16, 33, 1, (5, 9), (3, 3), bias=False)
 PADDED = Case(2, 20, 8, 1, (6, 7), (3, 3), (1, 1), (2, 1))
 UNEVEN = Case(1, 8, 6, 2, (5, 7), (5, 2), (3, 4), (1, 0), (1, 2))
 ONE_CHANNEL = Case(1, 24, 1, 1, (7, 9), (9, 9), (3, 3), (4, 4), (2, 2))
+# Several strips of an image; rows that leave by bulk copies, without and with some that no tap
+# reaches.
+LONG_ROWS = Case(1, 17, 3, 1, (4, 150), (4, 4), (2, 2), (1, 1))
+BULK = Case(2, 20, 7, 1, (3, 128), (3, 3), (1, 1), (1, 1))
+BLANK_ROWS = Case(1, 8, 20, 1, (3, 101), (3, 3), (5, 5), (1, 1), (2, 0), (2, 2))
+
+SCHEDULES = ("forward", "reverse", "random:1", "random:2")
+"""A result that depends on the order of threads has a race."""
 
 GENERAL = ("general_forward", "general_input_gradient", "general_weight_gradient")
 
@@ -78,8 +87,10 @@ def spoiled(tensor: Tensor):
         yield changed
 
 
-def run_plan(plan: Plan, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
-    """What the plan computes of these; it may overwrite none."""
+def run_plan(
+    plan: Plan, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, schedule: str
+) -> Tensor:
+    """What the plan computes of these, its threads in the order of the schedule."""
     problem = plan.problem
     out, packed, partial = torch.empty(0), torch.empty(0), torch.empty(0)
     if plan.packing is not None:
@@ -101,7 +112,7 @@ def run_plan(plan: Plan, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -
     )
     tensors = [x, w, y, packed, partial, *([] if bias is None else [bias])]
     for launch in plan.launches:
-        EmulatedKernel(launch.source).launch(
+        EmulatedKernel(launch.source, schedule=schedule).launch(
             launch.grid, launch.arguments(used), allocations=allocations(tensors)
         )
     return partial.sum(0) if problem.direction == "weight_gradient" else out
@@ -110,30 +121,31 @@ def run_plan(plan: Plan, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -
 def assert_reaches_readers_alone(plan: Plan, case: Case, t) -> None:
     """With values that are not finite in each of the two operands."""
     number = ("forward", "input_gradient", "weight_gradient").index(plan.problem.direction)
-    if plan.problem.math == "tf32":
-        t = dataclasses.replace(
-            t, **{name: round_to_tf32(getattr(t, name)) for name in ("x", "w", "grad_output")}
-        )
     given = {"x": t.x, "w": t.w, "y": t.grad_output}
+    if plan.problem.math == "tf32":
+        given = {name: round_to_tf32(tensor) for name, tensor in given.items()}
     bias = t.bias if number == 0 else None
-    size = by_taps(
-        case, *(given[n].abs() for n in "xw"), None if bias is None else bias.abs(), given["y"].abs()
+    sizes = by_taps(
+        case,
+        *(given[name].abs() for name in "xw"),
+        None if bias is None else bias.abs(),
+        given["y"].abs(),
     )[number]
-    shape = plan.problem
+    taps = case.kernel[0] * case.kernel[1]
     terms = (
-        case.in_channels * case.kernel[0] * case.kernel[1] + 1,
-        case.out_channels * case.kernel[0] * case.kernel[1],
-        shape.batch * case.size[0] * case.size[1],
+        case.in_channels * taps + 1,
+        case.out_channels * taps,
+        case.batch * case.size[0] * case.size[1],
     )[number]
-    element = torch.finfo(given["x"].dtype).eps
-    sum_eps = min(element, 2.0**-23)
-    bound = 2 * terms**0.5 * sum_eps * size + element * size
+    # Of the sums, and of a result in fewer bits.
+    roundoff = min(UNIT_ROUNDOFF[t.x.dtype], UNIT_ROUNDOFF[torch.float32])
+    bound = (4 * terms**0.5 * roundoff + UNIT_ROUNDOFF[t.x.dtype]) * sizes
     reached = 0
     for name in ("xw", "yw", "xy")[number]:
-        for changed in spoiled(given[name]):
+        for changed, schedule in zip(spoiled(given[name]), SCHEDULES, strict=True):
             values = given | {name: changed}
             want = by_taps(case, values["x"], values["w"], bias, values["y"])[number]
-            out = run_plan(plan, values["x"], values["w"], bias, values["y"]).double()
+            out = run_plan(plan, values["x"], values["w"], bias, values["y"], schedule).double()
             finite = want.isfinite()
             reached += (~finite).sum()
             assert torch.equal(out.isfinite(), finite), f"{plan}: {name}"
@@ -170,16 +182,50 @@ def test_general(stem, case):
         assert_reaches_readers_alone(plan, case, t)
 
 
-CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL)
-FORWARD = ("direct_forward", "mma_forward")
+def test_splits_of_the_pixels():
+    case = Case(3, 4, 5, 1, (14, 13), (3, 3), (2, 2), (1, 1), bias=False)
+    t = operands(case, torch.float32, "mixed", "cpu")
+    problem = dataclasses.replace(
+        problem_of(case), direction="weight_gradient", math="ieee", y_layout="channels_last"
+    )
+    found = [plan for plan in plans(problem, "general_weight_gradient") if plan.splits > 1]
+    assert found
+    for plan in found[::2]:
+        assert_reaches_readers_alone(plan, case, t)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("stem", FORWARD)
+CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL, LONG_ROWS)
+FORWARD = {
+    "direct_forward": CASES[:-1],
+    "mma_forward": CASES[:-1],
+    "mma_overlap_forward": CASES,
+    "sm90_tf32_wide_forward": CASES[:-1],
+    "sm90_tf32_overlap_forward": (PADDED, UNEVEN, ONE_CHANNEL, LONG_ROWS),
+}
+
+
+@pytest.mark.parametrize(
+    ("stem", "case"), [(stem, case) for stem, cases in FORWARD.items() for case in cases], ids=str
+)
 def test_forward(stem, case):
     """Other tiles for each case, in turn."""
     t = operands(case, torch.float32, "contiguous", "cpu")
     turn = CASES.index(case) % 4
     found = [plan for math in ("tf32", "ieee") for plan in plans(problem_of(case, math=math), stem)]
+    assert found[turn::4]
     for plan in found[turn::4]:
+        assert_reaches_readers_alone(plan, case, t)
+
+
+@pytest.mark.parametrize("case", (BULK, BLANK_ROWS), ids=str)
+def test_rows_that_leave_by_bulk_copies(case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    found = [
+        plan
+        for math in ("tf32", "ieee")
+        for plan in plans(problem_of(case, math=math), "mma_forward")
+        if plan.tile.bulk
+    ]
+    assert found
+    for plan in found:
         assert_reaches_readers_alone(plan, case, t)

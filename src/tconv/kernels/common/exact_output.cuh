@@ -1,6 +1,6 @@
 // Outputs in float32 that are computed again, each as the sum of exactly its products, where a kernel's
 // own sum is not finite: kernels multiply zeros too, for phases without a tap and beside the image, and an
-// infinity or NaN times zero is a NaN. A finite sum has met none.
+// infinity or NaN times zero is a NaN. A finite sum has met no such product.
 //
 // Read from Layer: kernel, stride, padding and dilation of both axes, in_channels, out_channels, bias.
 // From Arguments: source, weight, bias, destination, their strides, source_height and source_width.
