@@ -104,6 +104,14 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is _STRIDED and not tensor.is_nested
 
 
+def _has_escaped_vmap(*tensors: Tensor | None) -> bool:
+    """Whether one of them is of a torch.vmap that has ended, which PyTorch refuses."""
+    if torch._C._are_functorch_transforms_active():
+        return False
+    is_batched = torch._C._functorch.is_batchedtensor
+    return any(tensor is not None and is_batched(tensor) for tensor in tensors)
+
+
 def _is_sound(
     input: Tensor,
     weight: Tensor,
@@ -247,7 +255,8 @@ def conv_transpose2d(
         TypeError: for arguments of the wrong type, with PyTorch's own message.
         TconvError: where a kernel cannot be compiled or launched.
     """
-    unobserved = not torch.compiler.is_compiling() and ops.unobserved(input, weight, bias)
+    compiling = torch.compiler.is_compiling()
+    unobserved = not compiling and ops.unobserved(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not unobserved:
         if type(input) not in _PLAIN or type(weight) not in _PLAIN or type(bias) not in _PLAIN:
@@ -267,6 +276,8 @@ def conv_transpose2d(
                 # PyTorch's default rule calls us again, and gives the result its class back.
                 return handle_torch_function(conv_transpose2d, (input, weight, bias), *arguments)
         elif input is None or weight is None:
+            return _pytorch(*arguments)
+        if not compiling and _has_escaped_vmap(input, weight, bias):
             return _pytorch(*arguments)
 
     # `device.type` takes half a microsecond to make its name.
