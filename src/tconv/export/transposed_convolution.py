@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import math
+import os
 import re
 import struct
 
@@ -218,9 +219,14 @@ def run_planned(  # type: ignore[no-untyped-def]
 # this many products to sum at a pixel, as cuDNN does.
 TF32_LEAST_CHANNELS = 16
 
+# Read once, as cuDNN and cuBLAS do.
+TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+
 
 def tf32_allowed() -> bool:
-    """Whether PyTorch's flags let float32 convolutions use TF32."""
+    """Whether PyTorch's flags let float32 convolutions use TF32; not where cuDNN is off."""
+    if TF32_FORBIDDEN or not torch.backends.cudnn.enabled:
+        return False
     flags = getattr(torch.backends.cudnn, "conv", None)
     if flags is None:  # PyTorch before 2.9
         return torch.backends.cudnn.allow_tf32

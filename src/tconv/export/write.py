@@ -275,7 +275,7 @@ def _comment(lines: list[str]) -> str:
 
 
 def _imports(text: str) -> str:
-    modules = ("ctypes", "functools", "hashlib", "inspect", "math", "re", "struct")
+    modules = ("ctypes", "functools", "hashlib", "inspect", "math", "os", "re", "struct")
     used = (name for name in modules if re.search(rf"^[^#]*\b{name}\.", text, re.MULTILINE))
     return (
         "".join(f"import {name}\n" for name in used)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,17 @@ def without_tf32():
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = True
+
+
+def test_what_forbids_tf32(module, monkeypatch):
+    assert module.tf32_allowed()
+    with without_tf32():
+        assert not module.tf32_allowed()
+    with torch.backends.cudnn.flags(enabled=False, allow_tf32=True):
+        assert not module.tf32_allowed()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert module.tf32_allowed()  # it was loaded before
+    assert not load(Path(module.__file__)).tf32_allowed()
 
 
 @pytest.mark.skipif("sm90_tf32_forward" not in STEMS, reason="there is no such kernel")
