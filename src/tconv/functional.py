@@ -33,6 +33,9 @@ _DEFAULT_RULES = (
     torch._C._disabled_torch_function_impl,
 )
 
+# PyTorch's kernels read strides and dilations as 32-bit numbers; larger ones wrap, and most raise.
+_MOST_STEP = 2**31 - 1
+
 _declined: set[str] = set()
 
 
@@ -190,6 +193,8 @@ def _has_sound_sizes(
         spread = dilation[axis]
         extra = output_padding[axis]
         if step < 1 or spread < 1 or padding[axis] < 0 or extra < 0:
+            return False
+        if step > _MOST_STEP or spread > _MOST_STEP:
             return False
         if extra >= step and extra >= spread:
             return False
