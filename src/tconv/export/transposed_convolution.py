@@ -375,6 +375,13 @@ def run_reduction(  # type: ignore[no-untyped-def]
 # derivatives are the other two, so that derivatives of every order need no further kernel.
 
 
+def as_stored(*tensors):  # type: ignore[no-untyped-def]
+    """The tensors as a kernel may read them: a negation that was only noted (of a view such as
+    `z.conj().imag`) is done.
+    """
+    return [None if tensor is None else tensor.resolve_neg() for tensor in tensors]
+
+
 class OutputMap(torch.autograd.Function):
     """The layer's output, from the input, the weight and the bias (or None)."""
 
@@ -382,6 +389,7 @@ class OutputMap(torch.autograd.Function):
     def forward(ctx, x, weight, bias, parameters):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight)
         ctx.parameters = parameters
+        x, weight, bias = as_stored(x, weight, bias)
         size = parameters.output_size(x.shape[2:], weight.shape[2:])
         y = torch.empty(
             (x.shape[0], weight.shape[1] * parameters.groups, *size),
@@ -420,6 +428,7 @@ class InputGradientMap(torch.autograd.Function):
     def forward(ctx, grad_output, weight, size, parameters):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(grad_output, weight)
         ctx.parameters = parameters
+        grad_output, weight = as_stored(grad_output, weight)
         grad_x = torch.empty(
             (grad_output.shape[0], weight.shape[0], *tuple(size)),
             dtype=grad_output.dtype,
@@ -456,6 +465,7 @@ class WeightGradientMap(torch.autograd.Function):
     def forward(ctx, x, grad_output, shape, layout, parameters):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, grad_output)
         ctx.parameters = parameters
+        x, grad_output = as_stored(x, grad_output)
         if grad_output.numel() == 0:
             zeros = torch.zeros(tuple(shape), dtype=x.dtype, device=x.device)
             return zeros.contiguous(memory_format=layout)

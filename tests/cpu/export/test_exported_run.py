@@ -307,6 +307,25 @@ def test_only_the_gradients_asked_for(module):
     assert len(extension.launched) == 1 and layer.bias.grad is not None
 
 
+@pytest.mark.parametrize("index", range(4))
+def test_a_pending_negation_is_done_before_a_kernel_reads(index, module):
+    case = Case(2, 2, 3, 2, (4, 5), (3, 2), (2, 1))
+    tensors = operands(case, torch.float64, "contiguous", "cpu")
+    given = [tensors.x, tensors.w, tensors.bias, tensors.grad_output]
+    results = []
+    for _ in range(2):
+        leaves = [tensor.detach().requires_grad_() for tensor in given[:3]]
+        assert [t.is_neg() for t in (*leaves, given[3])].count(True) == len(results)
+        with on_emulator(module):
+            y = module.transposed_convolution(*leaves, (2, 1), 0, 0, 2)
+            first = torch.autograd.grad(y, leaves, given[3], create_graph=True)
+            second = torch.autograd.grad([g.sin().sum() for g in first[:2]], leaves[:2])
+        results.append([y, *first, *second])
+        given[index] = torch.complex(given[index], -given[index]).conj().imag
+        assert given[index].is_neg()
+    assert all(map(torch.equal, *results))
+
+
 def test_memory_formats_are_pytorchs(module):
     x, w = torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3)
     last = torch.channels_last
