@@ -529,6 +529,10 @@ def check_operands(x, weight, bias, parameters) -> None:  # type: ignore[no-unty
         raise RuntimeError("non-positive stride is not supported")
     if min(dilation) <= 0:
         raise RuntimeError("dilation should be greater than zero")
+    if max(stride + dilation) > INT_LIMIT:
+        raise RuntimeError(
+            f"stride and dilation must be below 2**31, got stride={stride} dilation={dilation}"
+        )
     if any(output_padding[i] >= max(stride[i], dilation[i]) for i in (0, 1)):
         raise RuntimeError(
             "output padding must be smaller than either stride or dilation, but got "

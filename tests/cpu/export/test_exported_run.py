@@ -402,6 +402,9 @@ def test_other_bad_input(module):
             module.transposed_convolution(x.long(), w.long())
         with pytest.raises(RuntimeError, match="Output size is too small"):
             module.transposed_convolution(x, w, padding=3)
+        for name in ("stride", "dilation"):
+            with pytest.raises(RuntimeError, match=f"must be below .*{name}=.2147483648, 1"):
+                module.transposed_convolution(x, w, **{name: (2**31, 1)})
         with pytest.raises(RuntimeError, match="one number or two"):
             module.transposed_convolution(x, w, stride=(1, 2, 3))
 
