@@ -101,6 +101,7 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
         "packed_blocks": plan.packing.grid,
         "packed_items": laid.all_items,
+        "packed_words": laid.packed_bytes // 4,
         "half_items": laid.half_items,
         "weight_words": laid.weight_words,
     }

@@ -14,8 +14,15 @@ import torch.nn.functional as F
 from exported import HALF, PROBLEMS, assert_right, export_half, load, on_emulator
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
 from tconv import plan
-from tconv.export import Layer, export_file
-from tconv.kernels import FAMILIES, mma_forward, sm90_tf32_wide_forward
+from tconv.export import Layer, export_file, write
+from tconv.export.families import EXPORTS
+from tconv.kernels import (
+    FAMILIES,
+    mma_forward,
+    sm90_split_forward,
+    sm90_tf32_forward,
+    sm90_tf32_wide_forward,
+)
 from tconv.reference import expected, poisoned_memory
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -106,6 +113,26 @@ def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
     with on_emulator(module) as extension:
         assert_right(module, case, operands(case, torch.float64, "contiguous", "cpu"))
     assert not set(planned) & set(extension.launched)
+
+
+@pytest.mark.parametrize("stem", EXPORTS)
+def test_every_family_that_can_be_exported_runs(stem, tmp_path, monkeypatch):
+    channels = 4 if stem == "direct_forward" else 32
+    rows = 3 if stem == "direct_forward" or "overlap" in stem else 24
+    strict = stem == "sm90_split_forward"
+    layer = Layer(channels, rows, (4, 4), (2, 2), (1, 1), batch=2, size=(6, 8))
+    monkeypatch.setenv("TCONV_KERNEL", stem)
+    if strict:
+        monkeypatch.setattr(write, "TF32_LEAST_CHANNELS", channels + 1)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    export_file(None, layer, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    case = Case(2, channels, rows, 1, layer.size, (4, 4), (2, 2), (1, 1))
+    with on_emulator(module) as extension:
+        tensors = operands(case, torch.float32, "contiguous", "cpu")
+        assert_right(module, case, tensors, tf32=not strict)
+    planned = [name for kernel in module.PLANNED_KERNELS for name in kernel.structures]
+    assert stem in planned and extension.launched == planned
 
 
 @contextlib.contextmanager
@@ -220,8 +247,10 @@ def unusual(tensors):
 def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
     family, layer, other_sizes = export_half(name, tmp_path / "model_new.py", monkeypatch)
     module = load(tmp_path / "model_new.py")
+    tf32 = family is not sm90_split_forward
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     planned = list(module.PLANNED_KERNELS[0].structures)
-    stem, packing = family.STEM, family.PACK_STEM
+    stem, packing = family.STEM, getattr(family, "PACK_STEM", sm90_tf32_forward.PACK_STEM)
     # Other blocks compute again themselves what does not fit.
     repairs = [f"{stem}_repair"] if family.STEM == "sm90_tf32_flat_forward" else []
     assert planned == [packing, stem, *repairs]
@@ -234,20 +263,20 @@ def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
         served = other_sizes or size == layer.size
         for tensors in unusual(operands(case, torch.float32, "contiguous", "cpu")):
             with on_emulator(module) as extension:
-                assert_output_right(module, case, tensors)
+                assert_output_right(module, case, tensors, tf32=tf32)
             assert extension.launched == (planned if served else ["any_forward_float32"])
     monkeypatch.setenv("TCONV_SANITIZE", "1")
     with on_emulator(module, multiprocessors=1, schedule="random:3"):
-        assert_output_right(module, case, tensors)
+        assert_output_right(module, case, tensors, tf32=tf32)
 
 
-def assert_output_right(module, case, t):
+def assert_output_right(module, case, t, *, tf32=True):
     stride, padding, output_padding, dilation, groups = case.geometry
     with torch.no_grad(), poisoned_memory():
         y = module.transposed_convolution(
             t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
         )
-    (want,) = expected(case.layer, t, tf32=True, output_alone=True)
+    (want,) = expected(case.layer, t, tf32=tf32, output_alone=True)
     wrong = want.why_wrong(y)
     assert wrong is None, f"{case}: {wrong}"
 
