@@ -63,6 +63,7 @@ def _implicit_gemm(plan: Plan) -> dict[str, Any]:
     # All tiles that share their pixels: the plan's own count, over the tiles along the pixels.
     return {
         "wide": _constant(plan.source, "Index") == "long long",
+        "used_phases": (y.used_phases, x.used_phases) if forward else None,
         "tiles": plan.grid // -(-pixels // block_pixels),
         "block_pixels": block_pixels,
     }

@@ -15,13 +15,20 @@ import functools
 
 import torch
 
-from tconv.export.transposed_convolution import ceiling_divide, device_properties, stride_arguments
+from tconv.export.transposed_convolution import (
+    ceiling_divide,
+    device_properties,
+    stride_arguments,
+    used_phases,
+)
 
 # ----------------------------------------------------------------------------------------------
 
 
 def prepare_general_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
     """Blocks and arguments of the kernel general_forward."""
+    if constants["used_phases"] != used_phases(y, parameters):
+        return None
     pixel_height, pixel_width = (
         (y.shape[2 + i] - 1 + parameters.padding[i]) // parameters.stride[i]
         - parameters.padding[i] // parameters.stride[i]

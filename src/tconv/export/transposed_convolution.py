@@ -256,6 +256,11 @@ KERNEL_SUFFIXES = {
 INT_LIMIT = 2**31 - 1
 
 
+def used_phases(y, parameters) -> "tuple":  # type: ignore[no-untyped-def]
+    """How many phases in y and x have outputs."""
+    return tuple(min(parameters.stride[i], y.shape[2 + i]) for i in (0, 1))
+
+
 def run_correlation(  # type: ignore[no-untyped-def]
     output, source, weight, bias, destination, parameters, tf32
 ) -> None:
@@ -271,15 +276,16 @@ def run_correlation(  # type: ignore[no-untyped-def]
             + 1
             for i in (0, 1)
         ]
-        phases = parameters.stride[0] * parameters.stride[1]
+        phases = used_phases(destination, parameters)
     else:
         pixels = list(destination.shape[2:])
-        phases = 1
+        phases = (1, 1)
     narrow = rows <= 8
     block_rows, block_pixels = (4, 256) if narrow else (64, 64)
     count = destination.shape[0] * pixels[0] * pixels[1]
     tiles = (
-        phases
+        phases[0]
+        * phases[1]
         * ceiling_divide(rows, block_rows)
         * parameters.groups
         * ceiling_divide(count, block_pixels)
@@ -316,6 +322,8 @@ def run_correlation(  # type: ignore[no-untyped-def]
             **parameters.arguments(),
             "pixels_y": pixels[0],
             "pixels_x": pixels[1],
+            "phases_y": phases[0],
+            "phases_x": phases[1],
             "round_to_tf32": int(tf32),
         },
     )

@@ -135,6 +135,20 @@ def test_every_family_that_can_be_exported_runs(stem, tmp_path, monkeypatch):
     assert stem in planned and extension.launched == planned
 
 
+def test_phases_without_outputs_are_those_of_the_planned_size(tmp_path):
+    layer = Layer(3, 4, (2, 3), (6, 70_000), (4, 0), (3, 5), batch=2, size=(2, 1))
+    export_file(None, layer, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    geometry = ((2, 3), (6, 70_000), (4, 0), (3, 5))
+    for size, planned in (((2, 1), True), ((3, 1), False)):
+        case = Case(2, 3, 4, 1, size, *geometry)
+        with on_emulator(module) as extension:
+            assert_right(module, case, operands(case, torch.float32, "contiguous", "cpu"))
+        assert extension.launched[0] == (
+            "general_forward" if planned else "any_forward_narrow_float32"
+        )
+
+
 @contextlib.contextmanager
 def without_tf32():
     torch.backends.cudnn.allow_tf32 = False

@@ -172,8 +172,8 @@ def test_a_dtype_without_planned_kernels_is_noted(tmp_path):
     "name",
     [
         "problem.py",
-        "it's \"quoted\".py",
-        "doc\"\"\"string.py",
+        'it\'s "quoted".py',
+        'doc"""string.py',
         "two\nraise SystemExit  # lines.py",
         "a return\rraise SystemExit.py",
         "back\\slash.py",
