@@ -20,8 +20,8 @@ import torch
 from layer_cases import Case, Operands
 from tconv import plan, settings
 from tconv.emulator import EmulatedKernel, tensor_map
-from tconv.export import Layer, export_file
-from tconv.kernels import sm90_tf32_flat_forward, sm90_tf32_forward
+from tconv.export import Layer, export_file, write
+from tconv.kernels import sm90_split_forward, sm90_tf32_flat_forward, sm90_tf32_forward
 from tconv.kernels.source import KERNEL_DIRECTORY, TENSOR_MAP, KernelSource
 from tconv.reference import expected, poisoned_memory
 
@@ -56,6 +56,19 @@ HALF = {
         Layer(32, 24, (3, 3), batch=2, size=(11, 188)),
         True,
     ),
+    # Strict float32, which an export is not planned for by itself: `export_half` asks for it.
+    "split, streamed": (
+        sm90_split_forward,
+        {"resident": False},
+        Layer(36, 20, (3, 3), (2, 2), (1, 1), (1, 1), batch=2, size=(9, 12)),
+        True,
+    ),
+    "split, resident": (
+        sm90_split_forward,
+        {"resident": True},
+        Layer(32, 24, (3, 3), groups=2, bias=False, batch=2, size=(5, 9)),
+        True,
+    ),
     "flat": (
         sm90_tf32_flat_forward,
         {"storers": False},
@@ -87,6 +100,8 @@ def export_half(
     assert tiles, f"{family.STEM} has no tiles of {wanted}"
     monkeypatch.setenv("TCONV_KERNEL", family.STEM)
     monkeypatch.setattr(family, "TILES", tiles)
+    if family is sm90_split_forward:
+        monkeypatch.setattr(write, "TF32_LEAST_CHANNELS", layer.in_channels + 1)
     plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
     export_file(None, layer, path)
     plan._plan.cache_clear()

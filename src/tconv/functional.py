@@ -33,6 +33,9 @@ _DEFAULT_RULES = (
     torch._C._disabled_torch_function_impl,
 )
 
+# PyTorch's kernels read strides and dilations as 32-bit numbers; larger ones wrap, and most raise.
+_MOST_STEP = 2**31 - 1
+
 _declined: set[str] = set()
 
 
@@ -102,6 +105,14 @@ def _computed_dtype(tensor: Tensor) -> torch.dtype:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is _STRIDED and not tensor.is_nested
+
+
+def _has_escaped_vmap(*tensors: Tensor | None) -> bool:
+    """Whether one of them is of a torch.vmap that has ended, which PyTorch refuses."""
+    if torch._C._are_functorch_transforms_active():
+        return False
+    is_batched = torch._C._functorch.is_batchedtensor
+    return any(tensor is not None and is_batched(tensor) for tensor in tensors)
 
 
 def _is_sound(
@@ -183,6 +194,8 @@ def _has_sound_sizes(
         extra = output_padding[axis]
         if step < 1 or spread < 1 or padding[axis] < 0 or extra < 0:
             return False
+        if step > _MOST_STEP or spread > _MOST_STEP:
+            return False
         if extra >= step and extra >= spread:
             return False
     return True
@@ -247,7 +260,8 @@ def conv_transpose2d(
         TypeError: for arguments of the wrong type, with PyTorch's own message.
         TconvError: where a kernel cannot be compiled or launched.
     """
-    unobserved = not torch.compiler.is_compiling() and ops.unobserved(input, weight, bias)
+    compiling = torch.compiler.is_compiling()
+    unobserved = not compiling and ops.unobserved(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not unobserved:
         if type(input) not in _PLAIN or type(weight) not in _PLAIN or type(bias) not in _PLAIN:
@@ -267,6 +281,8 @@ def conv_transpose2d(
                 # PyTorch's default rule calls us again, and gives the result its class back.
                 return handle_torch_function(conv_transpose2d, (input, weight, bias), *arguments)
         elif input is None or weight is None:
+            return _pytorch(*arguments)
+        if not compiling and _has_escaped_vmap(input, weight, bias):
             return _pytorch(*arguments)
 
     # `device.type` takes half a microsecond to make its name.

@@ -791,26 +791,37 @@ _register()
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
+# NOTE: a tensor of a torch.func level is a plain Tensor to Python, and stays one when its level has
+# ended and no transform is active: it is the dispatcher that unwraps it, or says what is wrong.
+_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
 
 def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
     """Whether the dispatcher would do nothing for a call on these tensors but call us.
 
-    True of an ordinary eager call: no subclass, mode, transform, tracer or profiler. Autocast is
-    left to `forward`, the only one of the three that it changes. Whoever asks has asked
-    `torch.compiler.is_compiling` before.
+    True of an ordinary eager call: no subclass, mode, transform, tracer or profiler, and every
+    tensor's values lie in its own memory as they are. Those of a negative view, of a ZeroTensor and
+    of what a torch.func level has wrapped do not. Autocast is left to `forward`, the only one of
+    the three that it changes. Whoever asks has asked `torch.compiler.is_compiling` before.
     """
     return (
         type(first) in _PLAIN
         and type(second) in _PLAIN
-        and (third is None or (type(third) in _PLAIN and not third.is_neg()))
+        and (
+            third is None
+            or (
+                type(third) in _PLAIN
+                and not (third.is_neg() or third._is_zerotensor() or _is_wrapped(third))
+            )
+        )
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._is_tracing()
         and not torch._C._autograd._profiler_enabled()
         and forward_ad._current_level < 0
-        and not first.is_neg()
-        and not second.is_neg()
+        and not (first.is_neg() or first._is_zerotensor() or _is_wrapped(first))
+        and not (second.is_neg() or second._is_zerotensor() or _is_wrapped(second))
     )
 
 

@@ -111,7 +111,17 @@ class Axis:
     @cached_property
     def shifts(self) -> tuple[int, ...]:
         """The distinct shifts over all phases, ascending."""
-        return tuple(sorted({tap.shift for phase in self.phases for tap in phase.taps}))
+        return tuple(sorted({tap * self.dilation // self.stride for tap in range(self.kernel)}))
+
+    @property
+    def used_phases(self) -> int:
+        """How many phases have outputs: all, unless these are fewer."""
+        return min(self.stride, self.output_size)
+
+    @property
+    def first_phase(self) -> int:
+        """The phase with outputs that the others follow, from the last one on to phase 0."""
+        return 0 if self.used_phases == self.stride else self.padding % self.stride
 
     @cached_property
     def q_range(self) -> range:

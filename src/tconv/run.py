@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -202,11 +203,20 @@ def weight_gradient(
 
 
 def tf32_allowed() -> bool:
-    """Whether PyTorch's flags let float32 convolutions use TF32, as they do by default."""
+    """Whether float32 convolutions may use TF32, which is PyTorch's default.
+
+    Not where its flags forbid it, cuDNN is off (`torch.backends.cudnn.enabled`), or
+    NVIDIA_TF32_OVERRIDE=0 was set by the first call.
+    """
+    if _TF32_FORBIDDEN or not torch._C._get_cudnn_enabled():
+        return False
     if _PRECISION is None:  # torch before 2.9
         return torch.backends.cudnn.allow_tf32
     return bool(_PRECISION("cuda", "conv") == "tf32")
 
+
+# Read once, as cuDNN and cuBLAS do. Of other values cuDNN takes no notice.
+_TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
 
 # What torch.backends.cudnn.conv.fp32_precision reads, which takes twice as long to get there.
 _PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)

@@ -7,9 +7,12 @@ import importlib.util
 import logging
 import re
 import sys
+from math import prod
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
@@ -54,6 +57,67 @@ def test_refusals_are_sentences_with_the_values_found():
     huge = layer(height=Axis(2**30, 3, 4), width=Axis(1, 1))
     with pytest.raises(NoKernelError, match="coordinates along height need 32 bits"):
         plan(huge, TARGET)
+
+
+def axes(steps) -> st.SearchStrategy[Axis]:
+    """Axes with an output whose stride and dilation are among the steps."""
+
+    @st.composite
+    def draw(draw) -> Axis:
+        size, kernel = draw(st.integers(1, 9)), draw(st.integers(1, 5))
+        stride, dilation = draw(steps), draw(steps)
+        extra = draw(st.integers(0, max(stride, dilation) - 1) | st.just(0))
+        unpadded = (size - 1) * stride + dilation * (kernel - 1) + extra
+        padding = draw(st.integers(0, unpadded // 2) | st.just(unpadded // 2))
+        return Axis(size, kernel, stride, padding, extra, dilation)
+
+    return draw()
+
+
+STEPS = st.integers(1, 9) | st.sampled_from((64, 1000, 10**5, 2**28))
+
+
+@settings(max_examples=400)
+@given(
+    height=axes(STEPS),
+    width=axes(STEPS),
+    channels=st.tuples(st.integers(1, 3), *[st.sampled_from((1, 3, 16, 40))] * 2),
+    math=st.sampled_from(("ieee", "tf32")),
+    arch=st.sampled_from(("sm_75", "sm_80", "sm_90a")),
+    direction=st.sampled_from(DIRECTIONS),
+)
+def test_no_kernel_launches_more_blocks_than_outputs_and_weights_need(
+    height, width, channels, math, arch, direction
+):
+    batch, in_channels, out_channels = channels
+    problem = Problem(direction, batch, in_channels, out_channels, 1, height, width, math=math)
+    assume(problem.bytes < 2**40)
+    target = Target.named(arch)
+    for candidate in candidates(problem, target):
+        if candidate.refusal is not None:
+            continue
+        made = make_plan(problem, target, candidate)
+        written = {
+            "forward": problem.y_shape,
+            "input_gradient": problem.x_shape,
+            "weight_gradient": (made.splits, *problem.w_shape),
+        }[direction]
+        assert made.grid <= prod(written), made
+        for launch in made.launches:
+            assert launch.grid <= prod(written) + prod(problem.w_shape) + prod(problem.x_shape), (
+                made
+            )
+
+
+def test_a_long_stride_on_one_pixel_costs_what_a_short_one_does():
+    grids = []
+    for stride in (4, 10**5, 2**31 - 1):
+        axis = Axis(1, 4, stride)
+        for direction in DIRECTIONS:
+            problem = layer(direction, height=axis, width=axis)
+            with_general = [c for c in candidates(problem, TARGET) if c.stem.startswith("general")]
+            grids.append(make_plan(problem, TARGET, with_general[0]).grid)
+    assert grids[3:6] == grids[6:] == grids[:3]
 
 
 def test_shared_memory_of_the_target_is_respected():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,6 +165,27 @@ def test_calls_with_and_without_tf32_are_not_alike(monkeypatch: pytest.MonkeyPat
     before = run.likeness(*call)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not run.tf32_allowed())
     assert run.likeness(*call) != before
+
+
+def test_tf32_is_not_allowed_without_cudnn() -> None:
+    assert run.tf32_allowed()
+    with torch.backends.cudnn.flags(enabled=False, allow_tf32=True):
+        assert not run.tf32_allowed()
+    assert run.tf32_allowed()
+
+
+@pytest.mark.parametrize(("value", "allowed"), [("0", True), ("1", False), ("", True)])
+def test_nvidias_override_can_forbid_tf32_but_not_allow_it(value: str, allowed: bool) -> None:
+    """As cuDNN takes it: 0 forbids, and nothing else says anything."""
+    asked = "import torch, tconv.run; torch.backends.cudnn.allow_tf32 = {}; print({})"
+    done = subprocess.run(
+        [sys.executable, "-c", asked.format(allowed, "tconv.run.tf32_allowed()")],
+        env={**os.environ, "NVIDIA_TF32_OVERRIDE": value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{allowed and value != '0'}\n"
 
 
 def test_known_calls_are_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def _implicit_gemm(plan: Plan) -> dict[str, Any]:
     # All tiles that share their pixels: the plan's own count, over the tiles along the pixels.
     return {
         "wide": _constant(plan.source, "Index") == "long long",
+        "used_phases": (y.used_phases, x.used_phases) if forward else None,
         "tiles": plan.grid // -(-pixels // block_pixels),
         "block_pixels": block_pixels,
     }
@@ -101,6 +102,7 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
         "packed_blocks": plan.packing.grid,
         "packed_items": laid.all_items,
+        "packed_words": laid.packed_bytes // 4,
         "half_items": laid.half_items,
         "weight_words": laid.weight_words,
     }

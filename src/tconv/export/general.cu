@@ -33,21 +33,25 @@ struct Arguments {
     int source_height, source_width, destination_height, destination_width;
     int kernel_y, kernel_x, stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x;
     int pixels_y, pixels_x;  // of one phase
+    int phases_y, phases_x;  // with outputs: the first output's, and those that follow
     int round_to_tf32;
 };
 
 constexpr int threads = 256;
 constexpr int depth = 16;  // channels staged in one step
 
-// The pixels and taps of one phase along one axis. Tap i of the phase is first_tap + i * tap_step.
+// The pixels and taps of one phase along one axis: of the index-th from the first output's on, where
+// 0 follows the last. Tap i of the phase is first_tap + i * tap_step.
 struct Axis {
     int taps, first_tap, tap_step;
     int source_first, source_pixel, source_tap;  // source = first + pixel * .. + tap * ..
     int destination_first, destination_pixel;
 
     template <bool output>
-    TCONV_DEVICE static Axis of_phase(int phase, int kernel, int stride, int padding, int dilation) {
+    TCONV_DEVICE static Axis of_phase(int index, int kernel, int stride, int padding, int dilation) {
         if (!output) return {kernel, 0, 1, -padding, stride, dilation, 0, 1};
+        int before_0 = stride - padding % stride;
+        int phase = index < before_0 ? padding % stride + index : index - before_0;
         Axis axis{0, 0, 1, 0, 1, 0, 0, stride};
         // The taps of a phase lie equally far apart; the second shows how far.
         for (int t = 0; t < kernel; ++t) {
@@ -234,7 +238,7 @@ struct Tile {
 
     TCONV_DEVICE static void run(const Arguments& a, Shared& shared) {
         int row_tiles = (a.rows + block_rows - 1) / block_rows;
-        int variants = output ? a.stride_y * a.stride_x : 1;
+        int variants = a.phases_y * a.phases_x;
         for (long long tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
             long long rest = tile / variants;
             int variant = static_cast<int>(tile - rest * variants);
@@ -244,9 +248,9 @@ struct Tile {
             long long first_pixel = rest / a.groups * block_pixels;
             Tile work{a,
                       shared,
-                      Axis::of_phase<output>(variant / a.stride_x, a.kernel_y, a.stride_y,
+                      Axis::of_phase<output>(variant / a.phases_x, a.kernel_y, a.stride_y,
                                              a.padding_y, a.dilation_y),
-                      Axis::of_phase<output>(variant % a.stride_x, a.kernel_x, a.stride_x,
+                      Axis::of_phase<output>(variant % a.phases_x, a.kernel_x, a.stride_x,
                                              a.padding_x, a.dilation_x),
                       group,
                       row_tile * block_rows};

@@ -15,13 +15,20 @@ import functools
 
 import torch
 
-from tconv.export.transposed_convolution import ceiling_divide, device_properties, stride_arguments
+from tconv.export.transposed_convolution import (
+    ceiling_divide,
+    device_properties,
+    stride_arguments,
+    used_phases,
+)
 
 # ----------------------------------------------------------------------------------------------
 
 
 def prepare_general_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
     """Blocks and arguments of the kernel general_forward."""
+    if constants["used_phases"] != used_phases(y, parameters):
+        return None
     pixel_height, pixel_width = (
         (y.shape[2 + i] - 1 + parameters.padding[i]) // parameters.stride[i]
         - parameters.padding[i] // parameters.stride[i]
@@ -159,8 +166,8 @@ def prepare_general_weight_gradient(constants, x, weight, bias, y, parameters): 
 
 
 def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
-    """Blocks and arguments of the kernels sm90_tf32_pack and sm90_tf32_forward, the latter once
-    more where it multiplies in float16: for the tiles that float16 cannot hold.
+    """Blocks and arguments of the kernels sm90_tf32_pack and sm90_tf32_forward, or the latter's
+    like for strict float32, sm90_split_forward.
     """
     half = constants["half"]
     # A row of pixels stands for row_step rows of the input, and for all their phases.
@@ -182,7 +189,7 @@ def prepare_sm90_tf32_forward(constants, x, weight, bias, y, parameters):  # typ
         return None
     # Behind the weights lies a count of tiles; in float16 notes of the weights and of the tiles,
     # one for each warp that brings one, lie behind it.
-    status = 512 * constants["packed_items"]
+    status = constants["packed_words"]
     rings = constants["rings"]
     notes = constants["weight_words"] + 4 * tiles // rings
     noted = 1 + (notes if half else 0)

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import math
+import os
 import re
 import struct
 
@@ -218,9 +219,14 @@ def run_planned(  # type: ignore[no-untyped-def]
 # this many products to sum at a pixel, as cuDNN does.
 TF32_LEAST_CHANNELS = 16
 
+# Read once, as cuDNN and cuBLAS do.
+TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+
 
 def tf32_allowed() -> bool:
-    """Whether PyTorch's flags let float32 convolutions use TF32."""
+    """Whether PyTorch's flags let float32 convolutions use TF32; not where cuDNN is off."""
+    if TF32_FORBIDDEN or not torch.backends.cudnn.enabled:
+        return False
     flags = getattr(torch.backends.cudnn, "conv", None)
     if flags is None:  # PyTorch before 2.9
         return torch.backends.cudnn.allow_tf32
@@ -250,6 +256,11 @@ KERNEL_SUFFIXES = {
 INT_LIMIT = 2**31 - 1
 
 
+def used_phases(y, parameters) -> "tuple":  # type: ignore[no-untyped-def]
+    """How many phases in y and x have outputs."""
+    return tuple(min(parameters.stride[i], y.shape[2 + i]) for i in (0, 1))
+
+
 def run_correlation(  # type: ignore[no-untyped-def]
     output, source, weight, bias, destination, parameters, tf32
 ) -> None:
@@ -265,15 +276,16 @@ def run_correlation(  # type: ignore[no-untyped-def]
             + 1
             for i in (0, 1)
         ]
-        phases = parameters.stride[0] * parameters.stride[1]
+        phases = used_phases(destination, parameters)
     else:
         pixels = list(destination.shape[2:])
-        phases = 1
+        phases = (1, 1)
     narrow = rows <= 8
     block_rows, block_pixels = (4, 256) if narrow else (64, 64)
     count = destination.shape[0] * pixels[0] * pixels[1]
     tiles = (
-        phases
+        phases[0]
+        * phases[1]
         * ceiling_divide(rows, block_rows)
         * parameters.groups
         * ceiling_divide(count, block_pixels)
@@ -310,6 +322,8 @@ def run_correlation(  # type: ignore[no-untyped-def]
             **parameters.arguments(),
             "pixels_y": pixels[0],
             "pixels_x": pixels[1],
+            "phases_y": phases[0],
+            "phases_x": phases[1],
             "round_to_tf32": int(tf32),
         },
     )
@@ -369,6 +383,13 @@ def run_reduction(  # type: ignore[no-untyped-def]
 # derivatives are the other two, so that derivatives of every order need no further kernel.
 
 
+def as_stored(*tensors):  # type: ignore[no-untyped-def]
+    """The tensors as a kernel may read them: a negation that was only noted (of a view such as
+    `z.conj().imag`) is done.
+    """
+    return [None if tensor is None else tensor.resolve_neg() for tensor in tensors]
+
+
 class OutputMap(torch.autograd.Function):
     """The layer's output, from the input, the weight and the bias (or None)."""
 
@@ -376,6 +397,7 @@ class OutputMap(torch.autograd.Function):
     def forward(ctx, x, weight, bias, parameters):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight)
         ctx.parameters = parameters
+        x, weight, bias = as_stored(x, weight, bias)
         size = parameters.output_size(x.shape[2:], weight.shape[2:])
         y = torch.empty(
             (x.shape[0], weight.shape[1] * parameters.groups, *size),
@@ -414,6 +436,7 @@ class InputGradientMap(torch.autograd.Function):
     def forward(ctx, grad_output, weight, size, parameters):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(grad_output, weight)
         ctx.parameters = parameters
+        grad_output, weight = as_stored(grad_output, weight)
         grad_x = torch.empty(
             (grad_output.shape[0], weight.shape[0], *tuple(size)),
             dtype=grad_output.dtype,
@@ -450,6 +473,7 @@ class WeightGradientMap(torch.autograd.Function):
     def forward(ctx, x, grad_output, shape, layout, parameters):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, grad_output)
         ctx.parameters = parameters
+        x, grad_output = as_stored(x, grad_output)
         if grad_output.numel() == 0:
             zeros = torch.zeros(tuple(shape), dtype=x.dtype, device=x.device)
             return zeros.contiguous(memory_format=layout)
@@ -513,6 +537,10 @@ def check_operands(x, weight, bias, parameters) -> None:  # type: ignore[no-unty
         raise RuntimeError("non-positive stride is not supported")
     if min(dilation) <= 0:
         raise RuntimeError("dilation should be greater than zero")
+    if max(stride + dilation) > INT_LIMIT:
+        raise RuntimeError(
+            f"stride and dilation must be below 2**31, got stride={stride} dilation={dilation}"
+        )
     if any(output_padding[i] >= max(stride[i], dilation[i]) for i in (0, 1)):
         raise RuntimeError(
             "output padding must be smaller than either stride or dilation, but got "

@@ -103,7 +103,8 @@ def export_file(
     rewritten = problem_file.rewrite(text, name)
     calls = problem_file.calls(text, name)
     planned, notes = _plan(calls, target)
-    exported = _render(rewritten, name, planned, target)
+    # Quoted: a file's name may hold a line's end, behind which there is no comment any more.
+    exported = _render(rewritten, repr(name) if layer is None else name, planned, target)
     notes += _notes(rewritten, exported)
     scratch = output_path.with_name(f".{output_path.name}.{os.getpid()}")
     try:
@@ -275,7 +276,7 @@ def _comment(lines: list[str]) -> str:
 
 
 def _imports(text: str) -> str:
-    modules = ("ctypes", "functools", "hashlib", "inspect", "math", "re", "struct")
+    modules = ("ctypes", "functools", "hashlib", "inspect", "math", "os", "re", "struct")
     used = (name for name in modules if re.search(rf"^[^#]*\b{name}\.", text, re.MULTILINE))
     return (
         "".join(f"import {name}\n" for name in used)

@@ -344,7 +344,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"computes float32, not {problem.dtype}"
     if problem.y_layout != "contiguous":
         return f"writes contiguous outputs, not {problem.y_layout}"
-    return family.coordinates_why_not(problem)
+    return family.phases_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

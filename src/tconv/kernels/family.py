@@ -218,6 +218,17 @@ def output_rows(problem: Problem, operands: Operands) -> dict[str, int | float |
     }
 
 
+def phases_why_not(problem: Problem) -> str | None:
+    """`coordinates_why_not`, and for forward kernels that compute all phases a reason if some have
+    no output: with long strides these are nearly all, and too many to list.
+    """
+    for name, axis in (("height", problem.height), ("width", problem.width)):
+        if axis.used_phases < axis.stride:
+            found = f"{axis.used_phases} have outputs"
+            return f"computes all {axis.stride} phases along {name}, of which {found}"
+    return coordinates_why_not(problem)
+
+
 def coordinates_why_not(problem: Problem) -> str | None:
     """A reason if a coordinate along an axis could exceed 32 bits, else None."""
     for name, axis in (("height", problem.height), ("width", problem.width)):

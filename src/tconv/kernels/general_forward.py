@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import gcd
 
 from tconv.jit.target import Target
@@ -9,7 +10,7 @@ from tconv.kernels import family, implicit_gemm
 from tconv.kernels.family import Operands
 from tconv.kernels.implicit_gemm import Shape, Tile
 from tconv.kernels.source import KernelSource
-from tconv.problem import Axis, Direction, Phase, Problem
+from tconv.problem import Axis, Direction, Problem
 
 STEM = "general_forward"
 DIRECTION: Direction = "forward"
@@ -47,7 +48,11 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         *family.axis_constants(problem),
         ("bias", problem.bias),
         ("phases", shape.phases),
-        ("sparse", any(_shifts(phase) != x.shifts for phase in x.phases)),
+        ("first_phase_y", y.first_phase),
+        ("first_phase_x", x.first_phase),
+        ("used_phases_y", y.used_phases),
+        ("used_phases_x", x.used_phases),
+        ("sparse", _is_sparse(x)),
         ("tap_step_y", y.stride // gcd(y.stride, y.dilation)),
         ("shift_step_y", y.dilation // gcd(y.stride, y.dilation)),
         ("first_q_y", y.q_range.start),
@@ -117,14 +122,20 @@ def arguments(
     }
 
 
-def _shifts(phase: Phase) -> tuple[int, ...]:
-    return tuple(tap.shift for tap in phase.taps)
+def _is_sparse(axis: Axis) -> bool:
+    """Whether some phase with outputs has no tap at some shift."""
+    taps = Counter(tap * axis.dilation % axis.stride for tap in range(axis.kernel))
+    # The taps of a phase have shifts of their own each.
+    return any(
+        taps[(axis.first_phase + index) % axis.stride] < len(axis.shifts)
+        for index in range(axis.used_phases)
+    )
 
 
 def _phases(axis: Axis) -> int:
-    """Phases of a block: the stride's, in the fewest equal shares of at most MOST_PHASES."""
-    chunks = -(-axis.stride // MOST_PHASES)
-    return -(-axis.stride // chunks)
+    """Phases of a block: those with outputs, in the fewest equal shares of at most MOST_PHASES."""
+    chunks = -(-axis.used_phases // MOST_PHASES)
+    return -(-axis.used_phases // chunks)
 
 
 def _shape(problem: Problem, tile: Tile) -> Shape:
@@ -136,8 +147,8 @@ def _shape(problem: Problem, tile: Tile) -> Shape:
         channels=problem.in_channels_per_group,
         groups=problem.groups,
         pixels=problem.batch * len(y.q_range) * len(x.q_range),
-        slots=y.kernel / y.stride * len(x.shifts),
+        slots=y.kernel / y.used_phases * len(x.shifts),
         phases=phases,
-        variants=y.stride * -(-x.stride // phases),
+        variants=y.used_phases * -(-x.used_phases // phases),
         real_bytes=implicit_gemm.real_bytes(problem),
     )

@@ -593,7 +593,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return refusal
     if problem.taps > MOST_TAPS:
         return f"unrolls over {MOST_TAPS} taps at most, the kernel has {problem.taps}"
-    return family.coordinates_why_not(problem)
+    return family.phases_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

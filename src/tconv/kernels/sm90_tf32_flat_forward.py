@@ -491,7 +491,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return refusal
     if problem.width.stride > WARP_ROWS:
         return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
-    return family.coordinates_why_not(problem)
+    return family.phases_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

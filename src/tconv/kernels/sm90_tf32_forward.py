@@ -582,7 +582,7 @@ def shape_why_not(problem: Problem) -> str | None:
         return f"works on {CHANNELS} input channels at a time, there are {found}"
     if problem.width.stride > WARP_ROWS:
         return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
-    return family.coordinates_why_not(problem)
+    return family.phases_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

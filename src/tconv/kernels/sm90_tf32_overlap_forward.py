@@ -380,7 +380,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
     if problem.width.stride > MOST_STRIDE:
         stride = problem.width.stride
         return f"holds {MOST_STRIDE} outputs of a pixel along x, the stride is {stride}"
-    return family.coordinates_why_not(problem)
+    return family.phases_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

@@ -367,7 +367,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"a thread writes {MOST_STRIDE} phases in x, the stride is {problem.width.stride}"
     if problem.height.stride > MOST_STRIDE_Y:
         return f"tells {MOST_STRIDE_Y} phases in y apart, the stride is {problem.height.stride}"
-    return family.coordinates_why_not(problem)
+    return family.phases_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,15 @@ import torch.nn.functional as F
 from exported import HALF, PROBLEMS, assert_right, export_half, load, on_emulator
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
 from tconv import plan
-from tconv.export import Layer, export_file
-from tconv.kernels import FAMILIES, mma_forward, sm90_tf32_wide_forward
+from tconv.export import Layer, export_file, write
+from tconv.export.families import EXPORTS
+from tconv.kernels import (
+    FAMILIES,
+    mma_forward,
+    sm90_split_forward,
+    sm90_tf32_forward,
+    sm90_tf32_wide_forward,
+)
 from tconv.reference import expected, poisoned_memory
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -107,6 +115,40 @@ def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
     assert not set(planned) & set(extension.launched)
 
 
+@pytest.mark.parametrize("stem", EXPORTS)
+def test_every_family_that_can_be_exported_runs(stem, tmp_path, monkeypatch):
+    channels = 4 if stem == "direct_forward" else 32
+    rows = 3 if stem == "direct_forward" or "overlap" in stem else 24
+    strict = stem == "sm90_split_forward"
+    layer = Layer(channels, rows, (4, 4), (2, 2), (1, 1), batch=2, size=(6, 8))
+    monkeypatch.setenv("TCONV_KERNEL", stem)
+    if strict:
+        monkeypatch.setattr(write, "TF32_LEAST_CHANNELS", channels + 1)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    export_file(None, layer, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    case = Case(2, channels, rows, 1, layer.size, (4, 4), (2, 2), (1, 1))
+    with on_emulator(module) as extension:
+        tensors = operands(case, torch.float32, "contiguous", "cpu")
+        assert_right(module, case, tensors, tf32=not strict)
+    planned = [name for kernel in module.PLANNED_KERNELS for name in kernel.structures]
+    assert stem in planned and extension.launched == planned
+
+
+def test_phases_without_outputs_are_those_of_the_planned_size(tmp_path):
+    layer = Layer(3, 4, (2, 3), (6, 70_000), (4, 0), (3, 5), batch=2, size=(2, 1))
+    export_file(None, layer, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    geometry = ((2, 3), (6, 70_000), (4, 0), (3, 5))
+    for size, planned in (((2, 1), True), ((3, 1), False)):
+        case = Case(2, 3, 4, 1, size, *geometry)
+        with on_emulator(module) as extension:
+            assert_right(module, case, operands(case, torch.float32, "contiguous", "cpu"))
+        assert extension.launched[0] == (
+            "general_forward" if planned else "any_forward_narrow_float32"
+        )
+
+
 @contextlib.contextmanager
 def without_tf32():
     torch.backends.cudnn.allow_tf32 = False
@@ -114,6 +156,17 @@ def without_tf32():
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = True
+
+
+def test_what_forbids_tf32(module, monkeypatch):
+    assert module.tf32_allowed()
+    with without_tf32():
+        assert not module.tf32_allowed()
+    with torch.backends.cudnn.flags(enabled=False, allow_tf32=True):
+        assert not module.tf32_allowed()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert module.tf32_allowed()  # it was loaded before
+    assert not load(Path(module.__file__)).tf32_allowed()
 
 
 @pytest.mark.skipif("sm90_tf32_forward" not in STEMS, reason="there is no such kernel")
@@ -208,8 +261,10 @@ def unusual(tensors):
 def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
     family, layer, other_sizes = export_half(name, tmp_path / "model_new.py", monkeypatch)
     module = load(tmp_path / "model_new.py")
+    tf32 = family is not sm90_split_forward
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     planned = list(module.PLANNED_KERNELS[0].structures)
-    stem, packing = family.STEM, family.PACK_STEM
+    stem, packing = family.STEM, getattr(family, "PACK_STEM", sm90_tf32_forward.PACK_STEM)
     # Other blocks compute again themselves what does not fit.
     repairs = [f"{stem}_repair"] if family.STEM == "sm90_tf32_flat_forward" else []
     assert planned == [packing, stem, *repairs]
@@ -222,20 +277,20 @@ def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
         served = other_sizes or size == layer.size
         for tensors in unusual(operands(case, torch.float32, "contiguous", "cpu")):
             with on_emulator(module) as extension:
-                assert_output_right(module, case, tensors)
+                assert_output_right(module, case, tensors, tf32=tf32)
             assert extension.launched == (planned if served else ["any_forward_float32"])
     monkeypatch.setenv("TCONV_SANITIZE", "1")
     with on_emulator(module, multiprocessors=1, schedule="random:3"):
-        assert_output_right(module, case, tensors)
+        assert_output_right(module, case, tensors, tf32=tf32)
 
 
-def assert_output_right(module, case, t):
+def assert_output_right(module, case, t, *, tf32=True):
     stride, padding, output_padding, dilation, groups = case.geometry
     with torch.no_grad(), poisoned_memory():
         y = module.transposed_convolution(
             t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
         )
-    (want,) = expected(case.layer, t, tf32=True, output_alone=True)
+    (want,) = expected(case.layer, t, tf32=tf32, output_alone=True)
     wrong = want.why_wrong(y)
     assert wrong is None, f"{case}: {wrong}"
 
@@ -293,6 +348,25 @@ def test_only_the_gradients_asked_for(module):
     with on_emulator(module) as extension:
         layer(x).sum().backward()
     assert len(extension.launched) == 1 and layer.bias.grad is not None
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_pending_negation_is_done_before_a_kernel_reads(index, module):
+    case = Case(2, 2, 3, 2, (4, 5), (3, 2), (2, 1))
+    tensors = operands(case, torch.float64, "contiguous", "cpu")
+    given = [tensors.x, tensors.w, tensors.bias, tensors.grad_output]
+    results = []
+    for _ in range(2):
+        leaves = [tensor.detach().requires_grad_() for tensor in given[:3]]
+        assert [t.is_neg() for t in (*leaves, given[3])].count(True) == len(results)
+        with on_emulator(module):
+            y = module.transposed_convolution(*leaves, (2, 1), 0, 0, 2)
+            first = torch.autograd.grad(y, leaves, given[3], create_graph=True)
+            second = torch.autograd.grad([g.sin().sum() for g in first[:2]], leaves[:2])
+        results.append([y, *first, *second])
+        given[index] = torch.complex(given[index], -given[index]).conj().imag
+        assert given[index].is_neg()
+    assert all(map(torch.equal, *results))
 
 
 def test_memory_formats_are_pytorchs(module):
@@ -371,6 +445,9 @@ def test_other_bad_input(module):
             module.transposed_convolution(x.long(), w.long())
         with pytest.raises(RuntimeError, match="Output size is too small"):
             module.transposed_convolution(x, w, padding=3)
+        for name in ("stride", "dilation"):
+            with pytest.raises(RuntimeError, match=f"must be below .*{name}=.2147483648, 1"):
+                module.transposed_convolution(x, w, **{name: (2**31, 1)})
         with pytest.raises(RuntimeError, match="one number or two"):
             module.transposed_convolution(x, w, stride=(1, 2, 3))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import os
+
 import pytest
 import torch
 
@@ -163,6 +166,31 @@ def test_a_dtype_without_planned_kernels_is_noted(tmp_path):
     )
     report = export_file(path, None, tmp_path / "model_new.py")
     assert report.plans == () and "float64 runs the general kernels" in str(report)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "problem.py",
+        'it\'s "quoted".py',
+        'doc"""string.py',
+        "two\nraise SystemExit  # lines.py",
+        "a return\rraise SystemExit.py",
+        "back\\slash.py",
+        "{braces}.py",
+        os.fsdecode(b"no \xff unicode.py"),
+    ],
+    ids=ascii,
+)
+def test_the_given_files_name_adds_nothing_but_comments(name, tmp_path):
+    texts = []
+    for given in ("plain.py", name):
+        (tmp_path / given).write_text(model("nn.ConvTranspose2d(4, 3, 3)") + INPUTS)
+        report = export_file(tmp_path / given, None, tmp_path / "model_new.py")
+        assert report.source == given
+        texts.append((tmp_path / "model_new.py").read_text(encoding="utf-8"))
+    assert ast.dump(ast.parse(texts[1])) == ast.dump(ast.parse(texts[0]))
+    assert repr(name) in texts[1].replace("\n# ", " ")
 
 
 def test_exporting_draws_no_random_numbers(tmp_path):

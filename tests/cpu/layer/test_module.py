@@ -60,6 +60,16 @@ def outcome(function):
         return type(error), str(error)
 
 
+@pytest.mark.parametrize("name", ["stride", "dilation"])
+def test_steps_over_31_bits_raise_what_pytorch_raises(name):
+    outcomes = []
+    for module in (nn, tconv):
+        with pytest.raises(RuntimeError, match=f"{name} should be greater than zero") as raised:
+            module.ConvTranspose2d(2, 3, 1, **{name: 2**31})(torch.randn(1, 2, 1, 1))
+        outcomes.append(str(raised.value))
+    assert outcomes[0] == outcomes[1]
+
+
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular", "no such mode"])
 def test_padding_mode_is_refused_as_by_pytorch(mode):
     refusals = [
