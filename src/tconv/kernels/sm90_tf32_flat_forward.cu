@@ -471,31 +471,39 @@ struct Repairing {
     }
 };
 
-// Columns from `first` on of the rows of `channels` channels, from shared memory. `destination` is
-// where the first channel and phase in y begin, of which `channel_count` are real.
-template <int channels, typename Action>
-TCONV_DEVICE void each_column(const Arguments& arguments, const float (*outputs)[out_pitch],
-                              const Place* places, int first, int phase_y, int channel_count,
-                              float* destination, Action& action) {
+// Some channels' outputs, of which `channel_count` are real, in shared memory; `destination` is where the first
+// channel and phase in y begin.
+struct Part {
+    const float (*outputs)[out_pitch];
+    const Place* places;
+    int first;  // column
+    int phase_y;
+    int channel_count;
+    float* destination;
+};
+
+// Columns from the part's first on of the rows of `channels` channels.
+template <int channels, typename Fields, typename Action>
+TCONV_DEVICE void each_column(const Fields& arguments, const Part& of, Action& action) {
     constexpr int unroll = Action::rolled ? 1 : channels < 4 ? 4 : 2;  // stores under way
     constexpr int unrolled = Action::rolled ? 1 : channels;
     int lane = threadIdx.x % 32;
 #pragma unroll unroll
     for (int element = lane * width; element < out_columns; element += 32 * width) {
-        int column = first + element / phases;
+        int column = of.first + element / phases;
         if (columns % part != 0 && column >= columns) break;
         int phase = element % phases;
-        Place place = places[column];
-        int y = place.y + phase_y, x = place.x + phase;
+        Place place = of.places[column];
+        int y = place.y + of.phase_y, x = place.x + phase;
         if (y < 0 || y >= arguments.destination_height || x < 0 ||
             x >= arguments.destination_width) {
             continue;
         }
-        float* to = destination + place.offset + phase;
-        const float* from = *outputs + element;
+        float* to = of.destination + place.offset + phase;
+        const float* from = *of.outputs + element;
 #pragma unroll unrolled
         for (int channel = 0; channel < channels; ++channel) {
-            if (channel < channel_count) action(to, from + channel * out_pitch);
+            if (channel < of.channel_count) action(to, from + channel * out_pitch);
             to += arguments.destination_stride_c;
         }
     }
@@ -504,9 +512,7 @@ TCONV_DEVICE void each_column(const Arguments& arguments, const float (*outputs)
 // The rows of `channels` channels, of phase_y and, in the second consumer's outputs, the next: in
 // the order of memory.
 template <int channels, typename Fields, typename Action>
-TCONV_DEVICE void each_row(const Fields& arguments, const float (*outputs)[out_pitch],
-                           const Place* places, int phase_y, int channel_count, float* destination,
-                           Action& action) {
+TCONV_DEVICE void each_row(const Fields& arguments, const Part& of, Action& action) {
     constexpr int first = Layer::padding_x % phases;  // output of a row of positions that exists
     constexpr int unroll = Action::rolled ? 1 : channels < 4 ? 4 : 2;
     constexpr int unrolled = Action::rolled ? 1 : channels;
@@ -516,18 +522,18 @@ TCONV_DEVICE void each_row(const Fields& arguments, const float (*outputs)[out_p
     int rows_on = 32 / pieces, pieces_on = 32 - rows_on * pieces;
 #pragma unroll unroll
     while (row < 2 * arguments.rows) {
-        Place place = places[row / 2];
+        Place place = of.places[row / 2];
         int second = row % 2;
-        int y = place.y + phase_y + second;
+        int y = place.y + of.phase_y + second;
         if (y >= 0 && y < arguments.destination_height) {
-            float* to = destination + place.offset + second * arguments.destination_stride_h +
+            float* to = of.destination + place.offset + second * arguments.destination_stride_h +
                         first + piece * width;
-            const float* from = outputs[second * out_channels] +
+            const float* from = of.outputs[second * out_channels] +
                                 row / 2 * arguments.pitch * phases + Layer::shift + first +
                                 piece * width;
 #pragma unroll unrolled
             for (int channel = 0; channel < channels; ++channel) {
-                if (channel < channel_count) action(to, from + channel * out_pitch);
+                if (channel < of.channel_count) action(to, from + channel * out_pitch);
                 to += arguments.destination_stride_c;
             }
         }
@@ -540,16 +546,25 @@ TCONV_DEVICE void each_row(const Fields& arguments, const float (*outputs)[out_p
     }
 }
 
-// By a warp: `each` calls an action for all outputs of a part.
-template <typename Fields, typename Each>
-TCONV_DEVICE void write(const Fields& arguments, Each each) {
+template <int channels, typename Fields, typename Action>
+TCONV_DEVICE void each(const Fields& arguments, const Part& of, Action& action) {
+    if constexpr (flat::paired) {
+        each_row<channels>(arguments, of, action);
+    } else {
+        each_column<channels>(arguments, of, action);
+    }
+}
+
+// By a warp.
+template <int channels, typename Fields>
+TCONV_DEVICE void write(const Fields& arguments, const Part& of) {
     Copying copying;
-    each(copying);
+    each<channels>(arguments, of, copying);
     if constexpr (!Layer::half) {
         __syncwarp();
         if (!__any_sync(~0u, copying.not_finite.any())) return;
         Repairing<Fields> repairing{arguments};
-        each(repairing);
+        each<channels>(arguments, of, repairing);
     }
 }
 
@@ -581,13 +596,11 @@ TCONV_DEVICE void leave_and_write_out(const Arguments& arguments, Shared& shared
         leave<first, 0>(shared, rows, consumer, bias, sums);
         leave<first, 1>(shared, rows, consumer, bias, sums);
         gatherers_sync();
-        write(arguments, [&](auto& action) {
-            each_column<channels>(
-                arguments,
-                shared.outputs[flat::apart ? 0 : consumer] + warp * flat::warp_channels + own,
-                places, first, rows.phase_y, Layer::out_channels - rows.channel - own,
-                destination_of(arguments, group, rows.channel + own, rows.phase_y), action);
-        });
+        write<channels>(
+            arguments,
+            {shared.outputs[flat::apart ? 0 : consumer] + warp * flat::warp_channels + own, places,
+             first, rows.phase_y, Layer::out_channels - rows.channel - own,
+             destination_of(arguments, group, rows.channel + own, rows.phase_y)});
         gatherers_sync();
         leave_and_write_out<first + part>(arguments, shared, places, rows, group, consumer, bias,
                                           sums);
@@ -612,17 +625,9 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
             if (at.row_group(set) < Layer::row_groups && rows.phase_y < Layer::stride_y) {
                 const float(*outputs)[out_pitch] =
                     shared.outputs[set] + warp * flat::warp_channels + half * slice_channels;
-                int channel_count = Layer::out_channels - rows.channel;
-                float* to = destination_of(arguments, at.group, rows.channel, rows.phase_y);
-                write(arguments, [&](auto& action) {
-                    if constexpr (flat::paired) {
-                        each_row<slice_channels>(arguments, outputs, positions, rows.phase_y,
-                                                 channel_count, to, action);
-                    } else {
-                        each_column<slice_channels>(arguments, outputs, positions, 0, rows.phase_y,
-                                                    channel_count, to, action);
-                    }
-                });
+                write<slice_channels>(
+                    arguments, {outputs, positions, 0, rows.phase_y, Layer::out_channels - rows.channel,
+                                destination_of(arguments, at.group, rows.channel, rows.phase_y)});
             }
             ptx::mbarrier_arrive(&shared.slices_empty[set][half]);
         }

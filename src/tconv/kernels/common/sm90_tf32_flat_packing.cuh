@@ -27,8 +27,10 @@ constexpr int threads = 256;  // that pack
 [[maybe_unused]] constexpr int warps = threads / 32;
 
 constexpr int line_words = 32;
+constexpr int thread_words = line_words / warps;  // of a place, that a thread brings
 constexpr int word_channels = half ? 2 : 1;
 constexpr int depth = line_words * word_channels;  // channels of a line
+[[maybe_unused]] constexpr int thread_channels = thread_words * word_channels;
 [[maybe_unused]] constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 [[maybe_unused]] constexpr bool whole = Layer::in_channels % depth == 0;  // lines of channels
 
@@ -94,7 +96,7 @@ template <int count, typename Find, typename Note>
 TCONV_DEVICE void stage(uint32_t* into, int pitch, int width, Index step, int in_left,
                         [[maybe_unused]] Scale scale, Find find, [[maybe_unused]] Note note) {
     constexpr int batch = 4 / word_channels;  // places under way
-    constexpr int words = line_words / warps;
+    constexpr int words = thread_words;
     int lane = own_thread() % 32, warp = own_thread() / 32;
     // In float16, neighbours.
     auto word = [&](int i) { return half ? warp * words + i : warp + i * warps; };
@@ -182,7 +184,7 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                  arguments.weight_stride_out == taps;
     uint32_t* into = shared.weights[0];
     uint32_t unfit = 0;
-    auto note = [&](int, const auto& values) {
+    auto note = [&](int, const float(&values)[thread_channels]) {
         unfit = min(unfit + float16_operands::unfit(values, scale, false), float16_operands::too_many);
     };
     if (dense) {
@@ -292,7 +294,7 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
                              Index(x) * arguments.source_stride_w,
                          inside};
         },
-        [&](int place, const auto& values) {
+        [&](int place, const float(&values)[thread_channels]) {
             float16_operands::Seen seen;
             seen.add<1>(values, pixel_scale.least(false));
             shared.noted[own_thread() / 32][place] =
