@@ -113,7 +113,7 @@ struct Block {
     bool new_weights = true;
 
     float sums[Layer::group_slots][channels][stride_x][pixels];
-    NotFinite<float> not_finite;  // of the outputs that the thread's sums of a step became
+    NotFinite<float> not_finite;  // of the outputs that the thread has written in a step
 
     TCONV_DEVICE Block(const Arguments& arguments, Shared& shared)
         : arguments(arguments), shared(shared) {}
@@ -412,7 +412,6 @@ struct Block {
                         part.values[v] = !has_tap_x(phase) ? added
                                          : Layer::bias     ? sum + added
                                                            : sum;
-                        not_finite.note(part.values[v]);
                     }
                     int vector = OutputSwizzle::of(thread_x * (thread_outputs / 4) + e / 4);
                     *reinterpret_cast<Vector<float, 4>*>(own + 4 * vector) = part;
@@ -423,7 +422,11 @@ struct Block {
                     rows.write(segment, i, Layer::slot_phase[slot_y], [&](int e) {
                         const float* from = outputs + segment * row_outputs +
                                             4 * OutputSwizzle::of(e / 4) + e % 4;
-                        return *reinterpret_cast<const Stored*>(from);
+                        // NOTE: noted here, where it comes from memory: beside the sums ptxas spills.
+                        Stored value = *reinterpret_cast<const Stored*>(from);
+#pragma unroll
+                        for (int v = 0; v < stored; ++v) not_finite.note(value.values[v]);
+                        return value;
                     });
                 }
             }
