@@ -27,6 +27,8 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from layer_cases import Case, round_to_tf32
@@ -363,9 +365,9 @@ def readers(direction: Direction, case: Case, first: Tensor, second: Tensor) -> 
 
     Args:
         direction, case: the map.
-        first, second: booleans of its operands' shapes.
+        first, second: booleans of its operands' shapes, on one device.
     """
-    ones_first, ones_second = (torch.ones(t.shape, dtype=torch.float64) for t in (first, second))
+    ones_first, ones_second = (torch.ones_like(t, dtype=torch.float64) for t in (first, second))
     return (
         multiply(direction, case, first.double(), ones_second)
         + multiply(direction, case, ones_first, second.double())
@@ -442,7 +444,8 @@ def simulate(
 ) -> tuple[Tensor, ...]:
     """TF32, or a float32 dot product in both orders: what the map may err twice as much as."""
     if math == "tf32":
-        return (multiply(direction, case, rounded_to_tf32(first), rounded_to_tf32(second)),)
+        rounded = (rounded_to_tf32(values).cpu() for values in (first, second))
+        return (multiply(direction, case, *rounded).to(first.device),)
     return tuple(
         running_sum(direction, case, first, second, backwards=backwards)
         for backwards in (False, True)
@@ -542,9 +545,12 @@ def _times(ours: Tensor, simulated: Tensor, floor: float) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def wanted(direction: Direction, case: Case, name: str, seed: int, math: Math) -> Wanted:
-    """What the result on `operands` is held to."""
-    return Wanted.of(direction, case, *operands(direction, case, name, seed), math)
+def wanted(
+    direction: Direction, case: Case, name: str, seed: int, math: Math, device: str = "cpu"
+) -> Wanted:
+    """What the result on `operands` is held to, on a device."""
+    first, second = (t.to(device) for t in operands(direction, case, name, seed))
+    return Wanted.of(direction, case, first, second, math)
 
 
 class Worst:
@@ -583,6 +589,12 @@ class Worst:
         return "\n".join(lines)
 
 
+def _with_a_nan(sample: Tensor) -> Tensor:
+    changed = sample.clone()
+    changed[0, 0, 0] = math.nan
+    return changed
+
+
 SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "other values": lambda sample: sample.flip(0, 1, 2),
     "small": lambda sample: sample * 1e-8,
@@ -590,7 +602,7 @@ SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros": torch.zeros_like,
     "infinite": lambda sample: torch.full_like(sample, math.inf),
     "not a number": lambda sample: torch.full_like(sample, math.nan),
-    "one NaN": lambda sample: sample.index_fill(0, torch.tensor(0), math.nan),
+    "one NaN": _with_a_nan,
 }
 """What a sample [channels, height, width] may be replaced with."""
 
@@ -621,6 +633,56 @@ class Spot:
         )
 
 
+SPOTS = st.lists(
+    st.builds(
+        Spot,
+        where=st.sampled_from(("pixel", "row", "column", "channel")),
+        sample=st.integers(0, 3),
+        channel=st.integers(0, 4095),
+        row=st.integers(0, 255),
+        column=st.integers(0, 255),
+        value=st.sampled_from((NAN, INF, -INF, 1e5, -1e30)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+NAMES = st.sampled_from(list(SCALES))
+SEEDS = st.integers(0, 2**32 - 1)
+OTHERS = st.lists(st.sampled_from(list(SAMPLES)), min_size=1, max_size=3)
+
+
+def few(examples: int) -> settings:
+    """So many random examples. They are not made smaller: no seed is simpler than another."""
+    phases = (Phase.explicit, Phase.reuse, Phase.generate)
+    return settings(max_examples=examples, deadline=None, print_blob=True, phases=phases)
+
+
+def assert_sample_alone(
+    run: Callable[[Tensor, Tensor], Tensor], given: Operands, kept: int, others: list[str]
+) -> None:
+    """The bits of one sample stay when the others are replaced.
+
+    Args:
+        run: computes a map.
+        given: its operands, images first.
+        kept: the sample, modulo their number.
+        others: which of `SAMPLES` the others become, by turns.
+    """
+    images, second = given
+    kept %= len(images)
+    replaced = images.clone()
+    for index in range(len(images)):
+        if index != kept:
+            replaced[index] = SAMPLES[others[index % len(others)]](images[index])
+    before, after = run(images, second)[kept], run(replaced, second)[kept]
+    changed = int((before.view(torch.int32) != after.view(torch.int32)).sum())
+    most = float((before - after).abs().max() / before.abs().max())
+    assert not changed, (
+        f"{changed} of {before.numel()} values of sample {kept} changed, by {most:.1e} of the "
+        "largest"
+    )
+
+
 def assert_read_by_readers_alone(
     run: Callable[[Tensor, Tensor], Tensor],
     direction: Direction,
@@ -640,7 +702,7 @@ def assert_read_by_readers_alone(
         of_second: the second is, in place of the first.
     """
     changed, clean = ([operand.clone() for operand in given] for _ in range(2))
-    marked = [torch.zeros(operand.shape, dtype=torch.bool) for operand in given]
+    marked = [torch.zeros_like(operand, dtype=torch.bool) for operand in given]
     for spot in spots:
         place = spot.of(given[of_second].shape)
         changed[of_second][place] = spot.value

@@ -18,12 +18,12 @@ from torch import Tensor
 
 import emulated_plans
 import layer_cases
-from emulated_plans import HOPPER, problem_of
+from emulated_plans import HOPPER
 from layer_cases import Case
 from scale_cases import SCALES, Ratios, Worst, operands, wanted
 from tconv.kernels import FAMILIES
 from tconv.plan import Candidate, Plan, candidates, make_plan
-from tconv.problem import Direction, Math, Problem
+from tconv.problem import Direction, Math
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
 MODES: tuple[Math, ...] = ("tf32", "ieee")
@@ -60,7 +60,7 @@ COUNTED = {
 """Of these kernels: numbers that make another kind of tile where they are above 1."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Pick:
     """A plan, and the layer that it is for."""
 
@@ -86,7 +86,9 @@ class Pick:
         tile = str(self.plan.tile).replace(" ", "/")
         return f"{self.stem}-{tile}-{self.math}-{dataclasses.replace(self.case, bias=True)}"
 
-    __repr__ = __str__  # in what Hypothesis prints
+    def _repr_pretty_(self, printer, cycle: bool) -> None:
+        """What Hypothesis prints."""
+        printer.text(str(self))
 
     def run(self, first: Tensor, second: Tensor) -> Tensor:
         """The result on operands as `scale_cases.operands` returns them."""
@@ -134,22 +136,20 @@ def kind(stem: str, tile: Any) -> tuple[str, ...]:
     return (*marks, *(name for name in COUNTED.get(stem, ()) if values[name] > 1))
 
 
-def problem(case: Case, direction: Direction, math: Math) -> Problem:
-    if direction == "forward":
-        return problem_of(case, math=math)
-    return problem_of(case, math=math, direction=direction, x_aligned=False)
-
-
 @functools.cache
 def picks(direction: Direction) -> tuple[Pick, ...]:
-    """For each kernel, mode and kind of tile: the cheapest that serves one case, the dearest that
-    serves another.
+    """For each kernel, mode and kind of tile: the cheapest that serves one case; for another case
+    the dearest in forward, where they differ most.
     """
+    forward = direction == "forward"
     serving: dict[tuple[str, Math, tuple[str, ...]], dict[int, list[Candidate]]]
     serving = defaultdict(lambda: defaultdict(list))
     for index, case in enumerate(CASES):
         for math in MODES:
-            for found in candidates(problem(case, direction, math), HOPPER):
+            problem = case.layer.problem(direction, tf32=math == "tf32")
+            if problem.math != math:  # too few channels
+                continue
+            for found in candidates(problem, HOPPER):
                 if found.refusal is None:
                     key = (found.stem, math, kind(found.stem, found.tile))
                     serving[key][index].append(found)
@@ -158,8 +158,8 @@ def picks(direction: Direction) -> tuple[Pick, ...]:
         # Each kind begins with another case, so that together they take all.
         indices = [sorted(by_case)[(turn + i * len(by_case) // 2) % len(by_case)] for i in (0, 1)]
         for index, place in zip(dict.fromkeys(indices), (0, -1), strict=False):
-            found = problem(CASES[index], direction, math)
-            plan = make_plan(found, HOPPER, by_case[index][place])
+            problem = CASES[index].layer.problem(direction, tf32=math == "tf32")
+            plan = make_plan(problem, HOPPER, by_case[index][place if forward else 0])
             chosen.append(Pick(plan, CASES[index]))
     # By cases, which keeps what they are held to in `wanted`'s memory.
     return tuple(sorted(chosen, key=lambda pick: (pick.math, CASES.index(pick.case))))

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import Phase, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given
 
-from scale_cases import SCALES, operands
+from scale_cases import NAMES, SCALES, SEEDS, few, operands
 from scale_plans import DIRECTIONS, Pick, kind, kinds_of_tables, picks
-
-# A seed is no simpler than another.
-few = settings(
-    max_examples=6, print_blob=True, phases=(Phase.explicit, Phase.reuse, Phase.generate)
-)
 
 ALL = [pick for direction in DIRECTIONS for pick in picks(direction)]
 FORWARD = picks("forward")
@@ -35,16 +29,16 @@ def test_every_scale(pick):
 
 
 @pytest.mark.parametrize("pick", ALL, ids=str)
-@given(name=st.sampled_from(list(SCALES)), seed=st.integers(1, 2**32 - 1))
-@few
+@given(name=NAMES, seed=SEEDS)
+@few(6)
 def test_random_operands(pick, name, seed):
     assert_right(pick, [name], seed)
 
 
 @pytest.mark.parametrize("pick", picks("weight_gradient"), ids=str)
-@given(name=st.sampled_from(list(SCALES)))
+@given(name=NAMES)
 @example(name="samples")
-@few
+@few(6)
 def test_weight_gradient_of_scaled_gradients(pick, name):
     assert_right(pick, [name], seed=1)  # an odd one
 
