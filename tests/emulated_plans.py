@@ -188,3 +188,29 @@ def assert_compiled_well(chosen: Plan, arch: str = "sm_90a") -> None:
         resources = compile_cuda(launch.source, arch).resources
         assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
         assert not resources.warnings, f"{chosen}: {resources}"
+
+
+def run_general(
+    chosen: Plan, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, schedule: str = "forward"
+) -> torch.Tensor:
+    """What a general kernel computes, of any direction, whose own operand is not read."""
+    direction, problem = chosen.problem.direction, chosen.problem
+    shapes = {
+        "forward": problem.y_shape,
+        "input_gradient": problem.x_shape,
+        "weight_gradient": (chosen.splits, *problem.w_shape),
+    }
+    out = torch.full(shapes[direction], float("nan"), dtype=x.dtype)
+    views = {
+        name: TensorView(tensor.data_ptr(), tensor.stride()[-4:])
+        for name, tensor in (("x", x), ("w", w), ("y", y))
+    }
+    if direction == "weight_gradient":
+        used = Operands(**views, partial=out.data_ptr())
+    else:
+        own = "y" if direction == "forward" else "x"
+        used = Operands(**(views | {own: TensorView(out.data_ptr(), out.stride())}))
+    kernel = EmulatedKernel(chosen.source, schedule=schedule)
+    memory = allocations([x, w, y, out])
+    kernel.launch(chosen.grid, chosen.arguments(used), allocations=memory)
+    return out.sum(0) if direction == "weight_gradient" else out

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from emulated_plans import run_general
 from layer_cases import (
     CORNERS,
     LAYOUTS,
@@ -17,10 +18,8 @@ from layer_cases import (
     reference,
     three_maps,
 )
-from tconv.emulator.launch import EmulatedKernel
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
-from tconv.kernels.family import Operands, TensorView
 from tconv.plan import candidates, make_plan
 from tconv.problem import Axis, Problem
 
@@ -101,33 +100,6 @@ def every_plan(case: Case, dtype: str, wide: bool = False):
                 yield make_plan(problem, target, candidate)
 
 
-def run_plan(plan, x, w, y, schedule):
-    """Runs one plan; x, w, y as the direction reads them. Returns what it computes."""
-    direction = plan.problem.direction
-    shapes = {
-        "forward": plan.problem.y_shape,
-        "input_gradient": plan.problem.x_shape,
-        "weight_gradient": (plan.splits, *plan.problem.w_shape),
-    }
-    out = torch.full(shapes[direction], float("nan"), dtype=x.dtype)
-    views = {
-        name: TensorView(tensor.data_ptr(), tensor.stride()[-4:])
-        for name, tensor in (("x", x), ("w", w), ("y", y))
-    }
-    if direction == "weight_gradient":
-        used = Operands(**views, partial=out.data_ptr())
-    else:
-        result = TensorView(out.data_ptr(), out.stride())
-        used = Operands(
-            **(views | {"forward": {"y": result}, "input_gradient": {"x": result}}[direction])
-        )
-    allocations = [(t.data_ptr(), t.numel() * t.element_size()) for t in (x, w, y, out)]
-    EmulatedKernel(plan.source, schedule=schedule).launch(
-        plan.grid, plan.arguments(used), allocations=allocations
-    )
-    return out.sum(0) if direction == "weight_gradient" else out
-
-
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
 def test_every_tile(wide):
     """Tails in every dimension of every tile, whichever tile the plan would choose."""
@@ -136,7 +108,7 @@ def test_every_tile(wide):
     exact = reference(case, t.x, t.w, None, t.grad_output)
     tiles = 0
     for plan in every_plan(case, "float32", wide):
-        out = run_plan(plan, t.x, t.w, t.grad_output, "forward")
+        out = run_general(plan, t.x, t.w, t.grad_output, "forward")
         want = exact[("forward", "input_gradient", "weight_gradient").index(plan.problem.direction)]
         error = (out.double() - want).norm() / want.norm()
         assert error < 1e-6, f"{plan}: {error:.2e}"
@@ -150,7 +122,7 @@ def test_results_do_not_depend_on_the_order_of_threads():
     t = operands(case, torch.float32, "contiguous", "cpu")
     for plan in every_plan(case, "float32"):
         results = [
-            run_plan(plan, t.x, t.w, t.grad_output, schedule)
+            run_general(plan, t.x, t.w, t.grad_output, schedule)
             for schedule in ("forward", "reverse", "random:1")
         ]
         assert torch.isfinite(results[0]).all()
