@@ -40,6 +40,7 @@ struct ForwardMap {
 
     // The phase that many behind the first one with outputs; 0 follows the last.
     TCONV_DEVICE static int from_first(int first, int stride, int index) {
+        if (first == 0) return index;  // at compile time, as all but few layers have it
         return index < stride - first ? first + index : index - (stride - first);
     }
 

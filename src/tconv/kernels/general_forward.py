@@ -53,7 +53,8 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("used_phases_y", y.used_phases),
         ("used_phases_x", x.used_phases),
         ("sparse", _is_sparse(x)),
-        ("tap_step_y", y.stride // gcd(y.stride, y.dilation)),
+        # A step beyond the kernel finds no tap, and one of any length might leave 32 bits.
+        ("tap_step_y", min(y.stride // gcd(y.stride, y.dilation), y.kernel)),
         ("shift_step_y", y.dilation // gcd(y.stride, y.dilation)),
         ("first_q_y", y.q_range.start),
         ("first_q_x", x.q_range.start),
