@@ -121,8 +121,7 @@ def run(
         encode_tensor_map=tensor_map.encode,
     )
     tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias])]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    memory = [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
+    memory = allocations(tensors)
     for launch in chosen.launches:
         packs = chosen.packing is not None and launch.source == chosen.packing.source
         if packs and given:
@@ -188,6 +187,12 @@ def assert_compiled_well(chosen: Plan, arch: str = "sm_90a") -> None:
         resources = compile_cuda(launch.source, arch).resources
         assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
         assert not resources.warnings, f"{chosen}: {resources}"
+
+
+def allocations(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Address and bytes of the memory of each."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
 
 
 def run_general(

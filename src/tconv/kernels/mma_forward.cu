@@ -656,7 +656,8 @@ struct Block {
                         for (int n = 0; n < fragments; ++n) {
                             constexpr float zero[4] = {};
                             float sum[4];
-                            ptx::mma_m16n8k8_tf32(sum, low.values, b_high[n], zero);
+                            ptx::mma_m16n8k8_tf32(sum, low.values, b_low[n], zero);
+                            ptx::mma_m16n8k8_tf32(sum, low.values, b_high[n]);
                             ptx::mma_m16n8k8_tf32(sum, high.values, b_low[n]);
                             ptx::mma_m16n8k8_tf32(sum, high.values, b_high[n]);
 #pragma unroll
@@ -788,7 +789,7 @@ struct Block {
                              int half, int y, bool exists, const Shift& shift) {
         constexpr int unit_channels = Layer::unit_channels;
         int lane = own_thread() % 32;
-        NotFinite<float> not_finite;
+        NotFinite<float, Layer::split> not_finite;
 #pragma unroll
         for (int m = 0; m < row_fragments; ++m) {
 #pragma unroll
@@ -818,7 +819,9 @@ struct Block {
                 }
             }
         }
-        if (exists && not_finite.any()) repair(outputs, unit, phase, half, y, shift);
+        bool wrong = not_finite.any();
+        if constexpr (Layer::split) wrong = __any_sync(~0u, wrong);  // another lane's zeros may be so too
+        if (exists && wrong) repair(outputs, unit, phase, half, y, shift);
         // The phases in x that no tap reaches.
         if constexpr (Layer::phases_x < stride_x) {
             const float* row_bias = bias + 8 * half;
@@ -858,7 +861,7 @@ struct Block {
             float* to = outputs + channel % 8 * output_pitch + shift(channel % 8) + head + x;
             bool inside = unit_channel + channel < Layer::out_channels &&
                           unsigned(left + x) < unsigned(arguments.destination_width);
-            if (!inside || is_finite(*to)) continue;
+            if (!inside || !is_wrong<Layer::split>(*to)) continue;
             *to = exact::output<!Layer::split>(arguments, at.image, at.group(),
                                                unit_channel + channel, y, left + x);
         }

@@ -59,7 +59,7 @@ TCONV_KERNEL(sm90_tf32_flat_pack, Layer::threads, blocks_of_sm) {
     Scale weight_scale{0};
     if constexpr (Layer::half) {
         if (blockIdx.x < arguments.weight_items) {
-            weight_scale = float16_operands::scale_of_weights<Layer::threads>(arguments);
+            weight_scale = float16_operands::sample_weights<Layer::threads>(arguments).scale;
         }
         begin_notes(arguments, weight_scale);
     }

@@ -159,7 +159,9 @@ TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
     uint32_t unfit = 0;
     Scale scale{0};
     if constexpr (Layer::half) {
-        scale = float16_operands::scale_of_weights<Layer::threads>(arguments);
+        auto sample = float16_operands::sample_weights<Layer::threads>(arguments);
+        scale = sample.scale;
+        if (Layer::split && sample.sparse) unfit = float16_operands::too_many;
         if (blockIdx.x == 0 && threadIdx.x == 0) status[1] = scale.exponent;
     }
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {

@@ -52,9 +52,9 @@ TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int
 
 // Computes an output again if it is not finite, which the thread has written or another before a barrier of
 // both. For destinations whose strides descend.
-template <bool round_to_tf32, typename Fields>
+template <bool round_to_tf32, bool split = false, typename Fields>
 TCONV_DEVICE void repair(const Fields& arguments, float* at) {
-    if (is_finite(*at)) return;
+    if (!is_wrong<split>(*at)) return;
     auto rest = Index(at - static_cast<float*>(arguments.destination));
     Index image = rest / arguments.destination_stride_n;
     rest -= image * arguments.destination_stride_n;

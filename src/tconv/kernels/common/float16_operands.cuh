@@ -83,9 +83,11 @@ TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) { return ptx::redux_sync_ma
 struct Seen {
     float largest = 0.0f;
     uint32_t slight = 0;  // octets with a slight value
+    int lone = 0;         // of parts: octets with one value that is not zero, less those with more
 
     // 8 channels of a pixel; `least` of their scale. Of parts an octet all of whose values are slight or zero,
     // but not all zero, counts `dark` times.
+    // NOTE: where the sum of the magnitudes is the largest, all others are zero, or as good as that.
     template <uint32_t dark, int count>
     TCONV_DEVICE void add(const float (&values)[count], uint32_t least) {
         uint32_t smallest = ~0u;
@@ -95,6 +97,10 @@ struct Seen {
             float of_these = float16_operands::largest(0.0f, values);
             if (smallest < least) slight += order(of_these) < least ? dark : 1;
             largest = ptx::max_nan_f32(largest, of_these);
+            float sum = 0.0f;
+#pragma unroll
+            for (float value : values) sum += fabsf(value);
+            if (sum != 0) lone += sum == of_these ? 1 : -1;
         } else {
             slight += smallest < least;
             largest = float16_operands::largest(largest, values);

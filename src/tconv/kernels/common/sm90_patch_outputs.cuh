@@ -201,7 +201,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
         }
     }();
     // In float16 no tile is written for good that has any.
-    [[maybe_unused]] NotFinite<float> not_finite;
+    [[maybe_unused]] NotFinite<float, Layer::split> not_finite;
     // The sums of one row and pass, to shared memory.
     auto gather = [&](const float (&of_row)[columns / 2], int pass, const float (&bias)[2],
                       [[maybe_unused]] const float* line) {
@@ -299,7 +299,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
 #pragma unroll 1
                 for (int column = lane; column < out_columns; column += 32) {
                     if (!writer.owns(line, channel % pass_channels, column)) continue;
-                    exact::repair<!Layer::split>(
+                    exact::repair<!Layer::split, Layer::split>(
                         arguments,
                         line + (channel % pass_channels * arguments.destination_stride_c + column));
                 }

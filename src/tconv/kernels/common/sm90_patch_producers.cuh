@@ -75,6 +75,8 @@ struct OperandsIn {
     TCONV_DEVICE void note(const Arguments& arguments, Shared& shared, Index tile, int warp) const {
         uint32_t largest = float16_operands::largest_of_warp(__float_as_uint(seen.largest));
         bool fits = scale.holds(__uint_as_float(largest)) && ptx::redux_sync_add_u32(seen.slight) <= most_slight;
+        // Outputs of few products show what split ones leave out.
+        if constexpr (Layer::split) fits = fits && int(ptx::redux_sync_add_u32(uint32_t(seen.lone))) <= 0;
         if (threadIdx.x % 32 == 0 && (fits ? warp % tile_warps == 0 : finds_first(shared, tile, warp))) {
             chain_up(arguments, fits ? shared.repairs.others : shared.repairs.unfit, tile, warp);
         }
