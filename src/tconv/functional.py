@@ -33,7 +33,7 @@ _DEFAULT_RULES = (
     torch._C._disabled_torch_function_impl,
 )
 
-# PyTorch's kernels read strides and dilations as 32-bit numbers; larger ones wrap, and most raise.
+# Longer strides and dilations are PyTorch's, most of whose kernels read 32 bits of them and raise.
 _MOST_STEP = 2**31 - 1
 
 _declined: set[str] = set()

@@ -65,7 +65,8 @@ def test_steps_over_31_bits_raise_what_pytorch_raises(name):
     outcomes = []
     for module in (nn, tconv):
         with pytest.raises(RuntimeError, match=f"{name} should be greater than zero") as raised:
-            module.ConvTranspose2d(2, 3, 1, **{name: 2**31})(torch.randn(1, 2, 1, 1))
+            layer = module.ConvTranspose2d(2, 3, 1, **{name: 2**31}).double()
+            layer(torch.randn(1, 2, 1, 1, dtype=torch.float64))
         outcomes.append(str(raised.value))
     assert outcomes[0] == outcomes[1]
 
