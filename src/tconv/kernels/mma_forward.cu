@@ -783,10 +783,10 @@ struct Block {
     };
 
     // Writes to shared memory what lanes hold of one phase in y and up to 8 channels, each from
-    // `shift(channel of the 8)` on: of output row y, if that exists.
+    // `shift(channel of the 8)` on. Whether some of that is not finite.
     template <typename Shift>
-    TCONV_DEVICE void gather(float* outputs, const float* bias, const Unit& unit, int i, int phase,
-                             int half, int y, bool exists, const Shift& shift) {
+    TCONV_DEVICE bool gather(float* outputs, const float* bias, int i, int phase, int half,
+                             const Shift& shift) {
         constexpr int unit_channels = Layer::unit_channels;
         int lane = own_thread() % 32;
         NotFinite<float, Layer::split> not_finite;
@@ -819,9 +819,6 @@ struct Block {
                 }
             }
         }
-        bool wrong = not_finite.any();
-        if constexpr (Layer::split) wrong = __any_sync(~0u, wrong);  // another lane's zeros may be so too
-        if (exists && wrong) repair(outputs, unit, phase, half, y, shift);
         // The phases in x that no tap reaches.
         if constexpr (Layer::phases_x < stride_x) {
             const float* row_bias = bias + 8 * half;
@@ -840,6 +837,8 @@ struct Block {
                 }
             }
         }
+        // Beside a tiny sum another lane's zero may be what is left of one.
+        return Layer::split ? __any_sync(~0u, not_finite.any()) : not_finite.any();
     }
 
     // What the lane has gathered of output row y and is not finite.
@@ -919,7 +918,9 @@ struct Block {
                 bool exists = unsigned(y) < unsigned(arguments.destination_height);
                 if (Layer::phases_y == Layer::stride_y && !exists) continue;
                 team_barrier();  // the last pass has been read
-                gather(own, bias, unit, i, phase, half, y, exists, [](int) { return 0; });
+                auto shift = [](int) { return 0; };
+                bool wrong = gather(own, bias, i, phase, half, shift);
+                if (exists && wrong) repair(own, unit, phase, half, y, shift);
                 team_barrier();
                 int channel = unit_channel + 8 * half;
                 float* row = rows.destination + (channel * arguments.destination_stride_c +
@@ -989,8 +990,9 @@ struct Block {
                 // What was last written from this buffer has been read.
                 if (leads) ptx::cp_async_bulk_wait_group_read<Layer::buffers - 1>();
                 team_barrier();
-                gather(outputs + unit.part * (part_columns * stride_x), bias, unit, i, phase, half, y,
-                       exists, shift);
+                float* own = outputs + unit.part * (part_columns * stride_x);
+                bool wrong = gather(own, bias, i, phase, half, shift);
+                if (exists && wrong) repair(own, unit, phase, half, y, shift);
                 team_barrier();
                 int blank = blank_behind(index);
 #pragma unroll 1
@@ -1061,8 +1063,9 @@ struct Block {
             } else {
                 begin_step(true, 0);
             }
+            // NOTE: where each warp has one unit at most, the next is not counted: the register is wanted.
 #pragma unroll 1
-            for (int i = own_thread() / 32; i < units; i += warps) {
+            for (int i = own_thread() / 32; i < units; i = units > warps ? i + warps : units) {
                 Unit unit(i);
                 if (is_outside(unit)) continue;
                 clear_sums();

@@ -116,6 +116,7 @@ struct Shared {
     // follows from lie in device memory, where each step of the products would wait for them.
     int starts[Layer::slots];
     float units[consumers * 4];  // of each warp, what its sums are multiplied by
+    bool wrong[consumers][2][4];  // whether some of the outputs of a warp's half rows are not finite
     uint64_t pixels_full[Layer::pixel_stages];
     uint64_t pixels_empty[Layer::pixel_stages];
     uint64_t weights_full[consumers][Layer::weight_stages];
@@ -399,7 +400,7 @@ using Sums = float[columns / 2];
 // Columns from `first` on of a half of a warp's rows, into shared memory.
 template <int first, int half>
 TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer,
-                        const float (&bias)[2], const Sums& sums) {
+                        const float (&bias)[2], const Sums& sums, NotFinite<float>& not_finite) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
     int row = lane / 4 + 8 * half;
     if (row >= flat::warp_channels * flat::row_phases) return;
@@ -413,9 +414,26 @@ TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer
 #pragma unroll
     for (int j = 0; j < part / 8 && first + j * 8 < columns; ++j) {
         const float* pair = sums + first / 2 + 4 * j + 2 * half;
-        to_first[8 * j * phases] = (swap ? pair[1] : pair[0]) * unit + bias[half];
-        to_second[8 * j * phases] = (swap ? pair[0] : pair[1]) * unit + bias[half];
+        float at_first = (swap ? pair[1] : pair[0]) * unit + bias[half];
+        float at_second = (swap ? pair[0] : pair[1]) * unit + bias[half];
+        to_first[8 * j * phases] = at_first;
+        to_second[8 * j * phases] = at_second;
+        if constexpr (!Layer::half) not_finite.note(at_first), not_finite.note(at_second);
     }
+}
+
+// Tells who writes a warp's outputs whether some are not finite. In float16 no image is written for good that has any.
+TCONV_DEVICE void tell(Shared& shared, int consumer, int half, const NotFinite<float>& not_finite) {
+    if constexpr (!Layer::half) {
+        bool wrong = __any_sync(~0u, not_finite.any());
+        if (threadIdx.x % 32 == 0) shared.wrong[consumer][half][threadIdx.x % warpgroup / 32] = wrong;
+    }
+}
+
+// Of those of a consumer, or where their rows are written together, of both.
+TCONV_DEVICE bool is_told(const Shared& shared, int consumer, int half, int warp) {
+    return shared.wrong[consumer][half][warp] ||
+           (slice_sets == 1 && shared.wrong[consumers - 1 - consumer][half][warp]);
 }
 
 // All of a warp's outputs, slice by slice, to the storers; `parity`: of the tile. A row group that
@@ -428,34 +446,29 @@ TCONV_DEVICE void hand_over(Shared& shared, const flat::WarpRows& rows, bool exi
     if constexpr (half < halves) {
         int set = consumer % slice_sets;
         ptx::mbarrier_wait_parity(&shared.slices_empty[set][half], parity ^ 1);
+        NotFinite<float> not_finite;
         if (exists) {
-            leave<0, half>(shared, rows, consumer, bias, sums);
-            if constexpr (halves == 1) leave<0, 1>(shared, rows, consumer, bias, sums);
+            leave<0, half>(shared, rows, consumer, bias, sums, not_finite);
+            if constexpr (halves == 1) leave<0, 1>(shared, rows, consumer, bias, sums, not_finite);
         }
+        tell(shared, consumer, half, not_finite);
         ptx::mbarrier_arrive(&shared.slices_full[set][half]);
         hand_over<half + 1>(shared, rows, exists, consumer, bias, sums, parity);
     }
 }
 
-// What is done with `width` outputs, in device memory and in shared memory: they are copied, or where some were not
-// finite, computed again. In float16 no image is written for good that has any.
+// What is done with `width` outputs, in device memory and in shared memory: they are copied, or where some of the
+// part are not finite, computed again.
 struct Copying {
     static constexpr bool rolled = false;
-    NotFinite<float> not_finite;
 
-    TCONV_DEVICE void operator()(float* to, const float* from) {
-        auto values = *reinterpret_cast<const Vector<float, width>*>(from);
-        if constexpr (!Layer::half) {
-#pragma unroll
-            for (float value : values.values) not_finite.note(value);
-        }
+    TCONV_DEVICE void operator()(float* to, const float* from) const {
         if constexpr (width == 4) {
-            *reinterpret_cast<float4*>(to) =
-                make_float4(values.values[0], values.values[1], values.values[2], values.values[3]);
+            *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
         } else if constexpr (width == 2) {
-            *reinterpret_cast<float2*>(to) = make_float2(values.values[0], values.values[1]);
+            *reinterpret_cast<float2*>(to) = *reinterpret_cast<const float2*>(from);
         } else {
-            *to = values.values[0];
+            *to = *from;
         }
     }
 };
@@ -465,7 +478,7 @@ struct Repairing {
     static constexpr bool rolled = true;
     const Fields& arguments;
 
-    TCONV_DEVICE void operator()(float* to, const float*) {
+    TCONV_DEVICE void operator()(float* to, const float*) const {
 #pragma unroll 1
         for (int i = 0; i < width; ++i) exact::repair<true>(arguments, to + i);
     }
@@ -484,7 +497,7 @@ struct Part {
 
 // Columns from the part's first on of the rows of `channels` channels.
 template <int channels, typename Fields, typename Action>
-TCONV_DEVICE void each_column(const Fields& arguments, const Part& of, Action& action) {
+TCONV_DEVICE void each_column(const Fields& arguments, const Part& of, const Action& action) {
     constexpr int unroll = Action::rolled ? 1 : channels < 4 ? 4 : 2;  // stores under way
     constexpr int unrolled = Action::rolled ? 1 : channels;
     int lane = threadIdx.x % 32;
@@ -512,7 +525,7 @@ TCONV_DEVICE void each_column(const Fields& arguments, const Part& of, Action& a
 // The rows of `channels` channels, of phase_y and, in the second consumer's outputs, the next: in
 // the order of memory.
 template <int channels, typename Fields, typename Action>
-TCONV_DEVICE void each_row(const Fields& arguments, const Part& of, Action& action) {
+TCONV_DEVICE void each_row(const Fields& arguments, const Part& of, const Action& action) {
     constexpr int first = Layer::padding_x % phases;  // output of a row of positions that exists
     constexpr int unroll = Action::rolled ? 1 : channels < 4 ? 4 : 2;
     constexpr int unrolled = Action::rolled ? 1 : channels;
@@ -547,7 +560,7 @@ TCONV_DEVICE void each_row(const Fields& arguments, const Part& of, Action& acti
 }
 
 template <int channels, typename Fields, typename Action>
-TCONV_DEVICE void each(const Fields& arguments, const Part& of, Action& action) {
+TCONV_DEVICE void each(const Fields& arguments, const Part& of, const Action& action) {
     if constexpr (flat::paired) {
         each_row<channels>(arguments, of, action);
     } else {
@@ -557,14 +570,10 @@ TCONV_DEVICE void each(const Fields& arguments, const Part& of, Action& action) 
 
 // By a warp.
 template <int channels, typename Fields>
-TCONV_DEVICE void write(const Fields& arguments, const Part& of) {
-    Copying copying;
-    each<channels>(arguments, of, copying);
+TCONV_DEVICE void write(const Fields& arguments, const Part& of, bool wrong) {
+    each<channels>(arguments, of, Copying{});
     if constexpr (!Layer::half) {
-        __syncwarp();
-        if (!__any_sync(~0u, copying.not_finite.any())) return;
-        Repairing<Fields> repairing{arguments};
-        each<channels>(arguments, of, repairing);
+        if (wrong) each<channels>(arguments, of, Repairing<Fields>{arguments});
     }
 }
 
@@ -593,14 +602,17 @@ TCONV_DEVICE void leave_and_write_out(const Arguments& arguments, Shared& shared
         constexpr int channels = flat::apart ? flat::warp_channels / 2 : flat::warp_channels;
         int own = flat::apart ? consumer * channels : 0;
         int warp = threadIdx.x % warpgroup / 32;
-        leave<first, 0>(shared, rows, consumer, bias, sums);
-        leave<first, 1>(shared, rows, consumer, bias, sums);
+        NotFinite<float> not_finite;
+        leave<first, 0>(shared, rows, consumer, bias, sums, not_finite);
+        leave<first, 1>(shared, rows, consumer, bias, sums, not_finite);
+        tell(shared, consumer, 0, not_finite);
         gatherers_sync();
         write<channels>(
             arguments,
             {shared.outputs[flat::apart ? 0 : consumer] + warp * flat::warp_channels + own, places,
              first, rows.phase_y, Layer::out_channels - rows.channel - own,
-             destination_of(arguments, group, rows.channel + own, rows.phase_y)});
+             destination_of(arguments, group, rows.channel + own, rows.phase_y)},
+            is_told(shared, consumer, 0, warp));
         gatherers_sync();
         leave_and_write_out<first + part>(arguments, shared, places, rows, group, consumer, bias,
                                           sums);
@@ -627,7 +639,8 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
                     shared.outputs[set] + warp * flat::warp_channels + half * slice_channels;
                 write<slice_channels>(
                     arguments, {outputs, positions, 0, rows.phase_y, Layer::out_channels - rows.channel,
-                                destination_of(arguments, at.group, rows.channel, rows.phase_y)});
+                                destination_of(arguments, at.group, rows.channel, rows.phase_y)},
+                    is_told(shared, set, half, warp));
             }
             ptx::mbarrier_arrive(&shared.slices_empty[set][half]);
         }

@@ -90,21 +90,26 @@ struct Seen {
     // NOTE: where the sum of the magnitudes is the largest, all others are zero, or as good as that.
     template <uint32_t dark, int count>
     TCONV_DEVICE void add(const float (&values)[count], uint32_t least) {
-        uint32_t smallest = ~0u;
+        static_assert(count == 8, "an octet");
+        // By halves, so that the next instruction seldom waits for the last.
+        uint32_t smallest[count / 2];
+        float most[count / 2], sums[count / 2];
 #pragma unroll
-        for (float value : values) smallest = min(smallest, order(value));
+        for (int i = 0; i < count / 2; ++i) {
+            smallest[i] = min(order(values[i]), order(values[i + count / 2]));
+            most[i] = ptx::max_nan_f32(fabsf(values[i]), fabsf(values[i + count / 2]));
+            sums[i] = fabsf(values[i]) + fabsf(values[i + count / 2]);
+        }
+        uint32_t of_all = min(min(smallest[0], smallest[1]), min(smallest[2], smallest[3]));
+        float of_these = ptx::max_nan_f32(ptx::max_nan_f32(most[0], most[1]), ptx::max_nan_f32(most[2], most[3]));
         if constexpr (dark > 1) {
-            float of_these = float16_operands::largest(0.0f, values);
-            if (smallest < least) slight += order(of_these) < least ? dark : 1;
-            largest = ptx::max_nan_f32(largest, of_these);
-            float sum = 0.0f;
-#pragma unroll
-            for (float value : values) sum += fabsf(value);
+            if (of_all < least) slight += order(of_these) < least ? dark : 1;
+            float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
             if (sum != 0) lone += sum == of_these ? 1 : -1;
         } else {
-            slight += smallest < least;
-            largest = float16_operands::largest(largest, values);
+            slight += of_all < least;
         }
+        largest = ptx::max_nan_f32(largest, of_these);
     }
 };
 
