@@ -76,8 +76,8 @@ PIXEL_EXPONENT = 9
 """Float16 pixels are multiplied by 2 to its power: they may then lie between 1.2e-7 and 127."""
 
 MOST_SLIGHT = 4
-"""Times that 8 channels of a pixel of an image may have a value below that. Of 10^6 normal ones one in 10
-images has one.
+"""Times that 8 channels of a pixel of an image may have a value below that. Of images of 10^6
+normal values one in 10 has one.
 """
 
 MOST_HALF_BLOCKS = 4096
@@ -428,8 +428,9 @@ class Layout:
 
     @property
     def note_words(self) -> tuple[int, int, int, int]:
-        """4 bytes of `Status`, of what each block of the packing notes of weights, of what is counted of
-        each image, and of what is noted of pixels, a byte for each position of a line of channels.
+        """4 bytes of `Status`, of what each block of the packing notes of weights, of what is
+        counted of each image, and of what is noted of pixels: a byte for each position of a line of
+        channels.
 
         All on 16 bytes.
         """
@@ -438,13 +439,15 @@ class Layout:
 
     @property
     def most_slight(self) -> int:
-        """Times that 8 channels of a pixel of an image may have too small a value: not all of a pixel."""
+        """Times that 8 channels of a pixel of an image may have too small a value, fewer than of a
+        pixel's channels.
+        """
         return min(MOST_SLIGHT, -(-self.problem.in_channels_per_group // 8) - 1)
 
     @property
     def most_unfit_weights(self) -> int:
-        """Weights that may be too small for float16 for all to be computed in it: 1 of 2^18, more than
-        of normal ones are.
+        """Weights that may be too small for float16 for all to be computed in it: 1 of 2^18, more
+        than of normal ones are.
         """
         return math.prod(self.problem.w_shape) >> 18
 
@@ -727,8 +730,7 @@ def _noted(laid: Layout, operands: Operands) -> dict[str, int | float | bytes]:
     """Values of the fields of `_NOTES`."""
     begins = itertools.accumulate((laid.status, *laid.note_words[:-1]))
     return {
-        name: operands.packed + 4 * begin
-        for (name, _), begin in zip(_NOTES, begins, strict=True)
+        name: operands.packed + 4 * begin for (name, _), begin in zip(_NOTES, begins, strict=True)
     }
 
 

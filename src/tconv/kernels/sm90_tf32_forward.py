@@ -479,8 +479,8 @@ class Layout:
 
     @property
     def weight_words(self) -> int:
-        """Words that a packing in float16 writes behind the first: the exponent of the weights' scale,
-        and for each warp how many of them it has seen that do not fit.
+        """Words that a packing in float16 writes behind the first: the exponent of the weights'
+        scale, and for each warp how many of them it has seen that do not fit.
         """
         return 1 + self.pack_blocks * WARPS if self.tile.half else 0
 

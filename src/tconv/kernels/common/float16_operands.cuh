@@ -90,7 +90,6 @@ struct Seen {
     // NOTE: where the sum of the magnitudes is the largest, all others are zero, or as good as that.
     template <uint32_t dark, int count>
     TCONV_DEVICE void add(const float (&values)[count], uint32_t least) {
-        static_assert(count == 8, "an octet");
         // By halves, so that the next instruction seldom waits for the last.
         uint32_t smallest[count / 2];
         float most[count / 2], sums[count / 2];
@@ -100,16 +99,22 @@ struct Seen {
             most[i] = ptx::max_nan_f32(fabsf(values[i]), fabsf(values[i + count / 2]));
             sums[i] = fabsf(values[i]) + fabsf(values[i + count / 2]);
         }
-        uint32_t of_all = min(min(smallest[0], smallest[1]), min(smallest[2], smallest[3]));
-        float of_these = ptx::max_nan_f32(ptx::max_nan_f32(most[0], most[1]), ptx::max_nan_f32(most[2], most[3]));
-        if constexpr (dark > 1) {
-            if (of_all < least) slight += order(of_these) < least ? dark : 1;
-            float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-            if (sum != 0) lone += sum == of_these ? 1 : -1;
-        } else {
-            slight += of_all < least;
+#pragma unroll
+        for (int n = count / 4; n > 0; n /= 2) {
+#pragma unroll
+            for (int i = 0; i < n; ++i) {
+                smallest[i] = min(smallest[i], smallest[i + n]);
+                most[i] = ptx::max_nan_f32(most[i], most[i + n]);
+                sums[i] += sums[i + n];
+            }
         }
-        largest = ptx::max_nan_f32(largest, of_these);
+        if constexpr (dark > 1) {
+            if (smallest[0] < least) slight += order(most[0]) < least ? dark : 1;
+            if (sums[0] != 0) lone += sums[0] == most[0] ? 1 : -1;
+        } else {
+            slight += smallest[0] < least;
+        }
+        largest = ptx::max_nan_f32(largest, most[0]);
     }
 };
 

@@ -3,9 +3,10 @@
 // if weights do not fit, all: the same functions once more, with Layer::repair, in `namespace again`. So no tile is
 // written by one block and repaired by another.
 //
-// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the weights' scale, one
-// for each warp of the packing, the weights it has seen that do not fit, then one for each tile and warp that brings
-// its pixels: the next of the chain. A tile that fits is its first warp's, one that does not that of the warp which finds it first.
+// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the weights'
+// scale, one for each warp of the packing: the weights it has seen that do not fit. Then one for each tile and
+// warp that brings its pixels: the next of the chain. A tile that fits is its first warp's, one that does not
+// that of the warp which finds it first.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
