@@ -609,7 +609,8 @@ struct Block {
         }
     }
 
-    // The same with split operands. Each step's and slot's products leave the tensor cores.
+    // The same with split operands. Each step's and slot's products leave the tensor cores, those of the high parts
+    // by themselves: of a single one nothing is cut off then, and the sum is rounded.
     TCONV_DEVICE void multiply_split(const float* patch, const Unit& unit, int first_8, int count) {
         static_assert(!Layer::split || warp_rows == 1, "split tiles have one row of pixels a warp");
         int lane = own_thread() % 32;
@@ -655,13 +656,16 @@ struct Block {
 #pragma unroll
                         for (int n = 0; n < fragments; ++n) {
                             constexpr float zero[4] = {};
-                            float sum[4];
-                            ptx::mma_m16n8k8_tf32(sum, low.values, b_low[n], zero);
-                            ptx::mma_m16n8k8_tf32(sum, low.values, b_high[n]);
-                            ptx::mma_m16n8k8_tf32(sum, high.values, b_low[n]);
-                            ptx::mma_m16n8k8_tf32(sum, high.values, b_high[n]);
+                            float small[4], large[4];
+                            ptx::mma_m16n8k8_tf32(small, low.values, b_low[n], zero);
+                            ptx::mma_m16n8k8_tf32(small, low.values, b_high[n]);
+                            ptx::mma_m16n8k8_tf32(small, high.values, b_low[n]);
+                            ptx::mma_m16n8k8_tf32(large, high.values, b_high[n], zero);
 #pragma unroll
-                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += sum[v];
+                            for (int v = 0; v < 4; ++v) {
+                                sums[0][m][n][v] += small[v];
+                                sums[0][m][n][v] += large[v];
+                            }
                         }
                     }
                 }

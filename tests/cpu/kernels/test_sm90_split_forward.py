@@ -174,33 +174,132 @@ def test_small_values_keep_their_low_parts():
         assert_right(run(chosen, t), case, t)
 
 
-# What to do to an input and a weight that two parts of float16 then do not hold, as TF32's would.
+def changed(case: Case, change):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    x, w = t.x.clone(), t.w.clone()
+    change(x, w)
+    return dataclasses.replace(t, x=x, w=w)
+
+
+def keep_channels(of: torch.Tensor, kept: torch.Tensor) -> None:
+    others = torch.ones(of.shape[1], dtype=torch.bool)
+    others[kept] = False
+    of[:, others] = 0
+
+
+# What to do to an input and a weight that two parts of float16 then do not hold, as TF32's would:
+# each tile reads it. A value is small from 2^-16 of a sample's largest on. Those of 8 channels of a
+# pixel count as one, or as more where none of the 8 is larger. Where only one of 8 channels is not
+# zero, or few weights are not, an output may be a single product.
 UNHELD = {
     "large": lambda x, w: x[:, 3].fill_(2e3),
     "not a number": lambda x, w: x[:, 3].fill_(float("nan")),
     "infinite": lambda x, w: x[:, 3].fill_(-float("inf")),
-    "small": lambda x, w: x.mul_(1e-3),
-    "small weights": lambda x, w: w.mul_(1e-6),
-    "large weights": lambda x, w: w.mul_(1e4),
+    "all small": lambda x, w: x.mul_(1e-20),
+    "all large": lambda x, w: x.mul_(1e5),
+    "a small channel": lambda x, w: x[:, 3].mul_(2.0**-20),
+    "small channels": lambda x, w: x[:, 8:].mul_(2.0**-20),
+    "lone channels": lambda x, w: keep_channels(x, torch.tensor([3, 8])),
+    "small weights": lambda x, w: w.mul_(1e-20),
+    "large weights": lambda x, w: w.mul_(1e5),
+    "a small channel's weights": lambda x, w: w[5].mul_(2.0**-24),
     "an infinite weight": lambda x, w: w[0, 0, 0].fill_(float("inf")),
+    "few weights": lambda x, w: keep_channels(w, torch.arange(0, 64, 16)),
 }
 
 
 @pytest.mark.parametrize("name", UNHELD)
 def test_repairs_what_two_parts_of_float16_cannot_hold(name):
-    case = CASES[1]
-    t = operands(case, torch.float32, "contiguous", "cpu")
-    x, w = t.x.clone(), t.w.clone()
-    UNHELD[name](x, w)
-    t = dataclasses.replace(t, x=x, w=w)
+    case = dataclasses.replace(CASES[1], bias=False)  # beside which small sums were nothing
+    t = changed(case, UNHELD[name])
     chosen = half_plan(case)
     want = run(in_tf32(chosen), t)
     assert same_bits(run(chosen, t, blocks=2), want)
     assert not same_bits(run(alone(chosen), t, blocks=2), want)
+    if all(values.isfinite().all() for values in (t.x, t.w)):
+        assert_right(want, case, t)
 
 
-# The least and the largest that a neighbourhood's largest value and all weights may be.
-@pytest.mark.parametrize(("x_most", "w_most"), ((2.0**-7, 63.0), (1023.0, 2.0**-11)))
+# And what is like that, but held.
+HELD = {
+    "all smaller": lambda x, w: x.mul_(1e-9),
+    "all larger": lambda x, w: x.mul_(1e4),
+    "an image of another scale": lambda x, w: x[1].mul_(1e-6),
+    "few small values": lambda x, w: x[:, 3::8, 1, 20:24].mul_(2.0**-20),
+    "zero channels": lambda x, w: x[:, 3:8].zero_(),
+    "pairs of channels": lambda x, w: keep_channels(x, torch.tensor([3, 7, 8, 9])),
+    "smaller weights": lambda x, w: w.mul_(1e-6),
+    "larger weights": lambda x, w: w.mul_(1e4),
+    "less weights": lambda x, w: keep_channels(w, torch.arange(0, 64, 4)),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_two_parts_of_float16_hold_most(name):
+    case = dataclasses.replace(CASES[1], bias=False)
+    t = changed(case, HELD[name])
+    for chosen in plans(problem_of(case)):
+        if chosen.tile.half:
+            out, again = run(chosen, t, blocks=2), run(in_tf32(chosen), t)
+            assert_right(out, case, t)
+            assert same_bits(out, run(alone(chosen), t))
+            for of_image, by_tf32 in zip(out, again, strict=True):
+                assert not same_bits(of_image, by_tf32), "the bits tell nothing"
+
+
+def test_an_image_does_not_depend_on_the_others():
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in plans(problem_of(case)):
+        if chosen.tile.half:
+            before = run(chosen, t)
+            changes = ((float("nan"), "forward"), (1e4, "random:1"), (1e-20, "random:2"))
+            for factor, schedule in changes:
+                other = dataclasses.replace(t, x=torch.stack((t.x[0], t.x[1] * factor)))
+                out = run(chosen, other, schedule, blocks=2)
+                assert same_bits(out[0], before[0]) and not same_bits(out[1], before[1])
+
+
+def test_of_weights_chance_brings_some_that_are_small():
+    case = CASES[1]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    w = (1 + t.w.abs()).clamp(max=1.99).copysign(t.w)  # 2^13 times as large in float16
+    chosen = half_plan(case)
+    laid = family.layout(chosen.problem, chosen.tile)
+    assert laid.row_step == 1  # times that a weight is packed
+    for value in (2.0**-15 * (1 - 2.0**-24), 1e-12, -1e-30):
+        for more in (0, 1):
+            some = w.clone()
+            some.view(-1)[-laid.most_unfit_weights - more :] = value
+            some.view(-1)[:100] = 2.0**-15
+            some.view(-1)[100:200] = 0
+            given = dataclasses.replace(t, w=some)
+            whole, in_half = run(chosen, given), run(alone(chosen), given)
+            assert same_bits(whole, run(in_tf32(chosen), given) if more else in_half)
+            assert same_bits(whole, in_half) == (more == 0)
+            assert_right(whole, case, given)
+
+
+@pytest.mark.parametrize("schedule", ("forward", "random:1"))
+def test_a_small_pixel_is_repaired_and_no_other_tile(schedule):
+    case = Case(1, 16, 64, 1, (24, 70), (3, 3))
+    t = changed(case, lambda x, w: x[:, :, 3, 17].mul_(2.0**-20))
+    near, far = (..., slice(3, 6), slice(17, 20)), (..., slice(12, None), slice(None))
+    for chosen in plans(problem_of(case)):
+        if chosen.tile.half:
+            in_half, again = run(alone(chosen), t), run(in_tf32(chosen), t)
+            out = run(chosen, t, schedule, blocks=2)
+            assert_right(out, case, t)
+            for place, repaired in ((near, True), (far, False)):
+                in_place, *either = (y[place].contiguous() for y in (out, in_half, again))
+                assert same_bits(in_place, either[repaired])
+                assert not same_bits(in_place, either[not repaired])
+
+
+# The least and the largest that all of an operand may be; a sample of it is brought near 2^13.
+@pytest.mark.parametrize(
+    ("x_most", "w_most"), ((2.0**-47, 65504.0), (65504.0, 2.0**-47), (2.0**-7, 63.0))
+)
 def test_two_parts_of_float16_keep_what_they_hold(x_most, w_most):
     case = dataclasses.replace(CASES[1], bias=False)
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -212,6 +311,7 @@ def test_two_parts_of_float16_keep_what_they_hold(x_most, w_most):
     out = run(chosen, t)
     assert_right(out, case, t)
     assert same_bits(out, run(alone(chosen), t))
+    assert not same_bits(out, run(in_tf32(chosen), t)), "the bits tell nothing"
 
 
 def test_output_must_start_on_a_vector():

@@ -13,6 +13,7 @@ from emulated_plans import (
     assert_compiled_well,
     assert_order_free,
     assert_right,
+    new_workspace,
     plans,
     problem_of,
     run,
@@ -65,6 +66,11 @@ def in_tf32(chosen):
     return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
 
 
+def packed_again(chosen, workspace):
+    """Pieces that the launch that repairs has packed: `packed` of `Status`."""
+    return int(workspace.view(torch.int32)[family.layout(chosen.problem, chosen.tile).status + 5])
+
+
 @pytest.fixture
 def many_tiles(monkeypatch):
     """More of them than multiprocessors, so that the consumers are apart."""
@@ -104,7 +110,7 @@ def test_reads_any_strides(layout):
         chosen = served(problem_of(case, x_layout=x_layout, x_aligned=False), half)[0]
         assert_right(run(chosen, t), case, t)
         if half:
-            assert_repaired(chosen, outlying(t, "x", 1e5))
+            assert_repaired(chosen, outlying(t, "x", 1e5), [2])
 
 
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
@@ -114,7 +120,7 @@ def test_wide_offsets_and_sanitizers(wide):
     for half in (False, True):
         chosen = served(problem_of(case, wide_offsets=wide), half)[0]
         assert_right(run(chosen, t, sanitize=True), case, t)
-    assert_repaired(chosen, outlying(t, "x", 1e5), sanitize=True)
+    assert_repaired(chosen, outlying(t, "x", 1e5), [2], sanitize=True)
 
 
 def test_result_does_not_depend_on_the_order_of_threads():
@@ -234,7 +240,7 @@ def test_paired_rows_in_any_order(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = narrowest_paired(case)
     assert_order_free(chosen, t)
-    assert_repaired(chosen, outlying(t, "x", 1e5))
+    assert_repaired(chosen, outlying(t, "x", 1e5), [1])
     assert_repaired(chosen, outlying(t, "w", math.nan))
 
 
@@ -245,63 +251,163 @@ def outlying(t, name, value):
     return dataclasses.replace(t, **{name: changed})
 
 
-def assert_repaired(chosen, t, **options):
-    """What float16 cannot hold comes as from the same tile in TF32, to the bit."""
-    want = run(in_tf32(chosen), t)
-    assert same_bits(run(chosen, t, **options), want)
-    assert not same_bits(run(alone(chosen), t), want)
+def assert_repaired(chosen, t, images=None, **options):
+    """These images' outputs come as from the same tile in TF32, to the bit, and the others' as from
+    float16 alone. All images' do where float16 cannot hold the weights.
+    """
+    images = range(chosen.problem.batch) if images is None else images
+    in_half, again, out = run(alone(chosen), t), run(in_tf32(chosen), t), run(chosen, t, **options)
+    for image in range(chosen.problem.batch):
+        assert not same_bits(in_half[image], again[image]), "the bits tell nothing"
+        want = again if image in images else in_half
+        assert same_bits(out[image], want[image]), f"image {image}"
 
 
-@pytest.mark.parametrize("value", (65520.0, 1e5, -1e30, math.inf, -math.inf, math.nan))
+# Pixels are 2^9 times as large in float16, whose largest is 65504.
+@pytest.mark.parametrize("value", (128.0, 1e5, -1e30, math.inf, -math.inf, math.nan))
 @pytest.mark.parametrize("case", (CASES[0], CASES[12], CASES[13]), ids=str)
-def test_repairs_inputs_that_float16_cannot_hold(case, value):
+def test_repairs_images_that_float16_cannot_hold(case, value):
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in served(problem_of(case), half=True):
-        assert_repaired(chosen, outlying(t, "x", value))
+        assert_repaired(chosen, outlying(t, "x", value), [case.batch - 1])
 
 
-@pytest.mark.parametrize("value", (256.0, math.inf, math.nan))
-def test_repairs_weights_that_float16_cannot_hold(value):
-    case = CASES[0]
+# Values that are too small are counted, 8 channels of a pixel at a time, wherever in the image:
+# with its groups and lines of 64 channels.
+COUNTED = tuple(dataclasses.replace(CASES[i], batch=4) for i in (0, 13))
+
+
+@pytest.mark.parametrize("case", COUNTED, ids=str)
+def test_repairs_images_of_more_small_values_than_chance_brings(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
+    small = 2.0**-23 * (1 - 2.0**-8)  # float16's least normal number is 2^-14
+    last = case.in_channels * case.groups - 1
+    few = ((0, 0, 0), (last, 0, 1), (last // 2, 3, 3), (last // 2 + 8, 3, 3))
+    assert len(few) == family.MOST_SLIGHT
+    for image in range(3):
+        for place in few:
+            t.x[(image, *place)] = small
+    t.x[0, 1:8, 0, 0] = 1e-12  # of the same 8
+    t.x[1, 9, 2, 1] = -1e-30  # of others
+    t.x[3, :, 2, 2] = -small
+    t.x[2, :7, 1, 0] = 2.0**-23
+    t.x[2, 8:17, 1] = 0
+    t.x[2, 20, 1] = 127.0
+    for chosen in served(problem_of(case), half=True):
+        assert_repaired(chosen, t, [1, 3])
+        assert_right(run(chosen, t), case, t)
+
+
+def test_an_image_does_not_depend_on_the_others():
+    case = CASES[13]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for chosen in served(problem_of(case), half=True):
+        before = run(chosen, t)
+        changes = ((math.nan, "forward"), (1e5, "random:1"), (1e-9, "random:2"))
+        for factor, schedule in changes:
+            other = dataclasses.replace(t, x=t.x.clone())
+            other.x[1] *= factor
+            out = run(chosen, other, schedule)
+            assert same_bits(out[0], before[0]) and not same_bits(out[1], before[1])
+
+
+def with_known_scale(t):
+    """With weights that are 2^13 times as large in float16."""
+    return dataclasses.replace(t, w=(1 + t.w.abs()).clamp(max=1.99).copysign(t.w))
+
+
+LEAST_WEIGHT, MOST_WEIGHT = 2.0**-27, 65504 * 2.0**-13
+UNHELD_WEIGHTS = (
+    LEAST_WEIGHT * (1 - 2.0**-24),
+    -1e-12,
+    1e-30,
+    MOST_WEIGHT * (1 + 2.0**-23),
+    -256.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+)
+
+
+@pytest.mark.parametrize("value", UNHELD_WEIGHTS)
+def test_repairs_all_images_where_float16_cannot_hold_a_weight(value):
+    case = CASES[0]
+    t = with_known_scale(operands(case, torch.float32, "contiguous", "cpu"))
     for chosen in served(problem_of(case), half=True):
         assert_repaired(chosen, outlying(t, "w", value))
 
 
-@pytest.mark.parametrize("name", ("x", "w"))
-def test_repairs_small_values_and_knows_zeros(name):
+@pytest.mark.parametrize("value", (LEAST_WEIGHT, -MOST_WEIGHT, 0.0, -0.0))
+def test_weights_that_float16_holds(value):
     case = CASES[0]
-    t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = served(problem_of(case), half=True)[0]
-    assert_repaired(chosen, dataclasses.replace(t, **{name: getattr(t, name) * 1e-9}))
-    zeros = dataclasses.replace(t, **{name: torch.zeros_like(getattr(t, name))})
-    out = run(chosen, zeros)
-    assert torch.equal(out, t.bias[:, None, None].expand_as(out))
-    assert same_bits(out, run(alone(chosen), zeros))
-
-
-def test_small_values_beside_larger_ones_fit():
-    case = CASES[0]
-    t = operands(case, torch.float32, "contiguous", "cpu")
-    t.x[0, 8:15] = 1e-12
-    t.x[0, 15] = 2.0**-13
-    t.x[1, :8] = 0
-    t.x[2, 0, 0, 0] = 65504.0
-    t.w[:-1] = 1e-30
-    t.w[-1, -1, -1, -1] = 65504 / 256
+    t = outlying(with_known_scale(operands(case, torch.float32, "contiguous", "cpu")), "w", value)
     for chosen in served(problem_of(case), half=True):
-        out = run(chosen, t)
-        assert_right(out, case, t)
-        assert same_bits(out, run(alone(chosen), t))
+        assert_repaired(chosen, t, [])
+        assert_right(run(chosen, t), case, t)
 
 
-def test_channels_that_are_small_together_do_not_fit():
+def test_of_many_weights_chance_brings_one_that_is_small():
+    case = Case(1, 64, 256, 1, (2, 2), (4, 4), (2, 2), (1, 1))
+    assert case.in_channels * case.out_channels * 16 == 2**18
+    t = with_known_scale(operands(case, torch.float32, "contiguous", "cpu"))
+    t.w[5, 7, 1, 2] = 1e-12
+    chosen = served(problem_of(case), half=True)[0]
+    assert_repaired(chosen, t, [])
+    assert_repaired(chosen, outlying(t, "w", 1e-12))  # packed by another block
+
+
+@pytest.mark.parametrize("exponent", (-45, -20, 10))
+def test_weights_of_any_scale_are_held(exponent):
+    case = dataclasses.replace(CASES[0], bias=False)
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    scaled = dataclasses.replace(t, w=t.w * 2.0**exponent)
+    for chosen in served(problem_of(case), half=True)[::5]:
+        assert_repaired(chosen, scaled, [])
+        assert same_bits(run(chosen, scaled), run(chosen, t) * 2.0**exponent)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"), (("x", 1e-9), ("x", 1e3), ("w", 1e-25), ("w", 1e5)), ids=str
+)
+def test_repairs_operands_that_are_small_or_large_together(name, factor):
+    case = dataclasses.replace(CASES[0], bias=False)  # beside which small products were nothing
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t = dataclasses.replace(t, **{name: getattr(t, name) * factor})
+    for chosen in served(problem_of(case), half=True)[::5]:
+        assert_repaired(chosen, t)
+        assert_right(run(chosen, t), case, t)
+
+
+@pytest.mark.parametrize("name", ("x", "w"))
+def test_zeros_are_held(name):
+    case = CASES[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    some = getattr(t, name).clone()
+    some[:, :9] = 0
+    zeros = dataclasses.replace(t, **{name: torch.zeros_like(some)})
+    for chosen in served(problem_of(case), half=True):
+        assert_repaired(chosen, dataclasses.replace(t, **{name: some}), [])
+        workspace = new_workspace(chosen)
+        out = run(chosen, zeros, workspace=workspace)
+        assert torch.equal(out, t.bias[:, None, None].expand_as(out))
+        assert packed_again(chosen, workspace) == 0
+    run(chosen, outlying(zeros, name, math.nan), workspace=workspace)
+    assert packed_again(chosen, workspace) == sum(
+        family.layout(chosen.problem, chosen.tile).repairing.pack_items
+    )
+
+
+def test_repairs_products_of_few_small_channels():
     case = CASES[2]  # no bias, beside which they were nothing
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = served(problem_of(case), half=True)[0]
-    t.x[:, 8:16] = 1.37 * 2.0**-17
     t.x[:, :8] = t.x[:, 16:] = 0
+    chosen = served(problem_of(case), half=True)[0]
+    t.x[:, 8:16] = 1.37 * 2.0**-27
     assert_repaired(chosen, t)
+    t.x[:, 8:16] = 1.37 * 2.0**-23
+    workspace = new_workspace(chosen)
+    assert_right(run(chosen, t, workspace=workspace), case, t)
+    assert packed_again(chosen, workspace) == 0
 
 
 # The shapes that the kernel is for; sizes do not change the code but for the reach of a slot.

@@ -148,15 +148,34 @@ def test_a_tile_that_is_repaired_leaves_its_neighbours_outputs():
     assert torch.equal(repaired[..., last + 1 :], left[..., last + 1 :])
 
 
-# What to do to an input and a weight so that float16 does not hold them as TF32 would.
+# What to do to an input and a weight so that float16 does not hold them as TF32 would. A pixel's
+# value is small from 2^-27 of a sample's largest on; of 8 channels of a pixel those that are count
+# as one. A weight is from 2^-28 on.
 UNHELD = {
     "large": lambda x, w: x[0, 3, 2].fill_(1e5),
     "not a number": lambda x, w: x[0, 3, 2].fill_(float("nan")),
     "infinite": lambda x, w: x[0, 3, 2].fill_(-float("inf")),
-    "small": lambda x, w: x.mul_(1e-7),
-    "small weights": lambda x, w: w.mul_(1e-9),
+    "all small": lambda x, w: x.mul_(1e-25),
+    "all large": lambda x, w: x.mul_(1e5),
+    "small channels": lambda x, w: x[:, 3::8].mul_(2.0**-31),
+    "small weights": lambda x, w: w.mul_(1e-25),
+    "a small weight": lambda x, w: w[-1, -1, -1, -1].fill_(1e-12),
     "large weights": lambda x, w: w.mul_(1e5),
     "an infinite weight": lambda x, w: w[0, 0, 0].fill_(float("inf")),
+}
+
+# And what is like that, but held.
+HELD = {
+    "random": lambda x, w: None,
+    "a larger value": lambda x, w: x[:, 5, 1, 2].fill_(20.0),
+    "a small value": lambda x, w: x[:, 4, 1, 1].fill_(1e-12),
+    "all smaller": lambda x, w: x.mul_(1e-9),
+    "all larger": lambda x, w: x.mul_(1e4),
+    "an image of another scale": lambda x, w: x[1].mul_(1e-6),
+    "zeros": lambda x, w: x[:, :3].zero_(),
+    "smaller weights": lambda x, w: w.mul_(1e-9),
+    "larger weights": lambda x, w: w.mul_(1e4),
+    "zero weights": lambda x, w: w[3:9].zero_(),
 }
 
 
@@ -204,6 +223,7 @@ COMMON_CASES = (*HALF_CASES[:2], Case(1, 24, 32, 1, (9, 20), (3, 3)))
 @pytest.mark.parametrize("name", UNHELD)
 def test_repairs_what_float16_cannot_hold(name, case, common):
     # Each tile of these cases reads what was changed, and so comes from the kernel in TF32.
+    case = dataclasses.replace(case, bias=False)  # beside which small sums were nothing
     t = changed(case, UNHELD[name])
     if name in ("large", "not a number", "infinite"):
         t.x[:, 3 :: case.in_channels] = t.x[0, 3, 2, 0]
@@ -211,19 +231,77 @@ def test_repairs_what_float16_cannot_hold(name, case, common):
     want = run(in_tf32(chosen), t)
     assert same_bits(run(chosen, t, blocks=2), want)
     assert not same_bits(run(alone(chosen), t, blocks=2), want)
+    if all(values.isfinite().all() for values in (t.x, t.w)):
+        assert_right(want, case, t)
 
 
-@pytest.mark.parametrize("channels", (0, 3), ids=("random", "zeros"))
-def test_float16_alone_computes_what_it_holds(channels):
-    case = HALF_CASES[0]
-    t = changed(case, lambda x, w: x[:, :channels].zero_())
-    t.x[:, 4, 1, 1] = 1e-12
-    t.x[:, 5, 1, 2] = 65504.0
+@pytest.mark.parametrize("name", HELD)
+def test_float16_alone_computes_what_it_holds(name):
+    case = dataclasses.replace(HALF_CASES[0], bias=False)
+    t = changed(case, HELD[name])
     for chosen in plans(problem_of(case)):
         if chosen.tile.half:
-            out = run(chosen, t)
+            out, again = run(chosen, t), run(in_tf32(chosen), t)
             assert_right(out, case, t)
             assert same_bits(out, run(alone(chosen), t))
+            for of_image, by_tf32 in zip(out, again, strict=True):
+                assert not same_bits(of_image, by_tf32), "the bits tell nothing"
+
+
+LEAST_WEIGHT, MOST_WEIGHT = 2.0**-27, 65504 * 2.0**-13
+
+
+@pytest.mark.parametrize(
+    ("value", "held"),
+    (
+        (LEAST_WEIGHT, True),
+        (LEAST_WEIGHT * (1 - 2.0**-24), False),
+        (MOST_WEIGHT, True),
+        (MOST_WEIGHT * (1 + 2.0**-23), False),
+        (-0.0, True),
+    ),
+)
+@by_patches
+def test_the_least_and_the_largest_weight(common, value, held):
+    case = HALF_CASES[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    w = (1 + t.w.abs()).clamp(max=1.99).copysign(t.w)  # 2^13 times as large in float16
+    w[-1, -1, -1, -1] = value
+    t = dataclasses.replace(t, w=w)
+    chosen = half_plan(case, common)
+    out, in_half, again = run(chosen, t, blocks=2), run(alone(chosen), t), run(in_tf32(chosen), t)
+    assert same_bits(out, in_half if held else again) and not same_bits(in_half, again)
+    assert_right(out, case, t)
+
+
+@by_patches
+def test_an_image_does_not_depend_on_the_others(common):
+    case = HALF_CASES[0]
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = half_plan(case, common)
+    before = run(chosen, t)
+    changes = ((float("nan"), "forward"), (1e5, "random:1"), (1e-25, "random:2"), (1e-9, "reverse"))
+    for factor, schedule in changes:
+        other = dataclasses.replace(t, x=torch.stack((t.x[0], t.x[1] * factor)))
+        out = run(chosen, other, schedule, blocks=2)
+        assert same_bits(out[0], before[0]) and not same_bits(out[1], before[1])
+
+
+@by_patches
+@pytest.mark.parametrize("other", (7, 12), ids=("of the same 8", "of two"))
+def test_a_tile_is_repaired_for_two_small_values_of_a_pixel(other, common):
+    case = Case(1, 16, 64, 1, (24, 70), (3, 3))
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    for channel in (4, other):
+        t.x[0, channel, 3, 17] = 1e-12
+    chosen = half_plan(case, common)
+    out, in_half, again = run(chosen, t, blocks=2), run(alone(chosen), t), run(in_tf32(chosen), t)
+    assert_right(out, case, t)
+    near, far = (..., slice(3, 6), slice(17, 20)), (..., slice(12, None), slice(None))
+    for place, repaired in ((near, other == 12), (far, False)):
+        in_place, *either = (y[place].contiguous() for y in (out, in_half, again))
+        assert same_bits(in_place, either[repaired])
+        assert not same_bits(in_place, either[not repaired])
 
 
 @by_patches

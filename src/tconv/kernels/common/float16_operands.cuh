@@ -15,6 +15,7 @@
 #include <ptx/cuda.cuh>
 #include <ptx/max.cuh>
 #include <ptx/redux.cuh>
+#include <ptx/u16x2.cuh>
 
 namespace float16_operands {
 
@@ -79,24 +80,61 @@ TCONV_DEVICE float largest(float before, const float (&values)[count]) {
 // For all lanes of a warp: of bits of magnitudes.
 TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) { return ptx::redux_sync_max_u32(bits); }
 
-// What a thread has seen of some values.
-struct Seen {
-    float largest = 0.0f;
-    uint32_t slight = 0;  // octets with a slight value
-    int lone = 0;         // of parts: octets with one value that is not zero, less those with more
+// What a thread has seen of values that float16 takes; `parts`: in two. Of parts, an octet all of whose values are
+// slight or zero, but not all zero, counts `dark` times.
+template <bool parts, uint32_t dark = 1>
+struct Seen;
 
-    // 8 channels of a pixel; `least` of their scale. Of parts an octet all of whose values are slight or zero,
-    // but not all zero, counts `dark` times.
+// It looks at upper halves, sign, exponent and 7 bits, two values at a time. What has a magnitude below
+// 2^-133 is taken for zero.
+template <>
+struct Seen<false> {
+    uint32_t most = 0;    // the largest halves, of even and of odd values
+    uint32_t slight = 0;  // octets with a slight value
+    static constexpr int lone = 0;
+
+    // 8 channels of a pixel.
+    template <int count>
+    TCONV_DEVICE void add(const float (&values)[count], Scale scale) {
+        constexpr uint32_t magnitudes = 0x7fff7fffu, signs = 0x80008000u;
+        uint32_t least = magnitudes;  // of those but zero, less one: a zero's would be larger
+#pragma unroll
+        for (int i = 0; i < count; i += 2) {
+            uint32_t both = __byte_perm(__float_as_uint(values[i]), __float_as_uint(values[i + 1]), 0x7632);
+            both &= magnitudes;
+            least = ptx::min_u16x2(least, ptx::add_u16x2(both, ~0u));
+            most = ptx::max_u16x2(most, both);
+        }
+        // A half's highest bit stays where it is not slight.
+        uint32_t enough = scale.least(false) >> 17;
+        uint32_t compared = least + (0x8000u - enough) * 0x00010001u;
+        slight += (~compared & signs) != 0;
+    }
+
+    // At least as large as the largest magnitude; NaN if one is.
+    TCONV_DEVICE float largest() const {
+        uint32_t half = max(most >> 16, most & 0xffffu);
+        return __uint_as_float(half == 0 ? 0 : half << 16 | 0xffffu);
+    }
+};
+
+template <uint32_t dark>
+struct Seen<true, dark> {
+    float most = 0.0f;    // magnitude; NaN if one is
+    uint32_t slight = 0;  // octets with a slight value
+    int lone = 0;         // octets with one value that is not zero, less those with more
+
+    // 8 channels of a pixel.
     // NOTE: where the sum of the magnitudes is the largest, all others are zero, or as good as that.
-    template <uint32_t dark, int count>
-    TCONV_DEVICE void add(const float (&values)[count], uint32_t least) {
+    template <int count>
+    TCONV_DEVICE void add(const float (&values)[count], Scale scale) {
         // By halves, so that the next instruction seldom waits for the last.
         uint32_t smallest[count / 2];
-        float most[count / 2], sums[count / 2];
+        float largest[count / 2], sums[count / 2];
 #pragma unroll
         for (int i = 0; i < count / 2; ++i) {
             smallest[i] = min(order(values[i]), order(values[i + count / 2]));
-            most[i] = ptx::max_nan_f32(fabsf(values[i]), fabsf(values[i + count / 2]));
+            largest[i] = ptx::max_nan_f32(fabsf(values[i]), fabsf(values[i + count / 2]));
             sums[i] = fabsf(values[i]) + fabsf(values[i + count / 2]);
         }
 #pragma unroll
@@ -104,18 +142,17 @@ struct Seen {
 #pragma unroll
             for (int i = 0; i < n; ++i) {
                 smallest[i] = min(smallest[i], smallest[i + n]);
-                most[i] = ptx::max_nan_f32(most[i], most[i + n]);
+                largest[i] = ptx::max_nan_f32(largest[i], largest[i + n]);
                 sums[i] += sums[i + n];
             }
         }
-        if constexpr (dark > 1) {
-            if (smallest[0] < least) slight += order(most[0]) < least ? dark : 1;
-            if (sums[0] != 0) lone += sums[0] == most[0] ? 1 : -1;
-        } else {
-            slight += smallest[0] < least;
-        }
-        largest = ptx::max_nan_f32(largest, most[0]);
+        uint32_t least = scale.least(true);
+        if (smallest[0] < least) slight += order(largest[0]) < least ? dark : 1;
+        if (sums[0] != 0) lone += sums[0] == largest[0] ? 1 : -1;
+        most = ptx::max_nan_f32(most, largest[0]);
     }
+
+    TCONV_DEVICE float largest() const { return most; }
 };
 
 }  // namespace float16_operands

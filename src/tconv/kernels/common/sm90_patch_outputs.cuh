@@ -185,22 +185,29 @@ private:
     }
 };
 
+// Of a tile whose rows begin in column `left`.
+template <int width>
+TCONV_DEVICE auto writer_of(const Arguments& arguments, const Position& at, int left) {
+    if constexpr (overlapped) {
+        return SectorWriter<4>{arguments, left, at.tile_x == 0, at.tile_x == arguments.tiles_x - 1};
+    } else {
+        return RowWriter<width>{arguments, left};
+    }
+}
+
 // Each warp interleaves its channels' phases in shared memory and writes pieces of whole rows.
 // Vectors of `width` outputs lie on their size, in tiles that overlap pairs of them.
+// Returns whether some of the lane's outputs are wrong, or may be.
 template <int width>
-TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
+TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                         const Sums& sums) {
+    // In float16 no tile is written for good that has any. What is computed again is looked at where it was
+    // written: there is no register for it.
+    constexpr bool notes = !Layer::half && !Layer::repair;
     int lane = threadIdx.x % 32;
     auto& outputs = shared.outputs[warp - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
-    auto writer = [&] {
-        if constexpr (overlapped) {
-            return SectorWriter<4>{arguments, left, at.tile_x == 0, at.tile_x == arguments.tiles_x - 1};
-        } else {
-            return RowWriter<width>{arguments, left};
-        }
-    }();
-    // In float16 no tile is written for good that has any.
+    auto writer = writer_of<width>(arguments, at, left);
     [[maybe_unused]] NotFinite<float, Layer::split> not_finite;
     // The sums of one row and pass, to shared memory.
     auto gather = [&](const float (&of_row)[columns / 2], int pass, const float (&bias)[2],
@@ -221,7 +228,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                 float odd = of_row[4 * j + 2 * half + 1];
                 if constexpr (Layer::half) even *= unit, odd *= unit;
                 if constexpr (Layer::bias) even += bias[half], odd += bias[half];
-                if constexpr (!Layer::half) not_finite.note(even), not_finite.note(odd);
+                if constexpr (notes) not_finite.note(even), not_finite.note(odd);
                 if constexpr (Layer::stride_x == 1 && (width > 1 || !overlapped)) {
                     *reinterpret_cast<float2*>(to + 8 * j) = make_float2(even, odd);
                 } else {
@@ -288,22 +295,31 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                 }
             }
         }
-        if constexpr (!Layer::half) {
-            if (!__any_sync(~0u, not_finite.any())) continue;
+    }
+    return !notes || not_finite.any();
+}
+
+// Computes again what a warp has written of a tile and is wrong.
+// NOTE: not from what `store` works out: beside the sums it would be kept in registers, and spill.
+TCONV_DEVICE void repair_outputs(const Arguments& arguments, const Position& at, int warp) {
+    int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
+    auto writer = writer_of<Layer::vector>(arguments, at, left);
+    constexpr int tile_lines = Layer::tile_rows * Layer::warp_channels;
 #pragma unroll 1
-            for (int place = 0; place < Layer::tile_rows * Layer::warp_channels; ++place) {
-                int r = place / Layer::warp_channels, channel = place % Layer::warp_channels;
-                bool row_exists = out_y(r) >= 0 && out_y(r) < arguments.destination_height;
-                if (!row_exists || first_channel + channel >= Layer::out_channels) continue;
-                float* line = line_of(r, channel / pass_channels);
+    for (int i = 0; i < Layer::m_tiles * tile_lines; ++i) {
+        int warp_tile = (at.m_group * Layer::m_tiles + i / tile_lines) * 4 + warp % 4;
+        int phase_y = warp_tile / phase_tiles;
+        int channel = (warp_tile - phase_y * phase_tiles) * Layer::warp_channels + i % Layer::warp_channels;
+        int row = at.first_q_y() + i % tile_lines / Layer::warp_channels;
+        int y = row * phases_y + phase_y - Layer::padding_y;
+        if (phase_y >= phases_y || channel >= Layer::out_channels) continue;
+        if (y < 0 || y >= arguments.destination_height) continue;
+        float* line = static_cast<float*>(arguments.destination) + at.image * arguments.destination_stride_n +
+                      (Index(at.group) * Layer::out_channels + channel) * arguments.destination_stride_c +
+                      y * arguments.destination_stride_h + left;
 #pragma unroll 1
-                for (int column = lane; column < out_columns; column += 32) {
-                    if (!writer.owns(line, channel % pass_channels, column)) continue;
-                    exact::repair<!Layer::split, Layer::split>(
-                        arguments,
-                        line + (channel % pass_channels * arguments.destination_stride_c + column));
-                }
-            }
+        for (int column = threadIdx.x % 32; column < out_columns; column += 32) {
+            if (writer.owns(line, 0, column)) exact::repair<!Layer::split, Layer::split>(arguments, line + column);
         }
     }
 }

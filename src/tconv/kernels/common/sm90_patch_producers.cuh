@@ -58,7 +58,6 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
 template <bool half>
 struct OperandsIn {
     Scale scale{0};
-    float16_operands::Seen seen;
 
     // `sampled`: the bits of a sample's largest magnitude, the same for all that bring the tile's pixels. One of
     // them tells the consumers.
@@ -68,12 +67,12 @@ struct OperandsIn {
     }
 
     TCONV_DEVICE void add(const float (&values)[part_channels]) {
-        seen.add<dark>(values, scale.least(Layer::split));
+        seen.add(values, scale);
     }
 
     // After the tile: whether float16 holds what this warp has brought.
     TCONV_DEVICE void note(const Arguments& arguments, Shared& shared, Index tile, int warp) const {
-        uint32_t largest = float16_operands::largest_of_warp(__float_as_uint(seen.largest));
+        uint32_t largest = float16_operands::largest_of_warp(__float_as_uint(seen.largest()));
         bool fits = scale.holds(__uint_as_float(largest)) && ptx::redux_sync_add_u32(seen.slight) <= most_slight;
         // Outputs of few products show what split ones leave out.
         if constexpr (Layer::split) fits = fits && int(ptx::redux_sync_add_u32(uint32_t(seen.lone))) <= 0;
@@ -89,6 +88,8 @@ private:
     static constexpr uint32_t octets = uint32_t(patch_pixels) * chunks * parts / tile_warps;
     static constexpr uint32_t most_slight = Layer::split ? 8 + octets / 128 : 1;
     static constexpr uint32_t dark = Layer::split ? most_slight / (chunks > 1 ? 3 : 2) + 1 : 1;
+
+    float16_operands::Seen<Layer::split, dark> seen;
 };
 
 // Of tiles in TF32.
@@ -123,7 +124,7 @@ template <typename Fields>
 TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int warp) {
     constexpr Index outside = -1;
     // Pixels of a thread under way, in two buffers of 8 values each.
-    constexpr int most_batch = 4;
+    constexpr int most_batch = Layer::half && Layer::split ? 3 : 4;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;
@@ -236,8 +237,8 @@ TCONV_DEVICE uint32_t sample(const float* raw) {
 template <typename Fields>
 TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
     constexpr int buffers = Layer::rolled ? 1 : 2;
-    // Splitting takes registers too: with three they spill.
-    constexpr int most_batch = (Layer::half && Layer::split) || Layer::rolled ? 2 : 3;
+    // What is counted takes registers too, and so does splitting: with more they spill.
+    constexpr int most_batch = Layer::half && Layer::split ? 1 : 2;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;

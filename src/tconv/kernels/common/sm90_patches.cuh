@@ -17,7 +17,7 @@
 namespace {
 
 // Where consumers need more than a third of the registers.
-constexpr int producer_registers = Layer::tensor_map && !Layer::split ? 88 : 104;
+constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
 constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
 static_assert(producer_registers + consumers * consumer_registers == 3 * 168, "what 384 threads get");
 
@@ -98,7 +98,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
     };
     begin(tiles.next());
     while (tiles.now() < arguments.tiles) {
-        Position at(tiles.now(), arguments, rings == 1 ? consumer : 0);
+        Index tile = tiles.now();
+        Position at(tile, arguments, rings == 1 ? consumer : 0);
         tiles.enter(turns.pixels);
         Sums sums;
 #pragma unroll
@@ -118,13 +119,20 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
         }
         if constexpr (Layer::half) find_unit(shared, warp);
         // NOTE: the second store is a third of what there is to compile.
+        bool wrong;
         if constexpr (Layer::rows_aligned) {
             TCONV_CHECK(aligned);
-            store<Layer::vector>(arguments, shared, at, warp, sums);
+            wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
         } else if (aligned) {
-            store<Layer::vector>(arguments, shared, at, warp, sums);
+            wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
         } else {
-            store<1>(arguments, shared, at, warp, sums);
+            wrong = store<1>(arguments, shared, at, warp, sums);
+        }
+        if constexpr (!Layer::half) {
+            if (__any_sync(~0u, wrong)) {
+                Position same(ptx::opaque(tile), arguments, rings == 1 ? consumer : 0);
+                repair_outputs(arguments, same, warp);
+            }
         }
     }
 }

@@ -295,10 +295,10 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
                          inside};
         },
         [&](int place, const float(&values)[thread_channels]) {
-            float16_operands::Seen seen;
-            seen.add<1>(values, pixel_scale.least(false));
+            float16_operands::Seen<false> seen;
+            seen.add(values, pixel_scale);
             shared.noted[own_thread() / 32][place] =
-                (pixel_scale.holds(seen.largest) ? 0 : misfit) | (seen.slight != 0 ? slight : 0);
+                (pixel_scale.holds(seen.largest()) ? 0 : misfit) | (seen.slight != 0 ? slight : 0);
         });
     sync();
     packed += arguments.weight_elements + (Index(plane) * arguments.positions + first) * line_words;

@@ -19,6 +19,16 @@ TCONV_DEVICE uint32_t opaque(uint32_t value) {
     return value;
 }
 
+TCONV_DEVICE int opaque(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+TCONV_DEVICE long long opaque(long long value) {
+    asm volatile("" : "+l"(value));
+    return value;
+}
+
 template <typename T>
 TCONV_DEVICE T* opaque(T* pointer) {
     asm volatile("" : "+l"(pointer));

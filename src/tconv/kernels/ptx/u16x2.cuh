@@ -1,0 +1,26 @@
+// Two unsigned 16-bit numbers in a register (sm_90).
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace ptx {
+
+TCONV_DEVICE uint32_t add_u16x2(uint32_t a, uint32_t b) {
+    uint32_t sum;
+    asm("add.u16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+
+TCONV_DEVICE uint32_t min_u16x2(uint32_t a, uint32_t b) {
+    uint32_t smaller;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(smaller) : "r"(a), "r"(b));
+    return smaller;
+}
+
+TCONV_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
+    uint32_t larger;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
+}  // namespace ptx
