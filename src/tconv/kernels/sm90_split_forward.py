@@ -21,7 +21,10 @@ STEM = "sm90_split_forward"
 DIRECTION: Direction = "forward"
 
 MOST_PRODUCTS = 128
-"""Products of a stage, each of them three: a bound on the code."""
+"""Products of a stage, each of them three, or in TF32 four: a bound on the code."""
+
+MOST_LOADED_COLUMNS = 64
+"""Of a float16 tile whose producers load pixels themselves: with 88, they spill (NVRTC 13.5)."""
 
 MOST_UNROLLED = {1: 1700, 2: 2000}
 """Columns of unrolled products, by temporaries: above, a loop goes through equal parts of a stage
@@ -76,6 +79,11 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
+    if tile.half and tile.columns > MOST_LOADED_COLUMNS and not problem.x_aligned:
+        return (
+            f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "
+            f"not for {tile.columns}"
+        )
     if tile.half:
         refusal = _laid_why_not(laid.repairing, target)
         if refusal is not None:
@@ -106,7 +114,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     Streamed weights are asked of L2 beside that. At 1.98 GHz it is within 5% of the fastest tiles.
     """
     laid = layout(problem, tile)
-    products = 3 * laid.mean_pairs * tile.rows
+    products = (3 if tile.half else 4) * laid.mean_pairs * tile.rows
     waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
     if tile.half:
         added = -(-laid.mean_pairs // tile.group) * tile.rows
