@@ -1,6 +1,6 @@
 """`mma_forward`: layers bound by what they move, on `mma.sync` with TF32 (`mma_forward.cu`).
 
-Tiles marked `split` compute strict float32: three products of TF32 for one.
+Tiles marked `split` compute strict float32: four products of TF32 for one.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ class Layout:
 
     @functools.cached_property
     def products(self) -> int:
-        """Products of a unit for 8 input channels, three `mma` each where operands are split."""
+        """Products of a unit for 8 input channels, four `mma` each where operands are split."""
         return self.slot_products * self.fragments * self.warp_rows
 
     @property
@@ -582,8 +582,11 @@ def layout(problem: Problem, tile: Tile) -> Layout:
 
 
 def bound_blocks(problem: Problem, tile: Tile) -> int:
-    """The launch bound: 64-bit offsets take registers of one block."""
-    return max(1, tile.blocks - (1 if problem.wide_offsets else 0))
+    """The launch bound: 64-bit offsets take registers of one block, and so do split products that
+    are unrolled over slots.
+    """
+    unrolled = tile.split and layout(problem, tile).unit_phases > 1
+    return max(1, tile.blocks - problem.wide_offsets - unrolled)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -718,7 +721,8 @@ def team_work(laid: Layout) -> tuple[float, float, float]:
     """Of one tile whose warps write together: instructions, cycles of shared memory, and `mma`.
 
     Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
-    4 additions, a vector of an output row 4, or 5 where no tap reaches it.
+    4 additions, a vector of an output row 4, or 5 where no tap reaches it. It has had 4 and 8 since;
+    the rows that this was fitted to are of 3 and 4.
     """
     problem, tile = laid.problem, laid.tile
     steps = laid.units * laid.steps_8
