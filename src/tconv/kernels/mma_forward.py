@@ -721,8 +721,8 @@ def team_work(laid: Layout) -> tuple[float, float, float]:
     """Of one tile whose warps write together: instructions, cycles of shared memory, and `mma`.
 
     Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
-    4 additions, a vector of an output row 4, or 5 where no tap reaches it. It has had 4 and 8 since;
-    the rows that this was fitted to are of 3 and 4.
+    4 additions, a vector of an output row 4, or 5 where no tap reaches it. It has 4 and 8 since;
+    the rows that this was fitted to are from before.
     """
     problem, tile = laid.problem, laid.tile
     steps = laid.units * laid.steps_8
