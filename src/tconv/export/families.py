@@ -121,6 +121,7 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
         "packed_blocks": plan.packing.grid,
         "packed_elements": plan.packing.elements,
         "note_words": laid.note_words,
+        "most_slight": laid.most_slight,
         "operands": _flat_operands(plan, laid),
         "again": _flat_operands(plan, laid.repairing) if plan.tile.half else None,
     }

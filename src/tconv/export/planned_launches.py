@@ -292,11 +292,13 @@ def prepare_sm90_tf32_flat_forward(constants, x, weight, bias, y, parameters):  
             "status": told["status"],
             "images": told["images"],
             "blocks_in_front": blocks,
+            "most_slight": constants["most_slight"],
         }
         arguments.update(
             told,
             note_count=constants["packed_blocks"],
             slight_vectors=constants["note_words"][-1] // 4,
+            most_slight=constants["most_slight"],
         )
         launches.append((blocks, repair))
     return launches, packed

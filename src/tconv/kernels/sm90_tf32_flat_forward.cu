@@ -336,6 +336,7 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
     // 16 positions at a time, nearly all of them zeros.
     const auto* slight = static_cast<const uint4*>(arguments.slight);
     constexpr int positions = 64, planes = Layer::groups * chunks;
+    uint32_t most_slight = arguments.most_slight;
 #pragma unroll 4
     for (Index i = Index(blockIdx.x) * 32 + lane; i < arguments.slight_vectors; i += gridDim.x * 32) {
         uint4 bytes = slight[i];
@@ -345,13 +346,13 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
         for (int k = 0; k < 16; ++k) {
             uint32_t word = k < 8 ? k < 4 ? bytes.x : bytes.y : k < 12 ? bytes.z : bytes.w;
             uint32_t byte = word >> k % 4 * 8 & 0xff;
-            uint32_t count = byte < 16 ? byte : Layer::most_slight + 1;
+            uint32_t count = byte < 16 ? byte : most_slight + 1;
             unsigned image = divide(first + k, arguments.image_multiplier, arguments.image_shift);
             uint32_t* of_image = static_cast<uint32_t*>(arguments.images) + image;
             // No more than tells the verdict.
-            if (count == 0 || *static_cast<volatile uint32_t*>(of_image) > Layer::most_slight) continue;
+            if (count == 0 || *static_cast<volatile uint32_t*>(of_image) > most_slight) continue;
             uint32_t before = atomicAdd(of_image, count);
-            if (before <= Layer::most_slight && before + count > Layer::most_slight) {
+            if (before <= most_slight && before + count > most_slight) {
                 atomicAdd(&status.unfit_images, 1u);
             }
         }

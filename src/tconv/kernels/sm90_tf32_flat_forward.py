@@ -76,8 +76,13 @@ PIXEL_EXPONENT = 9
 """Float16 pixels are multiplied by 2 to its power: they may then lie between 1.2e-7 and 127."""
 
 MOST_SLIGHT = 4
-"""Times that 8 channels of a pixel of an image may have a value below that. Of images of 10^6
-normal values one in 10 has one.
+"""Times that 8 channels of a pixel of an image may have a value below that, at most. Of images of
+10^6 normal values one in 10 has one.
+"""
+
+FEW_OCTETS, OCTETS_OF_SLIGHT = 1024, 4096
+"""Of normal values one in 1.3 * 10^6 times 8 channels has one: up to the first number in a batch,
+none is allowed; for each of the second in an image one more than one.
 """
 
 MOST_HALF_BLOCKS = 4096
@@ -439,10 +444,15 @@ class Layout:
 
     @property
     def most_slight(self) -> int:
-        """Times that 8 channels of a pixel of an image may have too small a value, fewer than of a
-        pixel's channels.
+        """Times that 8 channels of a pixel of an image may have too small a value: as often as
+        chance brings, of few pixels never, and fewer than of a pixel's channels.
         """
-        return min(MOST_SLIGHT, -(-self.problem.in_channels_per_group // 8) - 1)
+        problem = self.problem
+        octets = -(-problem.in_channels_per_group // 8)
+        of_image = problem.groups * octets * problem.height.size * problem.width.size
+        if problem.batch * of_image <= FEW_OCTETS:
+            return 0
+        return min(MOST_SLIGHT, 1 + of_image // OCTETS_OF_SLIGHT, octets - 1)
 
     @property
     def most_unfit_weights(self) -> int:
@@ -633,11 +643,12 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
             ("status", "void*"),
             ("images", "const void*"),
             ("blocks_in_front", "int"),
+            ("most_slight", "int"),
         )
     elif not tile.half:
         own = _packing_fields(index)
     else:
-        own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index))
+        own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index), ("most_slight", "int"))
     shared = -(-shared // 1024) * 1024
     constants = (
         *_layer_constants(laid, index),
@@ -756,6 +767,7 @@ def arguments(
         **_noted(laid, operands),
         "note_count": laid.pack_blocks,
         "slight_vectors": laid.note_words[-1] // 4,
+        "most_slight": laid.most_slight,
     }
     return found
 
@@ -774,6 +786,7 @@ def repair_arguments(
         "status": noted["status"],
         "images": noted["images"],
         "blocks_in_front": grid(problem, target, tile),
+        "most_slight": laid.most_slight,
     }
 
 
@@ -884,7 +897,6 @@ def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
         ("paired", laid.tile.paired),
         ("half", laid.tile.half),
         ("pixel_exponent", PIXEL_EXPONENT),
-        ("most_slight", laid.most_slight),
         ("most_unfit_weights", laid.most_unfit_weights),
         ("row_groups", len(laid.row_class)),
         ("row_class", laid.row_class),

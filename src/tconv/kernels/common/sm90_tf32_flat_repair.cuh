@@ -34,7 +34,7 @@ TCONV_DEVICE bool repairs_all(const Fields& arguments) {
 template <typename Fields>
 TCONV_DEVICE bool repairs(const Fields& arguments, unsigned image) {
     return repairs_all(arguments) ||
-           static_cast<const volatile uint32_t*>(arguments.images)[image] > Layer::most_slight;
+           static_cast<const volatile uint32_t*>(arguments.images)[image] > unsigned(arguments.most_slight);
 }
 
 // Whether the launch has anything to compute.
