@@ -633,36 +633,37 @@ struct Block {
 #pragma unroll(unrolled ? Layer::slots_x : 1)
                 for (int x = 0; x < Layer::slots_x; ++x) {
                     const float* from = row + entry(Layer::offset_x, x);
+                    uint32_t b_high[fragments][2], b_low[fragments][2];
 #pragma unroll
                     for (int n = 0; n < fragments; ++n) {
-                        uint32_t b_high[2], b_low[2];
 #pragma unroll
                         for (int v = 0; v < 2; ++v) {
                             Split parts(from[4 * v * patch_channel + 8 * n]);
-                            b_high[v] = parts.high;
-                            b_low[v] = parts.low;
+                            b_high[n][v] = parts.high;
+                            b_low[n][v] = parts.low;
                         }
+                    }
 #pragma unroll
-                        for (int m = 0; m < row_fragments; ++m) {
-                            // NOTE: uniform over the warp.
-                            if (unrolled ? !has_tap(m, slot, x)
-                                         : !(entry(Layer::slot_fragments, x) >> m & 1)) {
-                                continue;
-                            }
-                            auto parts = reinterpret_cast<const Vector<uint32_t, 4>*>(
-                                fragment + x * slot_weights + m * fragment_weights);
-                            Vector<uint32_t, 4> high = parts[0], low = parts[32];
+                    for (int m = 0; m < row_fragments; ++m) {
+                        // NOTE: uniform over the warp.
+                        if (unrolled ? !has_tap(m, slot, x)
+                                     : !(entry(Layer::slot_fragments, x) >> m & 1)) {
+                            continue;
+                        }
+                        auto parts = reinterpret_cast<const Vector<uint32_t, 4>*>(
+                            fragment + x * slot_weights + m * fragment_weights);
+                        Vector<uint32_t, 4> high = parts[0], low = parts[32];
+#pragma unroll
+                        for (int n = 0; n < fragments; ++n) {
                             constexpr float zero[4] = {};
+                            // NOTE: the order in which ptxas spills nothing.
                             float small[4], large[4];
-                            ptx::mma_m16n8k8_tf32(small, low.values, b_low, zero);
-                            ptx::mma_m16n8k8_tf32(small, low.values, b_high);
-                            ptx::mma_m16n8k8_tf32(small, high.values, b_low);
-                            ptx::mma_m16n8k8_tf32(large, high.values, b_high, zero);
+                            ptx::mma_m16n8k8_tf32(large, high.values, b_high[n], zero);
+                            ptx::mma_m16n8k8_tf32(small, high.values, b_low[n], zero);
+                            ptx::mma_m16n8k8_tf32(small, low.values, b_low[n]);
+                            ptx::mma_m16n8k8_tf32(small, low.values, b_high[n]);
 #pragma unroll
-                            for (int v = 0; v < 4; ++v) {
-                                sums[0][m][n][v] += small[v];
-                                sums[0][m][n][v] += large[v];
-                            }
+                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += small[v] + large[v];
                         }
                     }
                 }
