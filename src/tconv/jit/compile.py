@@ -200,7 +200,8 @@ def nvrtc_build() -> str:
     NOTE: NVRTC itself says only major and minor. Its whole version ("V13.0.88") stands in the PTX
     that it writes, but a compilation of nothing takes 40 ms, ten times a kernel's load. So this is
     the build ID that the linker put into the library, which any change of it changes. A process
-    with several libraries of that name, one of them PyTorch's, has all of them here.
+    with several libraries of that name and major version, one of them PyTorch's, has all of them
+    here.
 
     Raises:
         MissingDependencyError: cuda-bindings or NVRTC is not installed.
@@ -209,7 +210,8 @@ def nvrtc_build() -> str:
     try:
         maps = Path("/proc/self/maps").read_text()
         found = sorted(set(re.findall(r"/.*/libnvrtc[.-](?!builtins)[^/\n]*$", maps, re.MULTILINE)))
-        return ", ".join(_build_id(Path(library)) for library in found)
+        of_version = [library for library in found if f".so.{nvrtc_version()[0]}" in library]
+        return ", ".join(_build_id(Path(library)) for library in of_version or found)
     except OSError as error:  # no /proc, or replaced on disk since it was loaded
         return f"unknown ({error})"
 

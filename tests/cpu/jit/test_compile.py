@@ -183,7 +183,7 @@ def test_found_in_memory_and_on_disk(
         assert (other.cubin, other.log, other.key) == (first.cubin, first.log, first.key)
         assert (other.resources, other.options) == (first.resources, first.options)
         assert other.seconds == pytest.approx(first.seconds, abs=1e-4)
-    assert in_memory < 0.01
+    assert in_memory < first.seconds  # of NVRTC alone
     (entry,) = default_cache().entries()
     assert entry.key == first.key
     assert (entry.metadata["kind"], entry.metadata["stem"]) == ("cubin", "tiny")

@@ -5,22 +5,18 @@
 
 namespace ptx {
 
-template <typename Half>
-inline uint32_t of_u16x2(uint32_t a, uint32_t b, Half half) {
-    return uint32_t(uint16_t(half(a & 0xffff, b & 0xffff))) |
-           uint32_t(uint16_t(half(a >> 16, b >> 16))) << 16;
-}
-
 inline uint32_t add_u16x2(uint32_t a, uint32_t b) {
-    return of_u16x2(a, b, [](uint32_t x, uint32_t y) { return x + y; });
+    return ((a + b) & 0xffffu) | ((a & 0xffff0000u) + (b & 0xffff0000u));
 }
 
 inline uint32_t min_u16x2(uint32_t a, uint32_t b) {
-    return of_u16x2(a, b, [](uint32_t x, uint32_t y) { return x < y ? x : y; });
+    uint32_t low_a = a & 0xffffu, low_b = b & 0xffffu, high_a = a - low_a, high_b = b - low_b;
+    return (low_a < low_b ? low_a : low_b) | (high_a < high_b ? high_a : high_b);
 }
 
 inline uint32_t max_u16x2(uint32_t a, uint32_t b) {
-    return of_u16x2(a, b, [](uint32_t x, uint32_t y) { return x < y ? y : x; });
+    uint32_t low_a = a & 0xffffu, low_b = b & 0xffffu, high_a = a - low_a, high_b = b - low_b;
+    return (low_a < low_b ? low_b : low_a) | (high_a < high_b ? high_b : high_a);
 }
 
 }  // namespace ptx
