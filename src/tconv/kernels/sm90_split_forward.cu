@@ -51,9 +51,9 @@ constexpr int rows = Layer::tile_rows;
 // Of a pair: low * low, low * high, high * low, high * high. In float16 without the first, 2^-24 of the whole in the
 // mean, and at most 2^-22: tiles in which single products may decide an output are not computed in it.
 [[maybe_unused]] constexpr int products = Layer::half ? 3 : 4;
-// In TF32 the products of high parts are a sum of their own: of a single one the tensor cores cut nothing off, and it
+// What repairs has the products of high parts as a sum of their own: of a single one the tensor cores cut nothing off, and it
 // is rounded with the others.
-[[maybe_unused]] constexpr int row_sums = Layer::half ? 1 : 2;
+[[maybe_unused]] constexpr int row_sums = Layer::rolled ? 2 : 1;
 constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
 static_assert(!Layer::rolled || (!Layer::half && !Layer::resident), "weights come whole, in the order of use");
