@@ -51,9 +51,6 @@ constexpr int rows = Layer::tile_rows;
 // Of a pair: low * low, low * high, high * low, high * high. In float16 without the first, 2^-24 of the whole in the
 // mean, and at most 2^-22: tiles in which single products may decide an output are not computed in it.
 [[maybe_unused]] constexpr int products = Layer::half ? 3 : 4;
-// What repairs has the products of high parts as a sum of their own: of a single one the tensor cores cut nothing off, and it
-// is rounded with the others.
-[[maybe_unused]] constexpr int row_sums = Layer::rolled ? 2 : 1;
 constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
 static_assert(!Layer::rolled || (!Layer::half && !Layer::resident), "weights come whole, in the order of use");
@@ -69,6 +66,7 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
 }
 
 // By a loop over pairs, each a group of its own whose weights come when they are multiplied: less to compile.
+// Products of high parts leave by themselves: of a single one the tensor cores cut nothing off, and the sum is rounded.
 template <int row_class>
 TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                                   Turns& turns, Sums& sums) {
@@ -91,13 +89,13 @@ TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, co
             int first = (first_row + pair_row(pair)) * Layer::patch_columns +
                         Layer::pair_pixel[pair] % Layer::patch_columns;
 #pragma unroll
-            for (int step = 0; step < rows * row_sums; ++step) {
-                int r = step / row_sums;
+            for (int step = 0; step < 2 * rows; ++step) {
+                int r = step / 2;
                 int pixel = first + r * Layer::row_step * Layer::patch_columns;
                 uint64_t high_pixels = pixels + (pixel * pixel_bytes >> 4);
                 uint64_t low_pixels = high_pixels + (patch_bytes >> 4);
                 ptx::wgmma_fence();
-                if (step % row_sums == 0) {
+                if (step % 2 == 0) {
                     multiply_row(partial, low, low_pixels, false);
                     multiply_row(partial, low, high_pixels, true);
                     multiply_row(partial, high, low_pixels, true);
@@ -179,7 +177,6 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
             load(group + 1);
         }
     };
-    constexpr int steps = rows * row_sums;
     float partial[temporaries][columns / 2];
     auto add = [&](int temporary, int r) {
         ptx::fence_registers(partial[temporary]);
@@ -197,14 +194,11 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
             int group_begin = g * count / groups;
             int group_count = (g + 1) * count / groups - group_begin;
 #pragma unroll
-            for (int step = 0; step < steps; ++step) {
-                int r = step / row_sums;
-                int t = (group * steps + step) % temporaries;
-                bool apart = row_sums > 1 && step % row_sums == 1;
-                int first_product = apart ? 3 : 4 - products;
+            for (int r = 0; r < rows; ++r) {
+                int t = (group * rows + r) % temporaries;
                 ptx::wgmma_fence();
 #pragma unroll
-                for (int product = first_product; product < (row_sums > 1 && !apart ? 3 : 4); ++product) {
+                for (int product = 4 - products; product < 4; ++product) {
 #pragma unroll
                     for (int i = 0; i < group_count; ++i) {
                         int pair = begin + group_begin + i;
@@ -217,16 +211,16 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                             pixel[pair] % Layer::patch_columns * pixel_bytes + (product % 2 == 0 ? patch_bytes : 0);
                         multiply_row(partial[t], product < 2 ? low[now][i] : high[now][i],
                                      (pixels >> 32 << 32) | (first + (start >> 4)),
-                                     product > first_product || i > 0);
+                                     product > 4 - products || i > 0);
                     }
                 }
                 ptx::wgmma_commit_group();
-                if (temporaries == 2 && g + step > 0) {
-                    // The step before is done.
+                if (temporaries == 2 && g + r > 0) {
+                    // The row before is done.
                     ptx::wgmma_wait_group<1>();
-                    add(t ^ 1, (step + steps - 1) % steps / row_sums);
+                    add(t ^ 1, (r + rows - 1) % rows);
                 }
-                if (step == 0) {
+                if (r == 0) {
                     // The group before has been multiplied.
                     if (stage_parts > 1 && g == groups - 1) {
                         slots = last ? 0 : slots + part_slots;
@@ -244,7 +238,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
             // NOTE: ptxas serialises products that are under way across a loop, the next wait's too, where
             // registers of other sums are read.
             ptx::wgmma_wait_group<0>();
-            add((u * groups * steps + groups * steps - 1) % 2, rows - 1);
+            add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
         }
         if constexpr (moves) {
 #pragma unroll
