@@ -367,7 +367,12 @@ LOADED_LAYERS = ("32 to 32, 3x3", "1024 to 512, 2x2 s2")
 def test_layers_compile_every_tile():
     for names, aligned in ((LAYERS, True), (LOADED_LAYERS, False)):
         served = [plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned)) for name in names]
-        assert {p.tile for of_layer in served for p in of_layer} == set(family.TILES)
+        tiles = {
+            tile
+            for tile in family.TILES
+            if aligned or not tile.half or tile.columns <= family.MOST_LOADED_COLUMNS
+        }
+        assert {p.tile for of_layer in served for p in of_layer} == tiles
 
 
 @pytest.mark.parametrize(
