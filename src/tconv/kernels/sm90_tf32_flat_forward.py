@@ -445,14 +445,14 @@ class Layout:
     @property
     def most_slight(self) -> int:
         """Times that 8 channels of a pixel of an image may have too small a value: as often as
-        chance brings, of few pixels never, and fewer than of a pixel's channels.
+        chance brings, of few pixels never. A pixel that is small in all channels has more.
         """
         problem = self.problem
         octets = -(-problem.in_channels_per_group // 8)
         of_image = problem.groups * octets * problem.height.size * problem.width.size
         if problem.batch * of_image <= FEW_OCTETS:
             return 0
-        return min(MOST_SLIGHT, 1 + of_image // OCTETS_OF_SLIGHT, octets - 1)
+        return min(MOST_SLIGHT, 1 + of_image // OCTETS_OF_SLIGHT)
 
     @property
     def most_unfit_weights(self) -> int:

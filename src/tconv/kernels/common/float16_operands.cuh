@@ -91,7 +91,7 @@ template <>
 struct Seen<false> {
     uint32_t most = 0;    // the largest halves, of even and of odd values
     uint32_t slight = 0;  // octets with a slight value
-    static constexpr int lone = 0;
+    static constexpr int lone = 0;  // is counted of parts alone
 
     // 8 channels of a pixel.
     template <int count>
