@@ -290,7 +290,8 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
             f"{packing.source.threads} threads, {bytes_text(4 * packing.elements)}",
         )
     if plan.source.again is not None:
-        yield "at its end", "its blocks compute in TF32 what float16 cannot hold"
+        wider = "bfloat16" if plan.problem.math == "ieee" else "TF32"
+        yield "at its end", f"its blocks compute in {wider} what float16 cannot hold"
     for repair in plan.repairs:
         yield (
             "behind it",

@@ -20,10 +20,10 @@
 //   store     a warp gathers its outputs in shared memory in the order of the rows, at most 8 of
 //             them at a time, then writes them piece by piece
 //
-// Layer::split: strict float32, three products for one (<common/split.cuh>). Weights lie in shared
-// memory as both parts, pixels are split in registers, and the products of 8 channels of a slot go to
-// a temporary, those of low parts first: the tensor cores cut their sums after every product, and an
-// ordinary addition, which rounds, takes it to the unit's sums.
+// Layer::split: strict float32, six products for one (<common/split.cuh>). Weights lie in shared
+// memory as parts, pixels are split in registers, and the products of 8 channels of a slot go to a
+// temporary: the tensor cores cut their sums after every product, and an ordinary addition, which
+// rounds, takes it to the unit's sums.
 //
 // Layer::team: the warps of a row gather it together and each writes whole rows of some channels, from
 // lines of 128 bytes on: fewer sectors have parts.
@@ -89,8 +89,10 @@ constexpr int channel_rows = patch_rows + (Layer::roll ? Layer::rows_ahead : 0);
 constexpr int patch_channel = channel_rows * patch_pitch + (24 - channel_rows * patch_pitch % 16) % 16;
 constexpr int stages = Layer::roll ? 1 : 2;
 
-// [kind][8 input channels][slot in y][slot in x][fragment of rows][high, low][lane][4]
-constexpr int fragment_weights = Layer::split ? 256 : 128;
+// [kind][8 input channels][slot in y][slot in x][fragment of rows][lane][word]. Split: high, middle and low parts, each
+// of row g and of row g + 8, of channels t and t + 4 together.
+constexpr int lane_weights = Layer::split ? 6 : 4;
+constexpr int fragment_weights = 32 * lane_weights;
 constexpr int slot_weights = row_fragments * fragment_weights;
 constexpr int step_weights = Layer::slots_y * Layer::slots_x * slot_weights;
 constexpr int kind_weights = steps_8 * step_weights;
@@ -343,20 +345,23 @@ struct Block {
                   out % Layer::unit_channels;
         int slot = Layer::tap_slot_y[tap_y] * Layer::slots_x + Layer::tap_slot_x[tap_x];
         return kind * kind_weights + in / 8 * step_weights + slot * slot_weights +
-               row / 16 * fragment_weights + (row % 8 * 4 + in % 4) * 4 + row / 8 % 2 + in / 4 % 2 * 2;
+               row / 16 * fragment_weights + (row % 8 * 4 + in % 4) * lane_weights + row / 8 % 2 + in / 4 % 2 * 2;
     }
 
     // A thread has all taps of two channels.
+    // NOTE: a split weight lies where its neighbour of 4 channels on was copied to, so that one has to be too.
     TCONV_DEVICE void load_weights(const Position& of) const {
+        constexpr int channels = Layer::split ? 8 * steps_8 : Layer::in_channels;
         Weights& weights = shared.weights;
         const float* source = static_cast<const float*>(arguments.weight) +
                               of.group() * Layer::in_channels * arguments.weight_stride_in;
         constexpr bool whole = Layer::out_channels % tile_channels == 0;
 #pragma unroll 1
-        for (int i = own_thread(); i < Layer::in_channels * tile_channels; i += threads) {
+        for (int i = own_thread(); i < channels * tile_channels; i += threads) {
             int in = i / tile_channels, out = i % tile_channels;
             int channel = of.first_channel() + out;
-            bool inside = whole || channel < Layer::out_channels;
+            bool inside = (whole || channel < Layer::out_channels) &&
+                          (channels == Layer::in_channels || in < Layer::in_channels);
 #pragma unroll
             for (int y = 0; y < Layer::kernel_y; ++y) {
 #pragma unroll
@@ -394,21 +399,20 @@ struct Block {
     TCONV_DEVICE void round_weights() const {
         __syncthreads();
         for (int i = own_thread(); i < kinds * kind_weights / fragment_weights * 32; i += threads) {
-            float* at = &shared.weights.values[i / 32 * fragment_weights + i % 32 * 4];
-            auto values = *reinterpret_cast<Vector<float, 4>*>(at);
-            Vector<float, 4> rest{};
+            float* at = &shared.weights.values[i / 32 * fragment_weights + i % 32 * lane_weights];
+            if constexpr (Layer::split) {
+                Split top(at[0], at[2]), bottom(at[1], at[3]);
+                using Pair = Vector<uint32_t, 2>;
+                auto* to = reinterpret_cast<Pair*>(at);
+                to[0] = {{top.high, bottom.high}};
+                to[1] = {{top.middle, bottom.middle}};
+                to[2] = {{top.low, bottom.low}};
+            } else {
+                auto values = *reinterpret_cast<Vector<float, 4>*>(at);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                if constexpr (Layer::split) {
-                    Split parts(values.values[k]);
-                    values.values[k] = __uint_as_float(parts.high);
-                    rest.values[k] = __uint_as_float(parts.low);
-                } else {
-                    values.values[k] = operand<true>(values.values[k]);
-                }
+                for (float& value : values.values) value = operand<true>(value);
+                *reinterpret_cast<Vector<float, 4>*>(at) = values;
             }
-            *reinterpret_cast<Vector<float, 4>*>(at) = values;
-            if constexpr (Layer::split) *reinterpret_cast<Vector<float, 4>*>(at + 128) = rest;
         }
     }
 
@@ -609,15 +613,15 @@ struct Block {
         }
     }
 
-    // The same with split operands. Each step's and slot's products leave the tensor cores, those of the high parts
-    // by themselves: of a single one nothing is cut off then, and the sum is rounded.
+    // The same with split operands. bfloat16 is twice as deep, so that two products of parts go side by side. Each
+    // step's and slot's leave the tensor cores, the large ones last, while there is little to cut.
     TCONV_DEVICE void multiply_split(const float* patch, const Unit& unit, int first_8, int count) {
         static_assert(!Layer::split || warp_rows == 1, "split tiles have one row of pixels a warp");
         int lane = own_thread() % 32;
         const float* source = patch + lane % 4 * patch_channel + unit.row * patch_pitch +
                               (unit.part * part_columns + skew + pixel_of(lane / 4));
         const float* weight = shared.weights.values + unit.kind() * kind_weights +
-                              first_8 * step_weights + lane * 4;
+                              first_8 * step_weights + lane * lane_weights;
         // NOTE: ptxas loads as many slots ahead as it sees, until it spills. Which fragments of rows
         // have a tap is the slot's in x alone, but for units of several phases in y.
         constexpr bool unrolled = Layer::unit_phases > 1;
@@ -633,15 +637,13 @@ struct Block {
 #pragma unroll(unrolled ? Layer::slots_x : 1)
                 for (int x = 0; x < Layer::slots_x; ++x) {
                     const float* from = row + entry(Layer::offset_x, x);
-                    uint32_t b_high[fragments][2], b_low[fragments][2];
+                    uint32_t high_middle[fragments][2], pixel_low[fragments][1];
 #pragma unroll
                     for (int n = 0; n < fragments; ++n) {
-#pragma unroll
-                        for (int v = 0; v < 2; ++v) {
-                            Split parts(from[4 * v * patch_channel + 8 * n]);
-                            b_high[n][v] = parts.high;
-                            b_low[n][v] = parts.low;
-                        }
+                        Split parts(from[8 * n], from[4 * patch_channel + 8 * n]);
+                        high_middle[n][0] = parts.high;
+                        high_middle[n][1] = parts.middle;
+                        pixel_low[n][0] = parts.low;
                     }
 #pragma unroll
                     for (int m = 0; m < row_fragments; ++m) {
@@ -650,20 +652,23 @@ struct Block {
                                      : !(entry(Layer::slot_fragments, x) >> m & 1)) {
                             continue;
                         }
-                        auto parts = reinterpret_cast<const Vector<uint32_t, 4>*>(
+                        auto parts = reinterpret_cast<const Vector<uint32_t, 2>*>(
                             fragment + x * slot_weights + m * fragment_weights);
-                        Vector<uint32_t, 4> high = parts[0], low = parts[32];
+                        const auto &high = parts[0].values, &middle = parts[1].values, &low = parts[2].values;
+                        const uint32_t crosswise[4] = {middle[0], middle[1], high[0], high[1]};
+                        const uint32_t alike[4] = {high[0], high[1], middle[0], middle[1]};
 #pragma unroll
                         for (int n = 0; n < fragments; ++n) {
                             constexpr float zero[4] = {};
+                            float partial[4];
+                            const uint32_t pixel_high[1] = {high_middle[n][0]};
                             // NOTE: the order in which ptxas spills nothing.
-                            float small[4], large[4];
-                            ptx::mma_m16n8k8_tf32(large, high.values, b_high[n], zero);
-                            ptx::mma_m16n8k8_tf32(small, high.values, b_low[n], zero);
-                            ptx::mma_m16n8k8_tf32(small, low.values, b_low[n]);
-                            ptx::mma_m16n8k8_tf32(small, low.values, b_high[n]);
+                            ptx::mma_m16n8k8_bf16(partial, high, pixel_low[n], zero);
+                            ptx::mma_m16n8k16_bf16(partial, crosswise, high_middle[n]);
+                            ptx::mma_m16n8k8_bf16(partial, low, pixel_high, partial);
+                            ptx::mma_m16n8k16_bf16(partial, alike, high_middle[n]);
 #pragma unroll
-                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += small[v] + large[v];
+                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += partial[v];
                         }
                     }
                 }

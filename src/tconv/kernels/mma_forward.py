@@ -1,6 +1,6 @@
 """`mma_forward`: layers bound by what they move, on `mma.sync` with TF32 (`mma_forward.cu`).
 
-Tiles marked `split` compute strict float32: four products of TF32 for one.
+Tiles marked `split` compute strict float32: six products of bfloat16 for one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Tile:
             channels.
         sums: accumulators of a thread, at most.
         blocks: blocks that an SM must hold, which bounds the registers.
-        split: operands are a high and a low part each.
+        split: operands are three parts each.
         team: the warps of a row gather its outputs together, and each writes whole rows.
         bulk: blocks walk down the rows of an image, which leave by bulk copies.
     """
@@ -356,7 +356,7 @@ class Layout:
 
     @functools.cached_property
     def products(self) -> int:
-        """Products of a unit for 8 input channels, four `mma` each where operands are split."""
+        """Products of a unit for 8 input channels, each of four `mma` where operands are split."""
         return self.slot_products * self.fragments * self.warp_rows
 
     @property
@@ -447,7 +447,7 @@ class Layout:
     def weights(self) -> int:
         """Floats of a tile's weights and bias."""
         slots = len(self.y.offsets) * len(self.x.offsets)
-        fragment = 256 if self.tile.split else 128
+        fragment = 192 if self.tile.split else 128
         weights = self.kinds * self.steps_8 * slots * self.row_fragments * fragment
         return weights + -(-self.tile_channels // 4) * 4
 
@@ -721,8 +721,8 @@ def team_work(laid: Layout) -> tuple[float, float, float]:
     """Of one tile whose warps write together: instructions, cycles of shared memory, and `mma`.
 
     Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
-    4 additions, a vector of an output row 4, or 5 where no tap reaches it. It has 4 and 8 since;
-    the rows that this was fitted to are from before.
+    4 additions, a vector of an output row 4, or 5 where no tap reaches it. Since the rows that this
+    was fitted to a product has two `mma` as long as those, and two half as long.
     """
     problem, tile = laid.problem, laid.tile
     steps = laid.units * laid.steps_8

@@ -1,18 +1,17 @@
-// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of TF32 or float16 for
-// one.
+// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of float16 for one, or
+// six of bfloat16, two at a time (<common/split.cuh>).
 //
-// A value is high + low: a * b = low * high + high * low + high * high, but for 2^-24 of it. Rows,
-// columns, depth, patches and tiles are sm90_tf32_forward's (<common/sm90_patches.cuh>). The producers
-// store two patches a stage, of high and of low parts. In TF32 weights stay whole until a consumer
-// splits its fragments in registers.
+// Rows, columns, depth, patches and tiles are sm90_tf32_forward's (<common/sm90_patches.cuh>), with
+// bfloat16 in TF32's place. The producers store two patches a stage, in the bytes of TF32. Weights stay
+// whole until a consumer splits its fragments in registers.
 //
-// Layer::half: both parts are float16, pixels and weights scaled so that the low ones have room, and
-// come split. Tiles whose values do not fit are noted and computed again in TF32, as
-// sm90_tf32_forward's are.
+// Layer::half: a value is high + low, both float16, pixels and weights scaled so that the low ones have
+// room, and weights come split. Tiles whose values do not fit are noted and computed again in bfloat16,
+// as sm90_tf32_forward's are in TF32.
 //
 // The tensor cores cut their sums after every product, which 100 of them in a row would show. So
 // sums leave them early: the products of one row with a group of `most_group` slots or fewer go to a
-// temporary, those of low parts first, while there is little to cut; then it is added to the row's
+// temporary, the small ones first, while there is little to cut; then it is added to the row's
 // sums, as float32 adds. With two temporaries one row is multiplied while the other is added.
 #include <common/sm90_patches.cuh>
 
@@ -48,9 +47,12 @@ struct WeightsOf<true, unroll> {
 };
 
 constexpr int rows = Layer::tile_rows;
-// Of a pair: low * low, low * high, high * low, high * high. In float16 without the first, 2^-24 of the whole in the
-// mean, and at most 2^-22: tiles in which single products may decide an output are not computed in it.
-[[maybe_unused]] constexpr int products = Layer::half ? 3 : 4;
+// Of a pair: its first weights with the first patch, its second with the second, its second with the first. In float16
+//   low * high, high * low, high * high
+// without low * low, 2^-24 of the whole in the mean, and at most 2^-22: tiles in which single products may decide an
+// output are not computed in it. In bfloat16 two products side by side each time:
+//   low * high + high * middle, high * low + middle * high, high * high + middle * middle
+[[maybe_unused]] constexpr int products = 3;
 constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
 static_assert(!Layer::rolled || (!Layer::half && !Layer::resident), "weights come whole, in the order of use");
@@ -61,12 +63,24 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
     if constexpr (Layer::half) {
         ptx::wgmma_m64k16_f16<columns>(sums, weights, pixels, accumulate);
     } else {
-        ptx::wgmma_m64k8_tf32<columns>(sums, weights, pixels, accumulate);
+        ptx::wgmma_m64k16_bf16<columns>(sums, weights, pixels, accumulate);
     }
 }
 
+// A thread's weights of a pair as both operands.
+struct SplitWeights {
+    uint32_t first[4], second[4];
+
+    // Of rows g and g + 8 and channels t and t + 4.
+    TCONV_DEVICE explicit SplitWeights(const uint4& whole) {
+        Split top(__uint_as_float(whole.x), __uint_as_float(whole.z));
+        Split bottom(__uint_as_float(whole.y), __uint_as_float(whole.w));
+        first[0] = top.low, first[1] = bottom.low, first[2] = top.high, first[3] = bottom.high;
+        second[0] = top.high, second[1] = bottom.high, second[2] = top.middle, second[3] = bottom.middle;
+    }
+};
+
 // By a loop over pairs, each a group of its own whose weights come when they are multiplied: less to compile.
-// Products of high parts leave by themselves: of a single one the tensor cores cut nothing off, and the sum is rounded.
 template <int row_class>
 TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                                   Turns& turns, Sums& sums) {
@@ -82,26 +96,17 @@ TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, co
                                                  ptx::Swizzle::bytes_32);
 #pragma unroll 1
         for (int pair = Layer::class_begin[row_class]; pair < Layer::class_begin[row_class + 1]; ++pair) {
-            uint4 whole = weights.load(0, 0);
-            Split a(__uint_as_float(whole.x)), b(__uint_as_float(whole.y)), c(__uint_as_float(whole.z)),
-                d(__uint_as_float(whole.w));
-            const uint32_t high[4] = {a.high, b.high, c.high, d.high}, low[4] = {a.low, b.low, c.low, d.low};
-            int first = (first_row + pair_row(pair)) * Layer::patch_columns +
-                        Layer::pair_pixel[pair] % Layer::patch_columns;
+            const SplitWeights own(weights.load(0, 0));
+            int first_pixel = (first_row + pair_row(pair)) * Layer::patch_columns +
+                              Layer::pair_pixel[pair] % Layer::patch_columns;
 #pragma unroll
-            for (int step = 0; step < 2 * rows; ++step) {
-                int r = step / 2;
-                int pixel = first + r * Layer::row_step * Layer::patch_columns;
-                uint64_t high_pixels = pixels + (pixel * pixel_bytes >> 4);
-                uint64_t low_pixels = high_pixels + (patch_bytes >> 4);
+            for (int r = 0; r < rows; ++r) {
+                int pixel = first_pixel + r * Layer::row_step * Layer::patch_columns;
+                uint64_t first_patch = pixels + (pixel * pixel_bytes >> 4);
                 ptx::wgmma_fence();
-                if (step % 2 == 0) {
-                    multiply_row(partial, low, low_pixels, false);
-                    multiply_row(partial, low, high_pixels, true);
-                    multiply_row(partial, high, low_pixels, true);
-                } else {
-                    multiply_row(partial, high, high_pixels, false);
-                }
+                multiply_row(partial, own.first, first_patch, false);
+                multiply_row(partial, own.second, first_patch + (patch_bytes >> 4), true);
+                multiply_row(partial, own.second, first_patch, true);
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group<0>();
                 ptx::fence_registers(partial);
@@ -136,9 +141,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
     const int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
-    // Weights of the group that is multiplied and of the next one, and in TF32 whole ones of the one
-    // after.
-    uint32_t high[2][most_group][4], low[2][most_group][4];
+    // Weights of the group that is multiplied and of the next one, and whole ones of the one after.
+    uint32_t first_weights[2][most_group][4], second_weights[2][most_group][4];
     uint4 whole[most_group];
     int slots = 0;       // of y, from the first part to the one whose weights are loaded
     int next_stage = 1;  // 0: behind a part's last group comes another part of the stage
@@ -159,19 +163,17 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     auto take = [&](int into, int group) {
         if constexpr (Layer::half) {
             each_pair(group, [&](int i, int pair, int stage) {
-                keep(high[into][i], weights.load(pair, stage, 0, slots));
-                keep(low[into][i], weights.load(pair, stage, 1, slots));
+                keep(second_weights[into][i], weights.load(pair, stage, 0, slots));
+                keep(first_weights[into][i], weights.load(pair, stage, 1, slots));
             });
         } else {
 #pragma unroll
             for (int i = 0; i < most_group; ++i) {
-                uint32_t bits[4];
-                keep(bits, whole[i]);
+                const SplitWeights own(whole[i]);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    Split split(__uint_as_float(bits[j]));
-                    high[into][i][j] = split.high;
-                    low[into][i][j] = split.low;
+                    first_weights[into][i][j] = own.first[j];
+                    second_weights[into][i][j] = own.second[j];
                 }
             }
             load(group + 1);
@@ -198,7 +200,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                 int t = (group * rows + r) % temporaries;
                 ptx::wgmma_fence();
 #pragma unroll
-                for (int product = 4 - products; product < 4; ++product) {
+                for (int product = 0; product < products; ++product) {
 #pragma unroll
                     for (int i = 0; i < group_count; ++i) {
                         int pair = begin + group_begin + i;
@@ -208,10 +210,9 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                         first += (y - patch_y) * patch_row;
                         patch_y = y;
                         int start =
-                            pixel[pair] % Layer::patch_columns * pixel_bytes + (product % 2 == 0 ? patch_bytes : 0);
-                        multiply_row(partial[t], product < 2 ? low[now][i] : high[now][i],
-                                     (pixels >> 32 << 32) | (first + (start >> 4)),
-                                     product > 4 - products || i > 0);
+                            pixel[pair] % Layer::patch_columns * pixel_bytes + (product == 1 ? patch_bytes : 0);
+                        multiply_row(partial[t], product == 0 ? first_weights[now][i] : second_weights[now][i],
+                                     (pixels >> 32 << 32) | (first + (start >> 4)), product > 0 || i > 0);
                     }
                 }
                 ptx::wgmma_commit_group();
@@ -244,7 +245,10 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
             for (int i = 0; i < most_group; ++i) {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) high[0][i][j] = high[1][i][j], low[0][i][j] = low[1][i][j];
+                for (int j = 0; j < 4; ++j) {
+                    first_weights[0][i][j] = first_weights[1][i][j];
+                    second_weights[0][i][j] = second_weights[1][i][j];
+                }
             }
         }
         first += (part_rows - patch_y) * patch_row;

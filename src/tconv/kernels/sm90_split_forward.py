@@ -1,7 +1,8 @@
-"""`sm90_split_forward`: strict float32 on Hopper's tensor cores, three products for one.
+"""`sm90_split_forward`: strict float32 on Hopper's tensor cores, as products of parts.
 
-Tiles, patches and packed weights are those of `sm90_tf32_forward`. Tiles marked `half` multiply in
-float16; at its end a block computes those in TF32 whose values two parts of float16 cannot hold.
+Tiles, patches and packed weights are those of `sm90_tf32_forward`. Tiles marked `half` multiply two
+parts of float16, the others three of bfloat16; at its end a block computes those in bfloat16 whose
+values two parts of float16 cannot hold.
 See `sm90_split_forward.cu`.
 """
 
@@ -21,7 +22,7 @@ STEM = "sm90_split_forward"
 DIRECTION: Direction = "forward"
 
 MOST_PRODUCTS = 128
-"""Products of a stage, each of them three, or in TF32 four: a bound on the code."""
+"""Products of a stage, each of them three: a bound on the code."""
 
 MOST_LOADED_COLUMNS = 64
 """Of a float16 tile whose producers load pixels themselves: with 88, they spill (NVRTC 13.5)."""
@@ -54,9 +55,7 @@ TILES = (
     Tile(columns=48, rows=3, m_tiles=1, resident=True, half=True, group=3),
     Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True, group=3),
     Tile(columns=40, rows=3, m_tiles=1, resident=True, half=True, group=4),
-    # For values that float16 cannot hold, and one slot with an odd number of stages in it.
-    Tile(columns=40, rows=3, m_tiles=1, resident=True, group=3),
-    Tile(columns=40, rows=4, m_tiles=1, resident=True),
+    # In bfloat16: for few slots, and for one slot with an odd number of stages.
     Tile(columns=40, rows=4, m_tiles=1),
     Tile(columns=88, rows=2, m_tiles=1, temporaries=1),
     Tile(columns=64, rows=2, m_tiles=1),
@@ -109,12 +108,13 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     In float16 a fit to 49 rows of KernelBench's layers, off by 7% in the root mean square: a stage
     takes 1000 cycles at 1.75 GHz beside its products, and streamed weights keep a tile waiting.
 
-    In TF32 arithmetic. A wgmma takes half a cycle a column, and is taken to need two more; the
-    tensor cores to be busy in 90% of the cycles, or 87% where a warpgroup waits for each row.
-    Streamed weights are asked of L2 beside that. At 1.98 GHz it is within 5% of the fastest tiles.
+    In bfloat16 arithmetic, which was right for TF32's three products; they took as long. A wgmma
+    takes half a cycle a column, and is taken to need two more; the tensor cores to be busy in 90%
+    of the cycles, or 87% where a warpgroup waits for each row. Streamed weights are asked of L2
+    beside that. At 1.98 GHz it is within 5% of the fastest tiles.
     """
     laid = layout(problem, tile)
-    products = (3 if tile.half else 4) * laid.mean_pairs * tile.rows
+    products = 3 * laid.mean_pairs * tile.rows
     waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
     if tile.half:
         added = -(-laid.mean_pairs // tile.group) * tile.rows

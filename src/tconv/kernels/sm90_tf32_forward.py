@@ -362,7 +362,7 @@ class Layout:
 
     @property
     def split(self) -> bool:
-        """Whether operands are two TF32 numbers, a high part and a low one (sm90_split_forward)."""
+        """Whether operands are sums of parts (sm90_split_forward)."""
         return self.problem.math == "ieee"
 
     @property
@@ -447,14 +447,14 @@ class Layout:
 
     @functools.cached_property
     def repairing(self) -> Layout:
-        """The same tiles in TF32, from patches of the same columns."""
+        """The same tiles in TF32 or bfloat16, from patches of the same columns."""
         tile = dataclasses.replace(self.tile, half=False, resident=False)
         laid = layout(self.problem, tile)
         return dataclasses.replace(laid, imposed_skew=self.skew, rolled=True)
 
     @property
     def half_items(self) -> int:
-        """Pieces of float16 weights, before those of TF32."""
+        """Pieces of float16 weights, before those of what repairs."""
         return self.packed_items if self.tile.half else 0
 
     @property

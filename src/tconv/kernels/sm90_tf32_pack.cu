@@ -6,8 +6,8 @@
 //
 // In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of two,
 // which each block finds from the same sample of all weights; for sm90_split_forward a warp's high parts,
-// then its low ones. Behind these come the same weights in TF32, streamed, for the tiles that are
-// computed again.
+// then its low ones. Behind these come the same weights in TF32 or as they are, streamed, for the tiles
+// that are computed again.
 #include <common/constant_tables.cuh>
 #include <common/float16_weights.cuh>
 #include <ptx/convert.cuh>
@@ -107,7 +107,7 @@ TCONV_DEVICE void pack(const Arguments& arguments, const Fragment& of, uint4* to
     to[threadIdx.x] = values;
 }
 
-// 16-byte words of a pair, or of four fragments, in float16 and in TF32.
+// 16-byte words of a pair, or of four fragments, in float16 and not.
 constexpr int half_words = 128 * (Layer::split ? 2 : 1);
 constexpr int words = 128;
 

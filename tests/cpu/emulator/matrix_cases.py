@@ -141,13 +141,25 @@ TCONV_KERNEL(test, 32, 1) {
                 ptx::mma_m16n8k8_f16(d, narrow_x, narrow_y);
             }
             put(3, d);
+        } else {
+            for (int half = 0; half < 2; ++half) {
+                uint32_t narrow_x[2] = {x[2 * half], x[2 * half + 1]}, narrow_y[1] = {y[half]};
+                float before[4] = {d[0], d[1], d[2], d[3]};
+                if (half == 0) {
+                    for (int i = 0; i < 4; ++i) {
+                        before[i] = arguments.c[(g + i / 2 * 8) * 8 + 2 * q + i % 2];
+                    }
+                }
+                ptx::mma_m16n8k8_bf16(d, narrow_x, narrow_y, before);
+            }
+            put(4, d);
         }
     }
 }
 """
     a, b, c = small_integers(16, 16), small_integers(16, 8), small_integers(16, 8)
     fields = {"a": "const float*", "b": "const float*", "c": "const float*", "out": "float*"}
-    values = {"a": a, "b": b, "c": c, "out": aligned((4, 16, 8))}
-    expected = np.stack([c + a @ b] * 4)
+    values = {"a": a, "b": b, "c": c, "out": aligned((5, 16, 8))}
+    expected = np.stack([c + a @ b] * 5)
     source = inline_source(code, fields, threads=32)
     return Case("mma", source, values, {"out": expected}, arch="sm_80")

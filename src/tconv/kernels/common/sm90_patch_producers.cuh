@@ -31,6 +31,16 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
         uint32_t* into = to + (part ^ swapped) * 4;
         ptx::st_shared_v4(into, make_uint4(a.high, b.high, c.high, d.high));
         ptx::st_shared_v4(into + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
+    } else if constexpr (Layer::split) {
+        // Channels t and t + 4 together, as a thread has them of a fragment of weights.
+        Split a(v[0], v[4]), b(v[1], v[5]), c(v[2], v[6]), d(v[3], v[7]);
+        uint4 high = make_uint4(a.high, b.high, c.high, d.high);
+        uint32_t* first = to + swapped * 4;
+        uint32_t* second = to + (swapped ^ 1) * 4;
+        ptx::st_shared_v4(first, high);
+        ptx::st_shared_v4(second, make_uint4(a.middle, b.middle, c.middle, d.middle));
+        ptx::st_shared_v4(first + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
+        ptx::st_shared_v4(second + patch_bytes / 4, high);
     } else if constexpr (Layer::half) {
         ptx::st_shared_v4(
             to + (part ^ swapped) * 4,
@@ -41,15 +51,8 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
     } else {
 #pragma unroll
         for (int h = 0; h < 2; ++h, v += 4) {
-            uint32_t* into = to + (h ^ swapped) * 4;
-            if constexpr (Layer::split) {
-                Split a(v[0]), b(v[1]), c(v[2]), d(v[3]);
-                ptx::st_shared_v4(into, make_uint4(a.high, b.high, c.high, d.high));
-                ptx::st_shared_v4(into + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
-            } else {
-                ptx::st_shared_v4(into, make_uint4(tf32_bits(v[0]), tf32_bits(v[1]),
-                                                   tf32_bits(v[2]), tf32_bits(v[3])));
-            }
+            ptx::st_shared_v4(to + (h ^ swapped) * 4,
+                              make_uint4(tf32_bits(v[0]), tf32_bits(v[1]), tf32_bits(v[2]), tf32_bits(v[3])));
         }
     }
 }
@@ -124,7 +127,7 @@ template <typename Fields>
 TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int warp) {
     constexpr Index outside = -1;
     // Pixels of a thread under way, in two buffers of 8 values each.
-    constexpr int most_batch = Layer::half && Layer::split ? 3 : 4;
+    constexpr int most_batch = !Layer::split ? 4 : Layer::half ? 3 : 1;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;
@@ -238,7 +241,7 @@ template <typename Fields>
 TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
     constexpr int buffers = Layer::rolled ? 1 : 2;
     // What is counted takes registers too, and so does splitting: with more they spill.
-    constexpr int most_batch = Layer::half && Layer::split ? 1 : 2;
+    constexpr int most_batch = Layer::split ? 1 : 2;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
     int ring = warp * 32 / producers;

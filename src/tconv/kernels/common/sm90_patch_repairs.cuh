@@ -1,7 +1,7 @@
 // Tiles whose values float16 cannot hold. A block that multiplies in float16 chains its tiles up, those that do not
-// fit in one chain, the others in a second. It computes those of the first again in TF32 when it has done all, and
-// if weights do not fit, all: the same functions once more, with Layer::repair, in `namespace again`. So no tile is
-// written by one block and repaired by another.
+// fit in one chain, the others in a second. It computes those of the first again when it has done all, in TF32 or
+// (Layer::split) in bfloat16, and if weights do not fit, all: the same functions once more, with Layer::repair, in
+// `namespace again`. So no tile is written by one block and repaired by another.
 //
 // arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the weights'
 // scale, one for each warp of the packing: the weights it has seen that do not fit. Then one for each tile and

@@ -26,7 +26,8 @@ constexpr int stages = Layer::stages;
 constexpr int columns = Layer::tile_columns;
 constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
 constexpr int patch_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
-constexpr int stage_bytes = (Layer::split ? 2 : 1) * patch_bytes;  // split: high parts, low parts
+// Split: in float16 a patch of high parts and one of low ones, else of high and middle ones, of low and high ones.
+constexpr int stage_bytes = (Layer::split ? 2 : 1) * patch_bytes;
 constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
 
 // With a tensor map, first as it lies in the image, [8 channels][patch rows][patch columns]: the

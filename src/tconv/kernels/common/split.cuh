@@ -1,20 +1,31 @@
-// Strict float32 on the tensor cores: a value as two TF32 operands. a * b is then
-// low * high + high * low + high * high, but for low * low, 2^-24 of it.
+// Strict float32 on the tensor cores: a value as the sum of three bfloat16 numbers, which have float32's exponents
+// and hold its 24 bits between them. Of a * b six products count; the others are 2^-24 of it together, at most:
+//
+//   low * high + middle * middle + high * low + middle * high + high * middle + high * high
+//
+// A product of 16-bit parts is exact, so that one of high parts alone loses nothing on the tensor cores.
 #pragma once
 
+#include <ptx/convert.cuh>
 #include <ptx/cuda.cuh>
 
-// A value as the sum of two operands. What is not finite, or would be rounded to infinity, is a low
-// part alone: the other operand's low part would bring the opposite infinity, or a zero.
-//
-// The low part has 12 bits where an operand holds 11: cutting the last one off, as the tensor core
-// does, errs as much as rounding it.
+// Of two values, the first one's parts in the lower halves. What is not finite, or is rounded to infinity, has a part
+// that is not a number: so have the sums that read it, which are computed again (<common/not_finite.cuh>).
 struct Split {
-    uint32_t high, low;
+    uint32_t high, middle, low;
 
-    TCONV_DEVICE explicit Split(float value) {
-        bool rounds = fabsf(value) < __uint_as_float(0x7f7ff000u);
-        high = __float_as_uint(value) + 0x1000u & (rounds ? 0xffffe000u : 0);
-        low = __float_as_uint(value - __uint_as_float(high));
+    TCONV_DEVICE Split(float first, float second) {
+        high = take(first, second);
+        middle = take(first, second);
+        low = take(first, second);
+    }
+
+private:
+    // Rounds both to nearest and leaves what is left.
+    TCONV_DEVICE static uint32_t take(float& first, float& second) {
+        uint32_t part = ptx::cvt_rn_bf16x2_f32(first, second);
+        first -= __uint_as_float(part << 16);
+        second -= __uint_as_float(part & 0xffff0000u);
+        return part;
     }
 };

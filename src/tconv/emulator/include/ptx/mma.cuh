@@ -10,11 +10,11 @@ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32
     emulator::multiply(emulator::MatrixType::tf32, 8, d, a, b, at);
 }
 
-inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+inline void mma_m16n8k8_bf16(float (&d)[4], const uint32_t (&a)[2], const uint32_t (&b)[1],
                              const float (&c)[4],
                              emulator::Location at = emulator::Location::here()) {
     for (int v = 0; v < 4; ++v) d[v] = c[v];
-    emulator::multiply(emulator::MatrixType::tf32, 8, d, a, b, at);
+    emulator::multiply(emulator::MatrixType::bf16, 8, d, a, b, at);
 }
 
 inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
