@@ -92,7 +92,7 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "half": plan.tile.half,
         "row_groups": plan.problem.groups * len(laid.m_class),
         "row_step": laid.row_step,
-        # What blocks end with, in TF32, has these and the patches in common with the rest.
+        # What blocks end with, not in float16, has these and the patches in common with the rest.
         # Sizes of a tile, and from its start to the next one's.
         "tile": (laid.tile_rows, plan.tile.columns),
         "tile_step": (laid.tile_rows, laid.tile_step),

@@ -722,7 +722,8 @@ def team_work(laid: Layout) -> tuple[float, float, float]:
 
     Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
     4 additions, a vector of an output row 4, or 5 where no tap reaches it. Since the rows that this
-    was fitted to a product has two `mma` as long as those, and two half as long.
+    was fitted to a product has two `mma` as long as those and two half as long, a split half an
+    instruction more, and a fragment of weights three loads for two.
     """
     problem, tile = laid.problem, laid.tile
     steps = laid.units * laid.steps_8

@@ -18,7 +18,7 @@ namespace {
 
 using Index = Layer::Index;
 
-// A chunk is as deep as one wgmma: 8 channels of TF32, or 16 of float16.
+// A chunk is as deep as one wgmma: 8 channels of TF32 or bfloat16, or 16 of float16.
 template <bool half>
 constexpr int chunks = (Layer::in_channels + 8 * (1 + half) - 1) / (8 * (1 + half));
 constexpr int phase_tiles = (Layer::out_channels + Layer::warp_channels - 1) / Layer::warp_channels;

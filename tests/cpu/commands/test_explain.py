@@ -16,7 +16,7 @@ from tconv.bench.floors import GPUS, floor
 from tconv.errors import MissingDependencyError, TconvError
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
-from tconv.kernels import sm90_tf32_flat_forward, sm90_tf32_forward
+from tconv.kernels import sm90_split_forward, sm90_tf32_flat_forward, sm90_tf32_forward
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import candidates
 from tconv.problem import Axis
@@ -100,16 +100,21 @@ def test_source_is_whole_and_compiles(capsys, arch):
         assert resources == compile_cuda(source, arch).resources
 
 
-def test_repairs_at_a_kernels_end(capsys, monkeypatch):
-    tiles = [tile for tile in sm90_tf32_forward.TILES if tile.half]
-    monkeypatch.setenv("TCONV_KERNEL", sm90_tf32_forward.STEM)
-    monkeypatch.setattr(sm90_tf32_forward, "TILES", tiles)
+@pytest.mark.parametrize(
+    ("family", "flags", "wider"),
+    ((sm90_tf32_forward, (), "TF32"), (sm90_split_forward, ("--no-tf32",), "bfloat16")),
+    ids=("tf32", "strict"),
+)
+def test_repairs_at_a_kernels_end(capsys, monkeypatch, family, flags, wider):
+    tiles = [tile for tile in family.TILES if tile.half]
+    monkeypatch.setenv("TCONV_KERNEL", family.STEM)
+    monkeypatch.setattr(family, "TILES", tiles)
     plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
-    (record,) = json.loads(output_of(capsys, *LAYER, "--json"))
-    page = " ".join(output_of(capsys, *LAYER).split())
+    (record,) = json.loads(output_of(capsys, *LAYER, *flags, "--json"))
+    page = " ".join(output_of(capsys, *LAYER, *flags).split())
     plan._plan.cache_clear()
     assert record["plan"]["repairs"] == []
-    assert "at its end its blocks compute in TF32 what float16 cannot hold" in page
+    assert f"at its end its blocks compute in {wider} what float16 cannot hold" in page
 
 
 def test_repairs(capsys, monkeypatch):

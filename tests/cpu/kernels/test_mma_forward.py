@@ -345,7 +345,7 @@ def test_infinities_stay_with_the_outputs_that_read_them():
 
 
 def test_the_largest_finite_values_stay_finite():
-    # To nearest in TF32 they are infinite; cut, they err by 2^-11.
+    # In bfloat16 they are infinite: such sums are computed again, one by one.
     case = Case(1, 8, 16, 1, (4, 8), (1, 2), bias=False)
     t = operands(case, torch.float32, "contiguous", "cpu")
     t.x.fill_(torch.finfo(torch.float32).max)
@@ -353,7 +353,7 @@ def test_the_largest_finite_values_stay_finite():
     out = run(plans(strict(case))[0], t)
     want = reference(case, t.x, t.w, None, t.grad_output)[0]
     assert torch.isfinite(out).all()
-    assert ((out.double() - want).abs() <= 2.0**-10 * want).all()
+    assert ((out.double() - want).abs() <= 2.0**-22 * want).all()
 
 
 def test_small_values_keep_their_low_parts():

@@ -9,7 +9,7 @@ TCONV_DEVICE bool is_finite(Real value) {
 }
 
 // Whether a sum of split products is so small that low parts of its operands may have been lost below float32's
-// least exponent. Zeros have lost none.
+// least exponent. Zeros are taken to have lost none (docs/numerics.md has when they have).
 TCONV_DEVICE bool is_tiny(float value) {
     return __float_as_uint(value) * 2 - 1 < __float_as_uint(0x1p-96f) * 2 - 1;
 }

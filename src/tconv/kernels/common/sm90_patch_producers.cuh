@@ -95,7 +95,7 @@ private:
     float16_operands::Seen<Layer::split, dark> seen;
 };
 
-// Of tiles in TF32.
+// Of tiles in TF32 or bfloat16.
 template <>
 struct OperandsIn<false> {
     Scale scale{0};

@@ -9,8 +9,8 @@ namespace {
 
 using Index = Layer::Index;
 
-// A stage is as deep as one wgmma: 8 channels of TF32, or 16 of float16. Patches come 8 channels at a
-// time, in one or two parts of it.
+// A stage is as deep as one wgmma: 8 channels of TF32, or of bfloat16 with two parts of each, or 16 of float16. Patches
+// come 8 channels at a time, in one or two parts of it.
 constexpr int part_channels = 8;
 constexpr int parts = Layer::half ? 2 : 1;
 constexpr int channels_per_stage = part_channels * parts;
