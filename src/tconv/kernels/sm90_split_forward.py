@@ -27,6 +27,9 @@ MOST_PRODUCTS = 128
 MOST_LOADED_COLUMNS = 64
 """Of a float16 tile whose producers load pixels themselves: with 88, they spill (NVRTC 13.5)."""
 
+MOST_LOADED_SUMS = 64
+"""Of a thread of a bfloat16 tile likewise: with 80 and 88, threads spill."""
+
 MOST_UNROLLED = {1: 1700, 2: 2000}
 """Columns of unrolled products, by temporaries: above, a loop goes through equal parts of a stage
 where there are some, since ptxas takes seconds. kb65's 21 products of four rows and 48 columns took
@@ -82,6 +85,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return (
             f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "
             f"not for {tile.columns}"
+        )
+    if not tile.half and tile.sums > MOST_LOADED_SUMS and not problem.x_aligned:
+        return (
+            f"without a tensor map its threads have registers for {MOST_LOADED_SUMS} sums, "
+            f"not for {tile.sums}"
         )
     if tile.half:
         refusal = _laid_why_not(laid.repairing, target)
