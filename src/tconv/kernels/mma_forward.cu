@@ -349,7 +349,8 @@ struct Block {
     }
 
     // A thread has all taps of two channels.
-    // NOTE: a split weight lies where its neighbour of 4 channels on was copied to, so that one has to be too.
+    // NOTE: parts lie where the weight of 4 channels on was copied to. Where there is none, what was left there may be
+    // the bits of a NaN: so zeros are copied.
     TCONV_DEVICE void load_weights(const Position& of) const {
         constexpr int channels = Layer::split ? 8 * steps_8 : Layer::in_channels;
         Weights& weights = shared.weights;

@@ -2,8 +2,6 @@
 // and hold its 24 bits between them. Of a * b six products count; the others are 2^-24 of it together, at most:
 //
 //   low * high + middle * middle + high * low + middle * high + high * middle + high * high
-//
-// A product of 16-bit parts is exact, so that one of high parts alone loses nothing on the tensor cores.
 #pragma once
 
 #include <ptx/convert.cuh>
@@ -21,7 +19,7 @@ struct Split {
     }
 
 private:
-    // Rounds both to nearest and leaves what is left.
+    // Takes both, rounded to nearest, off the values.
     TCONV_DEVICE static uint32_t take(float& first, float& second) {
         uint32_t part = ptx::cvt_rn_bf16x2_f32(first, second);
         first -= __uint_as_float(part << 16);
