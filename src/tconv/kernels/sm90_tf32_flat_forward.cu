@@ -325,14 +325,11 @@ template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments) {
     int lane = threadIdx.x % 32;
     auto& status = *static_cast<flat::Status*>(arguments.status);
-    if (blockIdx.x == 0) {
-        const auto* notes = static_cast<const uint32_t*>(arguments.notes);
-        uint32_t unfit = 0;
-#pragma unroll 8
-        for (int i = lane; i < arguments.note_count; i += 32) unfit += notes[i];
-        unfit = ptx::redux_sync_add_u32(unfit);
-        if (lane == 0) status.unfit_weights = unfit > Layer::most_unfit_weights;
-    }
+    const auto* notes = static_cast<const uint32_t*>(arguments.notes);
+    uint32_t unfit = 0;
+    for (int i = blockIdx.x * 32 + lane; i < arguments.note_count; i += gridDim.x * 32) unfit += notes[i];
+    unfit = ptx::redux_sync_add_u32(unfit);
+    if (lane == 0 && unfit > 0) atomicAdd(&status.unfit_weights, unfit);
     // 16 positions at a time, nearly all of them zeros.
     const auto* slight = static_cast<const uint4*>(arguments.slight);
     constexpr int positions = 64, planes = Layer::groups * chunks;

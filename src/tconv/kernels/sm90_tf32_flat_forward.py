@@ -456,8 +456,8 @@ class Layout:
 
     @property
     def most_unfit_weights(self) -> int:
-        """Weights that may be too small for float16 for all to be computed in it: 1 of 2^18, more
-        than of normal ones are.
+        """Times that 8 weights of a tap may have one too small for float16, for all to be computed
+        in it: as many as 1 weight of 2^18, more than of normal ones are.
         """
         return math.prod(self.problem.w_shape) >> 18
 

@@ -1,5 +1,6 @@
 // Lays weights and pixels out for sm90_tf32_flat_forward (common/sm90_tf32_flat_packing.cuh). In
-// float16, it notes what it has seen of what that cannot hold: of weights a word for each block.
+// float16, it notes what it has seen of what that cannot hold: of weights a word for each block, how many
+// 8 channels of a tap have one.
 #include <common/sm90_tf32_flat_packing.cuh>
 #include <common/sm90_tf32_flat_status.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -28,10 +29,11 @@ TCONV_DEVICE void begin_notes(const Fields& arguments, Scale weight_scale) {
     }
 }
 
-// The block's weights that do not fit.
+// The block's octets of weights that do not fit.
 template <typename Fields>
-TCONV_DEVICE void note(const Fields& arguments, Shared& shared, uint32_t unfit) {
-    unfit = ptx::redux_sync_add_u32(unfit);
+TCONV_DEVICE void note(const Fields& arguments, Shared& shared, Scale scale, const flat::packing::Seen& weights) {
+    uint32_t unfit = scale.holds(weights.largest()) ? weights.slight : float16_operands::too_many;
+    unfit = ptx::redux_sync_add_u32(min(unfit, float16_operands::too_many));
     if (threadIdx.x % 32 == 0) shared.unfit[threadIdx.x / 32] = unfit;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -63,11 +65,10 @@ TCONV_KERNEL(sm90_tf32_flat_pack, Layer::threads, blocks_of_sm) {
         }
         begin_notes(arguments, weight_scale);
     }
-    uint32_t unfit = 0;
+    flat::packing::Seen weights;
     for (Index item = blockIdx.x; item < arguments.items; item += gridDim.x) {
-        unfit += flat::packing::pack_item(arguments, packed, shared.staged, weight_scale, item);
-        unfit = min(unfit, float16_operands::too_many);
+        flat::packing::pack_item(arguments, packed, shared.staged, weight_scale, weights, item);
     }
-    if constexpr (Layer::half) note(arguments, shared, unfit);
+    if constexpr (Layer::half) note(arguments, shared, weight_scale, weights);
     if (!few) ptx::griddepcontrol_launch_dependents();
 }

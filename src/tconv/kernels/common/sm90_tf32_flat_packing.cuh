@@ -60,6 +60,7 @@ struct Shared {
 };
 
 using float16_operands::Scale;
+using Seen = float16_operands::Seen<false>;
 
 // Pixels have the same power of two in all calls: images follow each other in a tile.
 [[maybe_unused]] constexpr Scale pixel_scale{Layer::pixel_exponent};
@@ -146,11 +147,10 @@ TCONV_DEVICE uint4 gather(const uint32_t* from, int pitch) {
     return make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
 }
 
-// Some output channels, all phases and slots, a line of input channels. Returns how many weights of a thread's
-// float16 does not hold.
+// Some output channels, all phases and slots, a line of input channels. `seen` gets what float16 is to hold.
 template <typename Fields>
-TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared,
-                                   Scale scale, int item) {
+TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared, Scale scale,
+                               Seen& seen, int item) {
     int group = item / (chunks * parts * item_phases);
     int rest = item - group * (chunks * parts * item_phases);
     int chunk = rest / (parts * item_phases);
@@ -183,10 +183,7 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
                  arguments.weight_stride_h == Layer::kernel_x &&
                  arguments.weight_stride_out == taps;
     uint32_t* into = shared.weights[0];
-    uint32_t unfit = 0;
-    auto note = [&](int, const float(&values)[thread_channels]) {
-        unfit = min(unfit + float16_operands::unfit(values, scale, false), float16_operands::too_many);
-    };
+    auto note = [&](int, const float(&values)[thread_channels]) { seen.add(values, scale); };
     if (dense) {
         stage<rounds>(
             into, weight_pitch, part_weights, arguments.weight_stride_in, in_left, scale,
@@ -262,7 +259,6 @@ TCONV_DEVICE uint32_t pack_weights(const Fields& arguments, uint32_t* packed, Sh
             }
         }
     }
-    return unfit;
 }
 
 // Lines of some positions. In float16 `arguments.slight` gets a byte of each: of how many 8 channels some values
@@ -295,7 +291,7 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
                          inside};
         },
         [&](int place, const float(&values)[thread_channels]) {
-            float16_operands::Seen<false> seen;
+            Seen seen;
             seen.add(values, pixel_scale);
             shared.noted[own_thread() / 32][place] =
                 (pixel_scale.holds(seen.largest()) ? 0 : misfit) | (seen.slight != 0 ? slight : 0);
@@ -323,18 +319,16 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
     }
 }
 
-// An item, into `packed`; the first are weights, of which it returns how many of a thread's float16 does not hold.
+// An item, into `packed`; the first are weights, which `weights` has seen then.
 template <typename Fields>
-TCONV_DEVICE uint32_t pack_item(const Fields& arguments, uint32_t* packed, Shared& shared,
-                                Scale weight_scale, Index item) {
-    uint32_t unfit = 0;
+TCONV_DEVICE void pack_item(const Fields& arguments, uint32_t* packed, Shared& shared, Scale weight_scale,
+                            Seen& weights, Index item) {
     if (item < arguments.weight_items) {
-        unfit = pack_weights(arguments, packed, shared, weight_scale, int(item));
+        pack_weights(arguments, packed, shared, weight_scale, weights, int(item));
     } else {
         pack_pixels(arguments, packed, shared, item - arguments.weight_items);
     }
     sync();
-    return unfit;
 }
 
 }  // namespace flat::packing

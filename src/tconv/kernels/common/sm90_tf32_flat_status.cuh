@@ -7,7 +7,7 @@ namespace flat {
 
 struct Status {
     int weight_exponent;     // of the power of two that weights are multiplied by
-    uint32_t unfit_weights;  // whether they are more than chance brings
+    uint32_t unfit_weights;  // octets
     uint32_t unfit_images;
     uint32_t told;     // blocks of the kernel that have looked at their part of what the packing has noted
     uint32_t packing;  // items that some block of the launch that repairs packs or has packed
