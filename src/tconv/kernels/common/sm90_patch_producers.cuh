@@ -75,8 +75,10 @@ struct OperandsIn {
 
     // After the tile: whether float16 holds what this warp has brought.
     TCONV_DEVICE void note(const Arguments& arguments, Shared& shared, Index tile, int warp) const {
-        uint32_t largest = float16_operands::largest_of_warp(__float_as_uint(seen.largest()));
-        bool fits = scale.holds(__uint_as_float(largest)) && ptx::redux_sync_add_u32(seen.slight) <= most_slight;
+        uint32_t unfit = scale.holds(seen.largest()) ? seen.slight : most_slight + 1;
+        unfit = ptx::redux_sync_add_u32(unfit);
+        bool fits = unfit <= most_slight;
+        if (!Layer::split && unfit > 0 && are_few(arguments)) fits = false;
         // Outputs of few products show what split ones leave out.
         if constexpr (Layer::split) fits = fits && int(ptx::redux_sync_add_u32(uint32_t(seen.lone))) <= 0;
         if (threadIdx.x % 32 == 0 && (fits ? warp % tile_warps == 0 : finds_first(shared, tile, warp))) {
@@ -87,10 +89,18 @@ struct OperandsIn {
 private:
     // Octets of a warp's part of a tile with a slight value that chance may bring: one, once in 10^7 parts more. Of
     // split values 1 in 10^4 is slight, and hardly ever alone in its octet: of those octets one or two. So a pixel all
-    // of whose values are slight does not pass: it has two octets at least.
+    // of whose values are slight does not pass: it has two octets at least. Calls of few octets may have none.
     static constexpr uint32_t octets = uint32_t(patch_pixels) * chunks * parts / tile_warps;
     static constexpr uint32_t most_slight = Layer::split ? 8 + octets / 128 : 1;
     static constexpr uint32_t dark = Layer::split ? most_slight / (chunks > 1 ? 3 : 2) + 1 : 1;
+
+    // Whether chance brings none to the call's octets: to one in 1.3 * 10^6.
+    TCONV_DEVICE static bool are_few(const Arguments& arguments) {
+        constexpr float few = 1024.0f, of_pixel = Layer::groups * ((Layer::in_channels + 7) / 8);
+        float of_image = of_pixel * float(arguments.source_height) * float(arguments.source_width);
+        float tiles_of_image = float(Layer::groups * Layer::m_groups * arguments.tiles_y) * float(arguments.tiles_x);
+        return of_image * float(arguments.tiles) <= few * tiles_of_image;
+    }
 
     float16_operands::Seen<Layer::split, dark> seen;
 };
@@ -284,12 +294,6 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
             const float* raw = reinterpret_cast<const float*>(shared.raw[ring][slot]);
             unsigned char* stage = shared.pixels[ring][turn.stage];
             ptx::mbarrier_wait_parity(&shared.raw_full[ring][slot], raw_parity);
-            if constexpr (Layer::half) {
-                if (chunk == 0) operands.begin(shared, ring, thread == 0, sample(raw));
-            }
-            if (part == 0) {
-                ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
-            }
             // A store is a barrier to the compiler: loads that are to overlap precede it.
             float values[buffers][batch_pixels][part_channels];
             auto load = [&](float(&into)[batch_pixels][part_channels], int batch) {
@@ -306,7 +310,14 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                     }
                 }
             };
+            // NOTE: before what the sample waits for.
             if constexpr (!Layer::rolled) load(values[0], 0);
+            if constexpr (Layer::half) {
+                if (chunk == 0) operands.begin(shared, ring, thread == 0, sample(raw));
+            }
+            if (part == 0) {
+                ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+            }
             constexpr int unrolled = Layer::rolled ? 1 : batches;
 #pragma unroll unrolled
             for (int batch = 0; batch < batches; ++batch) {
