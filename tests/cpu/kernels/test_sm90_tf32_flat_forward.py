@@ -324,12 +324,13 @@ def with_known_scale(t):
     return dataclasses.replace(t, w=(1 + t.w.abs()).clamp(max=1.99).copysign(t.w))
 
 
-LEAST_WEIGHT, MOST_WEIGHT = 2.0**-27, 65504 * 2.0**-13
+# By its upper half a weight is taken for the largest that has it: those from 65280 on do not fit.
+LEAST_WEIGHT, MOST_WEIGHT = 2.0**-27, 65024 * 2.0**-13
 UNHELD_WEIGHTS = (
     LEAST_WEIGHT * (1 - 2.0**-24),
     -1e-12,
     1e-30,
-    MOST_WEIGHT * (1 + 2.0**-23),
+    65504 * 2.0**-13 * (1 + 2.0**-23),
     -256.0,
     math.inf,
     -math.inf,
