@@ -134,7 +134,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     constexpr int part_slots = Layer::pair_slot_y[next_part] - Layer::pair_slot_y[begin];
     constexpr int all_groups = unroll * groups;
     constexpr int most_group = (count + groups - 1) / groups;
-    constexpr bool moves = groups % 2 != 0 && unroll == 1;  // the next part's weights to where this one's were
+    constexpr bool moves = groups % 2 != 0 && unroll == 1;  // the next weights to where this part's were
     static_assert((all_groups % 2 == 0 || moves) && chunks % unroll == 0 && groups <= count &&
                       (stage_parts == 1 || (unroll == 1 && Layer::half)),
                   "a group's registers are known when it is compiled");
@@ -242,12 +242,14 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
             add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
         }
         if constexpr (moves) {
+            // NOTE: here and no later: else ptxas 13.0 moves weights of one slot among the next stage's products, and
+            // serialises those.
 #pragma unroll
             for (int i = 0; i < most_group; ++i) {
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    first_weights[0][i][j] = first_weights[1][i][j];
-                    second_weights[0][i][j] = second_weights[1][i][j];
+                    first_weights[0][i][j] = ptx::opaque(first_weights[1][i][j]);
+                    second_weights[0][i][j] = ptx::opaque(second_weights[1][i][j]);
                 }
             }
         }

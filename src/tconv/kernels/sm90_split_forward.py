@@ -58,7 +58,7 @@ TILES = (
     Tile(columns=48, rows=3, m_tiles=1, resident=True, half=True, group=3),
     Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True, group=3),
     Tile(columns=40, rows=3, m_tiles=1, resident=True, half=True, group=4),
-    # In bfloat16: for few slots, and for one slot with an odd number of stages.
+    # In bfloat16: for few slots.
     Tile(columns=40, rows=4, m_tiles=1),
     Tile(columns=88, rows=2, m_tiles=1, temporaries=1),
     Tile(columns=64, rows=2, m_tiles=1),
@@ -100,9 +100,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
 
 def _laid_why_not(laid: Layout, target: Target) -> str | None:
     refusal = patches.laid_why_not(laid, target, MOST_PRODUCTS)
-    if refusal is None and any(len(pairs) == 1 for pairs in laid.classes) and laid.chunks % 2:
-        refusal = f"groups of slots take turns, one slot and {laid.chunks} stages are an odd number"
-    return refusal
+    if refusal is not None or laid.tile.half or laid.rolled:
+        return refusal
+    if any(len(pairs) == 1 for pairs in laid.classes) and laid.chunks % 2:
+        return f"groups of slots take turns, one slot and {laid.chunks} stages are an odd number"
+    return None
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -155,7 +157,10 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 def _source(laid: Layout, repairs: Layout | None) -> KernelSource:
     tile = laid.tile
     assert isinstance(tile, Tile)
-    each = ((1, len(p), 1) if laid.rolled else _schedule(p, tile) for p in laid.classes)
+    each = (
+        (1, len(pairs), 1) if laid.rolled else _schedule(pairs, tile, laid.chunks)
+        for pairs in laid.classes
+    )
     parts, groups, unroll = zip(*each, strict=True)
     schedule = (
         ("class_parts", parts),
@@ -195,11 +200,11 @@ def arguments(
     return patches.arguments(problem, target, tile, operands)
 
 
-def _schedule(pairs: tuple[Pair, ...], tile: Tile) -> tuple[int, int, int]:
+def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
     """(parts of a stage in a loop, groups of a part's slots, stages unrolled together).
 
     Groups hold their weights in two sets of registers by turns, so there is an even number of them,
-    or a part's end moves the next one's.
+    or a part's end moves the next one's. One slot has two stages unrolled, if they are even.
     """
     most = MOST_UNROLLED[tile.temporaries]
     if tile.half and len(pairs) * tile.rows * tile.columns > most:
@@ -213,4 +218,4 @@ def _schedule(pairs: tuple[Pair, ...], tile: Tile) -> tuple[int, int, int]:
     groups = -(-len(pairs) // tile.group)
     if groups % 2 and groups < len(pairs):
         groups += 1
-    return 1, groups, 1 if groups % 2 == 0 else 2
+    return 1, groups, 2 if groups % 2 and chunks % 2 == 0 else 1

@@ -27,8 +27,9 @@ from tconv.problem import Axis, Problem
 
 CASES = (
     *(case for case in PATCH_CASES if case.in_channels >= 16),
-    # One slot: weights of two stages by turns.
+    # One slot: weights of two stages by turns, or of an odd number of them, moved at each end.
     Case(1, 32, 70, 1, (5, 44), (2, 2), (2, 2)),
+    Case(2, 48, 70, 1, (9, 140), (2, 2), (2, 2)),
     # Parts of a stage in a loop: three, and where rows of pixels stand for two output rows.
     Case(1, 16, 64, 1, (3, 44), (3, 7)),
     Case(1, 32, 12, 1, (6, 44), (5, 7), (2, 1), (2, 3)),
@@ -371,13 +372,15 @@ LAYERS = (
     "64 to 128, 3x5",
     "1024 to 512, 2x2 s2",
     "21 to 21, 16x16 s8",
+    "48 to 32, 2x2 s2",
 )
-LOADED_LAYERS = ("32 to 32, 3x3", "1024 to 512, 2x2 s2")
+LOADED_LAYERS = ("32 to 32, 3x3", "1024 to 512, 2x2 s2", "48 to 32, 2x2 s2")
+SHAPES = PATCH_LAYERS | {"48 to 32, 2x2 s2": Case(8, 48, 32, 1, (64, 64), (2, 2), (2, 2))}
 
 
 def test_layers_compile_every_tile():
     for names, aligned in ((LAYERS, True), (LOADED_LAYERS, False)):
-        served = [plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned)) for name in names]
+        served = [plans(problem_of(SHAPES[name], x_aligned=aligned)) for name in names]
         tiles = {
             tile
             for tile in family.TILES
@@ -393,7 +396,7 @@ def test_layers_compile_every_tile():
     [*((name, True) for name in LAYERS), *((name, False) for name in LOADED_LAYERS)],
 )
 def test_compiles_without_spills_or_serialised_products(name, aligned):
-    served = plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned))
+    served = plans(problem_of(SHAPES[name], x_aligned=aligned))
     assert served
     for chosen in served:
         assert_compiled_well(chosen)
@@ -419,9 +422,26 @@ def test_refusals(changes, target, reason):
 
 def test_refuses_one_slot_with_an_odd_number_of_stages():
     found = candidates(problem_of(Case(1, 24, 64, 1, (9, 12), (2, 2), (2, 2))), HOPPER)
-    refusals = [c.refusal for c in found if c.stem == family.STEM]
+    refusals = [c.refusal for c in found if c.stem == family.STEM and not c.tile.half]
     assert refusals and all("one slot and 3 stages" in r for r in refusals if r is not None)
     assert None not in refusals
+
+
+@pytest.mark.parametrize("aligned", (True, False))
+@pytest.mark.parametrize("channels", (16, 40, 64))
+def test_one_slot_and_any_number_of_stages(channels, aligned):
+    case = Case(1, channels, 40, 1, (5, 44), (2, 2), (2, 2))
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    served = [p for p in plans(problem_of(case, x_aligned=aligned)) if p.tile.half]
+    assert {chosen.tile.resident for chosen in served} == {True, False}
+    stages = -(-channels // 16)
+    for chosen in served:
+        constants = dict(chosen.source.constants)
+        assert (constants["class_parts"], constants["class_groups"]) == ((1,), (1,))
+        assert constants["class_unroll"] == (1 + (stages % 2 == 0),)
+        out = run(chosen, t)
+        assert_right(out, case, t)
+        assert same_bits(out, run(alone(chosen), t))
 
 
 def test_the_plan_prefers_it_where_its_products_are_fewer():
