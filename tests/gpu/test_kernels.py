@@ -311,7 +311,7 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
             for _ in range(3):
                 out = output(candidate)
                 if strict:
-                    # Its repairs add up after each slot.
+                    # What float16 holds is added up in other groups.
                     near = {"rtol": 0, "atol": 2e-6 * float(finite), "equal_nan": True}
                     torch.testing.assert_close(out, want, **near)
                     held = want.isfinite()

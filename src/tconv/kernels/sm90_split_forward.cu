@@ -1,13 +1,12 @@
-// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of float16 for one, or
-// six of bfloat16, two at a time (<common/split.cuh>).
+// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of float16 for one. A value
+// is high + low, both float16, pixels and weights scaled so that the low ones have room.
 //
-// Rows, columns, depth, patches and tiles are sm90_tf32_forward's (<common/sm90_patches.cuh>), with
-// bfloat16 in TF32's place. The producers store two patches a stage, in the bytes of TF32. Weights stay
-// whole until a consumer splits its fragments in registers.
+// Rows, columns, depth, patches and tiles are those of sm90_tf32_forward in float16
+// (<common/sm90_patches.cuh>). The producers store two patches a stage, weights come split.
 //
-// Layer::half: a value is high + low, both float16, pixels and weights scaled so that the low ones have
-// room, and weights come split. Tiles whose values do not fit are noted and computed again in bfloat16,
-// as sm90_tf32_forward's are in TF32.
+// Tiles whose values do not fit are noted and computed again, as sm90_tf32_forward's are in TF32, but in
+// bfloat16: six products for one, two at a time (<common/split.cuh>), 8 channels a stage. Their weights
+// stay whole until a consumer splits its fragments in registers.
 //
 // The tensor cores cut their sums after every product, which 100 of them in a row would show. So
 // sums leave them early: the products of one row with a group of `most_group` slots or fewer go to a
@@ -55,7 +54,7 @@ constexpr int rows = Layer::tile_rows;
 [[maybe_unused]] constexpr int products = 3;
 constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
-static_assert(!Layer::rolled || (!Layer::half && !Layer::resident), "weights come whole, in the order of use");
+static_assert(Layer::half || (Layer::rolled && !Layer::resident), "bfloat16 repairs: weights in the order of use");
 static_assert(temporaries == 1 || (temporaries == 2 && rows > 1), "a row is added beside another");
 
 TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weights)[4],
@@ -136,47 +135,27 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     constexpr int most_group = (count + groups - 1) / groups;
     constexpr bool moves = groups % 2 != 0 && unroll == 1;  // the next weights to where this part's were
     static_assert((all_groups % 2 == 0 || moves) && chunks % unroll == 0 && groups <= count &&
-                      (stage_parts == 1 || (unroll == 1 && Layer::half)),
+                      (stage_parts == 1 || unroll == 1),
                   "a group's registers are known when it is compiled");
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
     const int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
-    // Weights of the group that is multiplied and of the next one, and whole ones of the one after.
+    // Weights of the group that is multiplied and of the next one.
     uint32_t first_weights[2][most_group][4], second_weights[2][most_group][4];
-    uint4 whole[most_group];
     int slots = 0;       // of y, from the first part to the one whose weights are loaded
     int next_stage = 1;  // 0: behind a part's last group comes another part of the stage
-    auto each_pair = [&](int group, auto&& use) {
-#pragma unroll
-        for (int i = 0; i < most_group; ++i) {
-            int pair = group % groups * count / groups + i;
-            if (pair < (group % groups + 1) * count / groups) use(i, begin + pair, group / groups * next_stage);
-        }
-    };
-    auto load = [&](int group) {
-        each_pair(group, [&](int i, int pair, int stage) { whole[i] = weights.load(pair, stage, 0, slots); });
-    };
     auto keep = [&](uint32_t (&into)[4], const uint4& loaded) {
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
     };
     // A group's weights, into one set of registers.
     auto take = [&](int into, int group) {
-        if constexpr (Layer::half) {
-            each_pair(group, [&](int i, int pair, int stage) {
-                keep(second_weights[into][i], weights.load(pair, stage, 0, slots));
-                keep(first_weights[into][i], weights.load(pair, stage, 1, slots));
-            });
-        } else {
+        int stage = group / groups * next_stage;
 #pragma unroll
-            for (int i = 0; i < most_group; ++i) {
-                const SplitWeights own(whole[i]);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    first_weights[into][i][j] = own.first[j];
-                    second_weights[into][i][j] = own.second[j];
-                }
-            }
-            load(group + 1);
+        for (int i = 0; i < most_group; ++i) {
+            int pair = group % groups * count / groups + i;
+            if (pair >= (group % groups + 1) * count / groups) continue;
+            keep(second_weights[into][i], weights.load(begin + pair, stage, 0, slots));
+            keep(first_weights[into][i], weights.load(begin + pair, stage, 1, slots));
         }
     };
     float partial[temporaries][columns / 2];
@@ -260,9 +239,6 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
         for (int j = 0; j < columns / 2; ++j) partial[t][j] = 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < most_group; ++i) whole[i] = make_uint4(0, 0, 0, 0);
-    if constexpr (!Layer::half) load(0);
     take(0, 0);
     // NOTE: ptxas unrolls a loop of two turns whatever the pragma says, and then parts products from the
     // commit behind them: a kernel in float16 gave wrong results, without a warning.

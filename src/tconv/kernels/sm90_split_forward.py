@@ -1,8 +1,8 @@
 """`sm90_split_forward`: strict float32 on Hopper's tensor cores, as products of parts.
 
-Tiles, patches and packed weights are those of `sm90_tf32_forward`. Tiles marked `half` multiply two
-parts of float16, the others three of bfloat16; at its end a block computes those in bfloat16 whose
-values two parts of float16 cannot hold.
+Tiles, patches and packed weights are those of `sm90_tf32_forward`. Tiles multiply two parts of
+float16; at its end a block computes those in three parts of bfloat16 whose values two of float16
+cannot hold.
 See `sm90_split_forward.cu`.
 """
 
@@ -25,10 +25,7 @@ MOST_PRODUCTS = 128
 """Products of a stage, each of them three: a bound on the code."""
 
 MOST_LOADED_COLUMNS = 64
-"""Of a float16 tile whose producers load pixels themselves: with 88, they spill (NVRTC 13.5)."""
-
-MOST_LOADED_SUMS = 64
-"""Of a thread of a bfloat16 tile likewise: with 80 and 88, threads spill."""
+"""Of a tile whose producers load pixels themselves: with 88, they spill (NVRTC 13.5)."""
 
 MOST_UNROLLED = {1: 1700, 2: 2000}
 """Columns of unrolled products, by temporaries: above, a loop goes through equal parts of a stage
@@ -58,11 +55,6 @@ TILES = (
     Tile(columns=48, rows=3, m_tiles=1, resident=True, half=True, group=3),
     Tile(columns=40, rows=4, m_tiles=1, resident=True, half=True, group=3),
     Tile(columns=40, rows=3, m_tiles=1, resident=True, half=True, group=4),
-    # In bfloat16: for few slots.
-    Tile(columns=40, rows=4, m_tiles=1),
-    Tile(columns=88, rows=2, m_tiles=1, temporaries=1),
-    Tile(columns=64, rows=2, m_tiles=1),
-    Tile(columns=24, rows=4, m_tiles=1, group=3),
 )
 
 
@@ -81,30 +73,15 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
-    if tile.half and tile.columns > MOST_LOADED_COLUMNS and not problem.x_aligned:
+    if tile.columns > MOST_LOADED_COLUMNS and not problem.x_aligned:
         return (
             f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "
             f"not for {tile.columns}"
         )
-    if not tile.half and tile.sums > MOST_LOADED_SUMS and not problem.x_aligned:
-        return (
-            f"without a tensor map its threads have registers for {MOST_LOADED_SUMS} sums, "
-            f"not for {tile.sums}"
-        )
-    if tile.half:
-        refusal = _laid_why_not(laid.repairing, target)
-        if refusal is not None:
-            return f"what repairs it: {refusal}"
-    return _laid_why_not(laid, target)
-
-
-def _laid_why_not(laid: Layout, target: Target) -> str | None:
-    refusal = patches.laid_why_not(laid, target, MOST_PRODUCTS)
-    if refusal is not None or laid.tile.half or laid.rolled:
-        return refusal
-    if any(len(pairs) == 1 for pairs in laid.classes) and laid.chunks % 2:
-        return f"groups of slots take turns, one slot and {laid.chunks} stages are an odd number"
-    return None
+    refusal = patches.laid_why_not(laid.repairing, target, MOST_PRODUCTS)
+    if refusal is not None:
+        return f"what repairs it: {refusal}"
+    return patches.laid_why_not(laid, target, MOST_PRODUCTS)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -115,42 +92,28 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel.
 
-    In float16 a fit to 49 rows of KernelBench's layers, off by 7% in the root mean square: a stage
-    takes 1000 cycles at 1.75 GHz beside its products, and streamed weights keep a tile waiting.
-
-    In bfloat16 arithmetic, which was right for TF32's three products; they took as long. A wgmma
-    takes half a cycle a column, and is taken to need two more; the tensor cores to be busy in 90%
-    of the cycles, or 87% where a warpgroup waits for each row. Streamed weights are asked of L2
-    beside that. At 1.98 GHz it is within 5% of the fastest tiles.
+    A fit to 49 rows of KernelBench's layers, off by 7% in the root mean square: a stage takes 1000
+    cycles at 1.75 GHz beside its products, and streamed weights keep a tile waiting.
     """
     laid = layout(problem, tile)
     products = 3 * laid.mean_pairs * tile.rows
+    added = -(-laid.mean_pairs // tile.group) * tile.rows
+    stage = (0.92 * products + 1.3 * added) * tile.columns / 2 + 1020
+    of_tile = laid.chunks * stage + (0 if tile.resident else 800)
     waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
-    if tile.half:
-        added = -(-laid.mean_pairs // tile.group) * tile.rows
-        stage = (0.92 * products + 1.3 * added) * tile.columns / 2 + 1020
-        of_tile = laid.chunks * stage + (0 if tile.resident else 800)
-        busy = waves * CONSUMERS * of_tile / 1.75e9
-        moved = problem.bytes / 4.2e12
-        return max(busy, moved) + 0.18 * min(busy, moved) + 8e-6
-    busy_share = 0.9 if tile.temporaries == 2 else 0.87
-    stage = products * (tile.columns / 2 + 2) / busy_share + 100
-    if not tile.resident:
-        weights = laid.mean_pairs * patches.WARPS * patches.FRAGMENT_BYTES
-        from_l2 = weights / patches.L2_BYTES_PER_CYCLE
-        stage = max(stage, from_l2) + 0.1 * from_l2
-    of_tile = laid.chunks * stage + 3 * tile.rows * tile.columns * problem.width.stride
-    cycles = waves * CONSUMERS * of_tile + laid.resident_bytes / patches.L2_BYTES_PER_CYCLE
-    busy = cycles / 1.98e9
-    moved = problem.bytes / 3e12
-    return max(busy, moved) + min(busy, moved) / 5 + 10e-6
+    busy = waves * CONSUMERS * of_tile / 1.75e9
+    moved = problem.bytes / 4.2e12
+    return max(busy, moved) + 0.18 * min(busy, moved) + 8e-6
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
-    """The kernel specialised for the problem's layer."""
+    """The kernel specialised for the problem's layer.
+
+    Of a tile that is not `half`, which tests ask for, what would repair it alone.
+    """
     laid = layout(problem, tile)
     if not tile.half:
-        return _source(laid, repairs=None)
+        return _source(laid.repairing, repairs=None)
     return patches.ending_with(_source(laid, None), _source(laid.repairing, repairs=laid))
 
 
@@ -207,7 +170,7 @@ def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, in
     or a part's end moves the next one's. One slot has two stages unrolled, if they are even.
     """
     most = MOST_UNROLLED[tile.temporaries]
-    if tile.half and len(pairs) * tile.rows * tile.columns > most:
+    if len(pairs) * tile.rows * tile.columns > most:
         slot_rows = len({pair.slot_y for pair in pairs})
         for parts in range(2, slot_rows + 1):
             if slot_rows % parts == 0 and patches.are_alike(pairs, parts):

@@ -1,5 +1,5 @@
-// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward, as
-// they are: where they stream, in the order in which its warpgroups use them, [group][row group][chunk of 8
+// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward, split:
+// where they stream, in the order in which its warpgroups use them, [group][row group][chunk of 8
 // channels][pair][thread][4]; where they are resident, each once, [group][chunk][reach in y][slot in
 // x][channels of a warp][thread][4]. A thread's four values are its registers of a wgmma's A operand
 // (rows g and g + 8, channels t and t + 4 of the chunk).

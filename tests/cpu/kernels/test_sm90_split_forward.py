@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from emulated_plans import (
 from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.target import Target
 from tconv.kernels import sm90_split_forward as family
-from tconv.plan import Candidate, Plan, candidates, make_plan, plan
+from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import Axis, Problem
 
 CASES = (
@@ -46,16 +47,14 @@ def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
     return [chosen for chosen in served if resident in (None, chosen.tile.resident)]
 
 
-def half_plan(case: Case) -> Plan:
-    return next(p for p in plans(problem_of(case)) if p.tile.half)
+def first_plan(case: Case) -> Plan:
+    return plans(problem_of(case))[0]
 
 
 def in_bfloat16(chosen: Plan) -> Plan:
     """The same tile's, all as blocks that end with repairs compute it."""
     tile = dataclasses.replace(chosen.tile, half=False, resident=False)
-    plan = make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
-    rolled = family._source(family.layout(chosen.problem, chosen.tile).repairing, repairs=None)
-    return dataclasses.replace(plan, source=rolled)
+    return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
 
 
 def alone(chosen: Plan) -> Plan:
@@ -79,8 +78,18 @@ def test_every_tile_that_serves(case):
     for chosen in served:
         out = run(chosen, t)
         assert_right(out, case, t)
-        if chosen.tile.half:
-            assert same_bits(out, run(alone(chosen), t)), "the repair computed it"
+        assert same_bits(out, run(alone(chosen), t)), "the repair computed it"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_repairs_of_every_layer(case):
+    case = dataclasses.replace(case, bias=False)  # beside which small sums were nothing
+    t = changed(case, UNHELD["all small"])
+    served = plans(problem_of(case))
+    for chosen in (served[0], served[-1]):
+        out = run(chosen, t)
+        assert_right(out, case, t)
+        assert same_bits(out, run(in_bfloat16(chosen), t))
 
 
 def test_cases_serve_every_tile():
@@ -140,8 +149,8 @@ def test_values_that_are_not_finite(operand):
         changed = getattr(t, operand)
         place = (0, 3, 2, 17) if operand == "x" else (3, 5, 1, 2)
         changed.view(torch.int32)[place] = bits
-        half = half_plan(case)
-        for chosen in (half, in_bfloat16(half)):
+        first = first_plan(case)
+        for chosen in (first, in_bfloat16(first)):
             out = run(chosen, t)
             want = reference(case, t.x, t.w, t.bias, t.grad_output)[0]
             assert torch.equal(out.isnan(), want.isnan())
@@ -156,8 +165,8 @@ def test_the_largest_finite_values_stay_finite():
     t = operands(case, torch.float32, "contiguous", "cpu")
     t.x.fill_(torch.finfo(torch.float32).max)
     t.w.fill_(2.0**-6)
-    half = half_plan(case)
-    for chosen in (half, in_bfloat16(half)):
+    first = first_plan(case)
+    for chosen in (first, in_bfloat16(first)):
         out = run(chosen, t)
         want = reference(case, t.x, t.w, None, t.grad_output)[0]
         assert torch.isfinite(out).all()
@@ -170,8 +179,8 @@ def test_small_values_keep_their_low_parts():
     t.x.mul_(2.0**-90)
     if t.bias is not None:
         t.bias.mul_(2.0**-90)
-    half = half_plan(case)
-    for chosen in (half, in_bfloat16(half)):
+    first = first_plan(case)
+    for chosen in (first, in_bfloat16(first)):
         assert_right(run(chosen, t), case, t)
 
 
@@ -213,7 +222,7 @@ UNHELD = {
 def test_repairs_what_two_parts_of_float16_cannot_hold(name):
     case = dataclasses.replace(CASES[1], bias=False)  # beside which small sums were nothing
     t = changed(case, UNHELD[name])
-    chosen = half_plan(case)
+    chosen = first_plan(case)
     want = run(in_bfloat16(chosen), t)
     assert same_bits(run(chosen, t, blocks=2), want)
     assert not same_bits(run(alone(chosen), t, blocks=2), want)
@@ -240,32 +249,30 @@ def test_two_parts_of_float16_hold_most(name):
     case = dataclasses.replace(CASES[1], bias=False)
     t = changed(case, HELD[name])
     for chosen in plans(problem_of(case)):
-        if chosen.tile.half:
-            out, again = run(chosen, t, blocks=2), run(in_bfloat16(chosen), t)
-            assert_right(out, case, t)
-            assert same_bits(out, run(alone(chosen), t))
-            for of_image, by_bfloat16 in zip(out, again, strict=True):
-                assert not same_bits(of_image, by_bfloat16), "the bits tell nothing"
+        out, again = run(chosen, t, blocks=2), run(in_bfloat16(chosen), t)
+        assert_right(out, case, t)
+        assert same_bits(out, run(alone(chosen), t))
+        for of_image, by_bfloat16 in zip(out, again, strict=True):
+            assert not same_bits(of_image, by_bfloat16), "the bits tell nothing"
 
 
 def test_an_image_does_not_depend_on_the_others():
     case = CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in plans(problem_of(case)):
-        if chosen.tile.half:
-            before = run(chosen, t)
-            changes = ((float("nan"), "forward"), (1e4, "random:1"), (1e-20, "random:2"))
-            for factor, schedule in changes:
-                other = dataclasses.replace(t, x=torch.stack((t.x[0], t.x[1] * factor)))
-                out = run(chosen, other, schedule, blocks=2)
-                assert same_bits(out[0], before[0]) and not same_bits(out[1], before[1])
+        before = run(chosen, t)
+        changes = ((float("nan"), "forward"), (1e4, "random:1"), (1e-20, "random:2"))
+        for factor, schedule in changes:
+            other = dataclasses.replace(t, x=torch.stack((t.x[0], t.x[1] * factor)))
+            out = run(chosen, other, schedule, blocks=2)
+            assert same_bits(out[0], before[0]) and not same_bits(out[1], before[1])
 
 
 def test_of_weights_chance_brings_some_that_are_small():
     case = CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
     w = (1 + t.w.abs()).clamp(max=1.99).copysign(t.w)  # 2^13 times as large in float16
-    chosen = half_plan(case)
+    chosen = first_plan(case)
     laid = family.layout(chosen.problem, chosen.tile)
     assert laid.row_step == 1  # times that a weight is packed
     for value in (2.0**-15 * (1 - 2.0**-24), 1e-12, -1e-30):
@@ -287,14 +294,13 @@ def test_a_small_pixel_is_repaired_and_no_other_tile(schedule):
     t = changed(case, lambda x, w: x[:, :, 3, 17].mul_(2.0**-20))
     near, far = (..., slice(3, 6), slice(17, 20)), (..., slice(12, None), slice(None))
     for chosen in plans(problem_of(case)):
-        if chosen.tile.half:
-            in_half, again = run(alone(chosen), t), run(in_bfloat16(chosen), t)
-            out = run(chosen, t, schedule, blocks=2)
-            assert_right(out, case, t)
-            for place, repaired in ((near, True), (far, False)):
-                in_place, *either = (y[place].contiguous() for y in (out, in_half, again))
-                assert same_bits(in_place, either[repaired])
-                assert not same_bits(in_place, either[not repaired])
+        in_half, again = run(alone(chosen), t), run(in_bfloat16(chosen), t)
+        out = run(chosen, t, schedule, blocks=2)
+        assert_right(out, case, t)
+        for place, repaired in ((near, True), (far, False)):
+            in_place, *either = (y[place].contiguous() for y in (out, in_half, again))
+            assert same_bits(in_place, either[repaired])
+            assert not same_bits(in_place, either[not repaired])
 
 
 # The least and the largest that all of an operand may be; a sample of it is brought near 2^13.
@@ -308,7 +314,7 @@ def test_two_parts_of_float16_keep_what_they_hold(x_most, w_most):
     x[:, :, :, ::5] = x_most
     w = t.w / t.w.abs().max() * w_most
     t = dataclasses.replace(t, x=x, w=w)
-    chosen = half_plan(case)
+    chosen = first_plan(case)
     out = run(chosen, t)
     assert_right(out, case, t)
     assert same_bits(out, run(alone(chosen), t))
@@ -328,40 +334,47 @@ def test_writes_outputs_at_any_address(case, place):
     assert_written_alone(chosen, case, t, place, "ieee")
 
 
-# (half, resident, temporaries): a tile of each differs in its code.
+# (resident, temporaries): a tile of each differs in its code, and all have the same repairs.
 KINDS = {
-    "resident": (True, True, 2),
-    "streamed": (True, False, 2),
-    "streamed, one temporary": (True, False, 1),
-    "bfloat16": (False, False, 2),
-    "bfloat16, one temporary": (False, False, 1),
+    "resident": (True, 2),
+    "streamed": (False, 2),
+    "streamed, one temporary": (False, 1),
 }
-# And whether patches come by tensor map or through registers.
+# And whether patches come by tensor map or through registers, and tiles are repaired.
 by_kind = pytest.mark.parametrize(
-    ("kind", "aligned"),
-    # The last has too many sums without a tensor map.
-    [(kind, aligned) for aligned in (True, False) for kind in list(KINDS)[: 5 if aligned else 4]],
+    ("kind", "aligned", "repaired"),
+    [
+        *itertools.product(KINDS, (True, False), (False,)),
+        ("streamed", True, True),
+        ("streamed", False, True),
+    ],
 )
 
 
 def first_of(kind: str, served: list[Plan]) -> Plan:
-    tiles = ((p, (p.tile.half, p.tile.resident, p.tile.temporaries)) for p in served)
+    tiles = ((p, (p.tile.resident, p.tile.temporaries)) for p in served)
     return next(p for p, found in tiles if found == KINDS[kind])
+
+
+def to_repair(case: Case, repaired: bool):
+    """A layer and its operands, which float16 holds or not."""
+    if not repaired:
+        return case, operands(case, torch.float32, "contiguous", "cpu")
+    case = dataclasses.replace(case, bias=False)
+    return case, changed(case, UNHELD["all small"])
 
 
 @by_kind
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
-def test_wide_offsets_and_sanitizers(wide, kind, aligned):
-    case = CASES[1]
-    t = operands(case, torch.float32, "contiguous", "cpu")
+def test_wide_offsets_and_sanitizers(wide, kind, aligned, repaired):
+    case, t = to_repair(CASES[1], repaired)
     chosen = first_of(kind, plans(problem_of(case, wide_offsets=wide, x_aligned=aligned)))
     assert_right(run(chosen, t, sanitize=True), case, t)
 
 
 @by_kind
-def test_result_does_not_depend_on_the_order_of_threads(kind, aligned):
-    case = CASES[1]
-    t = operands(case, torch.float32, "contiguous", "cpu")
+def test_result_does_not_depend_on_the_order_of_threads(kind, aligned, repaired):
+    case, t = to_repair(CASES[1], repaired)
     assert_order_free(first_of(kind, plans(problem_of(case, x_aligned=aligned))), t)
 
 
@@ -381,13 +394,8 @@ SHAPES = PATCH_LAYERS | {"48 to 32, 2x2 s2": Case(8, 48, 32, 1, (64, 64), (2, 2)
 def test_layers_compile_every_tile():
     for names, aligned in ((LAYERS, True), (LOADED_LAYERS, False)):
         served = [plans(problem_of(SHAPES[name], x_aligned=aligned)) for name in names]
-        tiles = {
-            tile
-            for tile in family.TILES
-            if aligned
-            or (tile.half and tile.columns <= family.MOST_LOADED_COLUMNS)
-            or (not tile.half and tile.sums <= family.MOST_LOADED_SUMS)
-        }
+        most = 256 if aligned else family.MOST_LOADED_COLUMNS
+        tiles = {tile for tile in family.TILES if tile.columns <= most}
         assert {p.tile for of_layer in served for p in of_layer} == tiles
 
 
@@ -420,19 +428,12 @@ def test_refusals(changes, target, reason):
     assert refusal is not None and reason in refusal
 
 
-def test_refuses_one_slot_with_an_odd_number_of_stages():
-    found = candidates(problem_of(Case(1, 24, 64, 1, (9, 12), (2, 2), (2, 2))), HOPPER)
-    refusals = [c.refusal for c in found if c.stem == family.STEM and not c.tile.half]
-    assert refusals and all("one slot and 3 stages" in r for r in refusals if r is not None)
-    assert None not in refusals
-
-
 @pytest.mark.parametrize("aligned", (True, False))
 @pytest.mark.parametrize("channels", (16, 40, 64))
 def test_one_slot_and_any_number_of_stages(channels, aligned):
     case = Case(1, channels, 40, 1, (5, 44), (2, 2), (2, 2))
     t = operands(case, torch.float32, "contiguous", "cpu")
-    served = [p for p in plans(problem_of(case, x_aligned=aligned)) if p.tile.half]
+    served = plans(problem_of(case, x_aligned=aligned))
     assert {chosen.tile.resident for chosen in served} == {True, False}
     stages = -(-channels // 16)
     for chosen in served:
