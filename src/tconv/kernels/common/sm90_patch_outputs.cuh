@@ -203,12 +203,12 @@ TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Positi
                         const Sums& sums) {
     // In float16 no tile is written for good that has any. What is computed again is looked at where it was
     // written: there is no register for it.
-    constexpr bool notes = !Layer::half && !Layer::repair;
+    constexpr bool notes = !Layer::half && !Layer::rolled;
     int lane = threadIdx.x % 32;
     auto& outputs = shared.outputs[warp - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
     auto writer = writer_of<width>(arguments, at, left);
-    [[maybe_unused]] NotFinite<float, Layer::split> not_finite;
+    [[maybe_unused]] NotFinite<float> not_finite;
     // The sums of one row and pass, to shared memory.
     auto gather = [&](const float (&of_row)[columns / 2], int pass, const float (&bias)[2],
                       [[maybe_unused]] const float* line) {

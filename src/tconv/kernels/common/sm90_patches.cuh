@@ -16,9 +16,8 @@
 
 namespace {
 
-// Where consumers need more than a third of the registers. Producers without a tensor map need more too, but in
-// bfloat16, whose pixels they bring one at a time.
-constexpr int producer_registers = Layer::tensor_map || (Layer::split && !Layer::half) ? 88 : 104;
+// Where consumers need more than a third of the registers. Producers without a tensor map need more too.
+constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
 constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
 static_assert(producer_registers + consumers * consumer_registers == 3 * 168, "what 384 threads get");
 
