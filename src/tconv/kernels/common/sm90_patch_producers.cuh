@@ -294,6 +294,12 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
             const float* raw = reinterpret_cast<const float*>(shared.raw[ring][slot]);
             unsigned char* stage = shared.pixels[ring][turn.stage];
             ptx::mbarrier_wait_parity(&shared.raw_full[ring][slot], raw_parity);
+            if constexpr (Layer::half) {
+                if (chunk == 0) operands.begin(shared, ring, thread == 0, sample(raw));
+            }
+            if (part == 0) {
+                ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
+            }
             // A store is a barrier to the compiler: loads that are to overlap precede it.
             float values[buffers][batch_pixels][part_channels];
             auto load = [&](float(&into)[batch_pixels][part_channels], int batch) {
@@ -310,14 +316,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                     }
                 }
             };
-            // NOTE: before what the sample waits for.
             if constexpr (!Layer::rolled) load(values[0], 0);
-            if constexpr (Layer::half) {
-                if (chunk == 0) operands.begin(shared, ring, thread == 0, sample(raw));
-            }
-            if (part == 0) {
-                ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
-            }
             constexpr int unrolled = Layer::rolled ? 1 : batches;
 #pragma unroll unrolled
             for (int batch = 0; batch < batches; ++batch) {
