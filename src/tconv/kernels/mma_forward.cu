@@ -615,7 +615,8 @@ struct Block {
     }
 
     // The same with split operands. bfloat16 is twice as deep, so that two products of parts go side by side. Each
-    // step's and slot's leave the tensor cores, the large ones last, while there is little to cut.
+    // step's and slot's leave the tensor cores, which cut what they add: high parts, whose one product has 16 bits,
+    // on their own, and are added as float32 adds.
     TCONV_DEVICE void multiply_split(const float* patch, const Unit& unit, int first_8, int count) {
         static_assert(!Layer::split || warp_rows == 1, "split tiles have one row of pixels a warp");
         int lane = own_thread() % 32;
@@ -638,13 +639,13 @@ struct Block {
 #pragma unroll(unrolled ? Layer::slots_x : 1)
                 for (int x = 0; x < Layer::slots_x; ++x) {
                     const float* from = row + entry(Layer::offset_x, x);
-                    uint32_t high_middle[fragments][2], pixel_low[fragments][1];
+                    uint32_t middle_high[fragments][2], low_middle[fragments][2];
 #pragma unroll
                     for (int n = 0; n < fragments; ++n) {
                         Split parts(from[8 * n], from[4 * patch_channel + 8 * n]);
-                        high_middle[n][0] = parts.high;
-                        high_middle[n][1] = parts.middle;
-                        pixel_low[n][0] = parts.low;
+                        middle_high[n][0] = low_middle[n][1] = parts.middle;
+                        middle_high[n][1] = parts.high;
+                        low_middle[n][0] = parts.low;
                     }
 #pragma unroll
                     for (int m = 0; m < row_fragments; ++m) {
@@ -656,20 +657,21 @@ struct Block {
                         auto parts = reinterpret_cast<const Vector<uint32_t, 2>*>(
                             fragment + x * slot_weights + m * fragment_weights);
                         const auto &high = parts[0].values, &middle = parts[1].values, &low = parts[2].values;
-                        const uint32_t crosswise[4] = {middle[0], middle[1], high[0], high[1]};
-                        const uint32_t alike[4] = {high[0], high[1], middle[0], middle[1]};
+                        const uint32_t both[4] = {high[0], high[1], middle[0], middle[1]};
 #pragma unroll
                         for (int n = 0; n < fragments; ++n) {
                             constexpr float zero[4] = {};
-                            float partial[4];
-                            const uint32_t pixel_high[1] = {high_middle[n][0]};
+                            float large[4], small[4];
+                            const uint32_t pixel_high[1] = {middle_high[n][1]};
                             // NOTE: the order in which ptxas spills nothing.
-                            ptx::mma_m16n8k8_bf16(partial, high, pixel_low[n], zero);
-                            ptx::mma_m16n8k16_bf16(partial, crosswise, high_middle[n]);
-                            ptx::mma_m16n8k8_bf16(partial, low, pixel_high, partial);
-                            ptx::mma_m16n8k16_bf16(partial, alike, high_middle[n]);
+                            ptx::mma_m16n8k8_bf16(small, low, pixel_high, zero);
+                            ptx::mma_m16n8k16_bf16(small, both, low_middle[n]);
+                            ptx::mma_m16n8k8_bf16(large, high, pixel_high, zero);
+                            ptx::mma_m16n8k16_bf16(small, both, middle_high[n]);
 #pragma unroll
-                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += partial[v];
+                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += large[v];
+#pragma unroll
+                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += small[v];
                         }
                     }
                 }
