@@ -183,6 +183,17 @@ struct Unit {
     TCONV_DEVICE int kind() const { return channel_block * Layer::phase_groups + phase_group; }
 };
 
+// What outputs are looked at for.
+template <bool split>
+struct Noting {
+    using Of = NotFinite<float>;
+};
+
+template <>
+struct Noting<true> {
+    using Of = Unsound;
+};
+
 struct Block {
     const Arguments& arguments;
     Shared& shared;
@@ -799,7 +810,7 @@ struct Block {
                              const Shift& shift) {
         constexpr int unit_channels = Layer::unit_channels;
         int lane = own_thread() % 32;
-        NotFinite<float, Layer::split> not_finite;
+        typename Noting<Layer::split>::Of wrong;
 #pragma unroll
         for (int m = 0; m < row_fragments; ++m) {
 #pragma unroll
@@ -819,13 +830,12 @@ struct Block {
                 if (!used) continue;
 #pragma unroll
                 for (int n = 0; n < fragments; ++n) {
-#pragma unroll
-                    for (int v = 0; v < 2; ++v) {
-                        float sum = sums[i][m][n][2 * h + v];
-                        float value = Layer::bias ? sum + added : sum;
-                        to[(8 * n + 4 * v) * stride_x] = value;
-                        not_finite.note(value);
-                    }
+                    const float* sum = &sums[i][m][n][2 * h];
+                    float first = Layer::bias ? sum[0] + added : sum[0];
+                    float second = Layer::bias ? sum[1] + added : sum[1];
+                    to[8 * n * stride_x] = first;
+                    to[(8 * n + 4) * stride_x] = second;
+                    wrong.note(first, second);
                 }
             }
         }
@@ -848,7 +858,7 @@ struct Block {
             }
         }
         // Beside a tiny sum another lane's zero may be what is left of one.
-        return Layer::split ? __any_sync(~0u, not_finite.any()) : not_finite.any();
+        return Layer::split ? __any_sync(~0u, wrong.any()) : wrong.any();
     }
 
     // What the lane has gathered of output row y and is not finite.

@@ -305,6 +305,20 @@ def test_a_tile_is_repaired_for_two_small_values_of_a_pixel(other, common):
 
 
 @by_patches
+@pytest.mark.parametrize(
+    ("batch", "height", "repaired"), ((1, 16, True), (1, 17, False), (2, 8, True), (2, 9, False))
+)
+def test_in_a_call_of_few_values_one_small_value_is_repaired(batch, height, repaired, common):
+    # Twice 8 channels of 512 pixels, or more.
+    case = Case(batch, 16, 64, 1, (height, 32), (3, 3), bias=False)
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    t.x[0, 4, 3, 17] = 1e-12
+    chosen = half_plan(case, common)
+    assert same_bits(run(chosen, t), run(alone(chosen), t)) != repaired
+    assert_right(run(chosen, t), case, t)
+
+
+@by_patches
 def test_a_repair_computes_noted_tiles_alone(common):
     case = Case(1, 16, 64, 1, (24, 70), (3, 3))
     t = changed(case, UNHELD["large"])

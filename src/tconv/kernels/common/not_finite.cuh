@@ -2,20 +2,15 @@
 #pragma once
 
 #include <ptx/cuda.cuh>
+#include <ptx/u16x2.cuh>
 
 template <typename Real>
 TCONV_DEVICE bool is_finite(Real value) {
     return value - value == 0;
 }
 
-// Whether a sum of split products is so small that low parts of its operands may have been lost below float32's
-// least exponent. Zeros are taken to have lost none (docs/numerics.md has when they have).
-TCONV_DEVICE bool is_tiny(float value) {
-    return __float_as_uint(value) * 2 - 1 < __float_as_uint(0x1p-96f) * 2 - 1;
-}
-
 // Whether an output is computed again by its definition, once a neighbour is wrong; `split`: a sum of split products,
-// where zero may be what is left of one that is tiny.
+// of which low parts may have been lost below float32's least exponent if it is tiny, or zero.
 template <bool split = false, typename Real>
 TCONV_DEVICE bool is_wrong(Real value) {
     if constexpr (split) {
@@ -26,16 +21,33 @@ TCONV_DEVICE bool is_wrong(Real value) {
 }
 
 // Whether some of the values noted are, at one multiply-add for each.
-template <typename Real, bool split = false>
+template <typename Real>
 struct NotFinite {
     Real zeros = 0;  // NaN from such a value on
 
-    TCONV_DEVICE void note(Real value) {
-        zeros += value * 0;
-        if constexpr (split) {
-            if (is_tiny(value)) zeros = __uint_as_float(0x7fffffffu);
-        }
+    TCONV_DEVICE void note(Real value) { zeros += value * 0; }
+    TCONV_DEVICE void note(Real first, Real second) { note(first), note(second); }
+    TCONV_DEVICE bool any() const { return !(zeros == 0); }
+};
+
+// The same of sums of split products, or whether some are tiny. Zeros are taken to have lost nothing
+// (docs/numerics.md has when they have), and so is what is below 2^-133.
+//
+// It looks at upper halves, sign, exponent and 7 bits, of two values at a time.
+struct Unsound {
+    uint32_t most = 0;             // the largest magnitudes, of first and of second values
+    uint32_t least = 0x7fff7fffu;  // those but zero, less one: a zero's is larger
+
+    TCONV_DEVICE void note(float first, float second) {
+        uint32_t both = __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632) & 0x7fff7fffu;
+        most = ptx::max_u16x2(most, both);
+        least = ptx::min_u16x2(least, ptx::add_u16x2(both, ~0u));
     }
 
-    TCONV_DEVICE bool any() const { return !(zeros == 0); }
+    TCONV_DEVICE bool any() const {
+        constexpr uint32_t each = 0x00010001u, infinite = 0x7f80, enough = (127 - 96) << 7;
+        uint32_t too_large = most + (0x8000 - infinite) * each;
+        uint32_t large_enough = least + (0x8000 - (enough - 1)) * each;
+        return ((too_large | ~large_enough) & 0x80008000u) != 0;
+    }
 };
