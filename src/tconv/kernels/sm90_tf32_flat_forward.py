@@ -86,7 +86,7 @@ none is allowed; for each of the second in an image one more than one.
 """
 
 MOST_HALF_BLOCKS = 4096
-"""Of a packing in float16: a block of the kernel reads a word of each."""
+"""Of a packing in float16: the blocks of the kernel read a word of each."""
 
 STATUS_WORDS = 8
 """Room for `Status` of common/sm90_tf32_flat_status.cuh, in 4 bytes."""

@@ -1,8 +1,8 @@
-// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward, split:
-// where they stream, in the order in which its warpgroups use them, [group][row group][chunk of 8
-// channels][pair][thread][4]; where they are resident, each once, [group][chunk][reach in y][slot in
-// x][channels of a warp][thread][4]. A thread's four values are its registers of a wgmma's A operand
-// (rows g and g + 8, channels t and t + 4 of the chunk).
+// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward, split
+// or, for what repairs, as they are. Where they stream, in the order in which its warpgroups use them,
+// [group][row group][chunk of 8 channels][pair][thread][4]; where they are resident, each once,
+// [group][chunk][reach in y][slot in x][channels of a warp][thread][4]. A thread's four values are
+// its registers of a wgmma's A operand (rows g and g + 8, channels t and t + 4 of the chunk).
 //
 // In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of two,
 // which each block finds from the same sample of all weights; for sm90_split_forward a warp's high parts,

@@ -1,4 +1,4 @@
-// Whether values are infinite or not a number, for where outputs that are so are computed again.
+// Whether values are infinite, not a number or too small, for where outputs that are so are computed again.
 #pragma once
 
 #include <ptx/cuda.cuh>

@@ -94,7 +94,7 @@ private:
     static constexpr uint32_t most_slight = Layer::split ? 8 + octets / 128 : 1;
     static constexpr uint32_t dark = Layer::split ? most_slight / (chunks > 1 ? 3 : 2) + 1 : 1;
 
-    // Whether chance brings none to the call's octets: to one in 1.3 * 10^6.
+    // Whether chance brings none to the call's octets: to one in 1.3 * 10^6. The flat kernel's FEW_OCTETS.
     TCONV_DEVICE static bool are_few(const Arguments& arguments) {
         constexpr float few = 1024.0f, of_pixel = Layer::groups * ((Layer::in_channels + 7) / 8);
         float of_image = of_pixel * float(arguments.source_height) * float(arguments.source_width);

@@ -48,7 +48,7 @@ template <typename Fields>
 TCONV_DEVICE bool is_needed(const Fields& arguments) {
     const auto& status = *static_cast<const volatile flat::Status*>(arguments.status);
     auto all_fit = [&] { return !repairs_all(arguments) && status.unfit_images == 0; };
-    constexpr int most_looks = 64;  // some 50 us
+    constexpr int most_looks = 64;  // each takes what L2 takes to answer
     for (int i = 0; blockIdx.x != 0 && i < most_looks; ++i) {
         if (status.told == arguments.blocks_in_front) {
             __threadfence();
