@@ -276,11 +276,15 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
     strict = family is sm90_split_forward
     torch.backends.cudnn.allow_tf32 = not strict
     of_input, of_weight, put = UNHELD[name]
+    # These are held once they are scaled, and added up in other groups than TF32's.
+    scaled = name.startswith("small")
     for case in (
         Case(2, 64, 64, 1, (67, 132), (3, 3)),
         Case(3, 72, 40, 2, (33, 28), (4, 4), (2, 2), (1, 1)),
         Case(2, 130, 96, 1, (21, 36), (3, 3), (2, 2), (1, 1), (1, 1), bias=False),
     ):
+        if scaled:
+            case = dataclasses.replace(case, bias=False)  # which would hide small outputs
         t = operands(case, torch.float32, "contiguous", "cuda")
         x, w = t.x * of_input, t.w * of_weight
         if put is not None:
@@ -310,12 +314,13 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
             finite = want[want.isfinite()].abs().max() if want.isfinite().any() else 0
             for _ in range(3):
                 out = output(candidate)
-                if strict:
-                    # What float16 holds is added up in other groups.
-                    near = {"rtol": 0, "atol": 2e-6 * float(finite), "equal_nan": True}
+                if strict or scaled:
+                    # What float16 holds is added up in other groups. TF32 itself errs by 3e-4.
+                    worst, norm = (2e-6, 5e-7) if strict else (1e-5, 1e-5)
+                    near = {"rtol": 0, "atol": worst * float(finite), "equal_nan": True}
                     torch.testing.assert_close(out, want, **near)
                     held = want.isfinite()
-                    assert (out - want)[held].norm() <= 5e-7 * want[held].norm(), candidate
+                    assert (out - want)[held].norm() <= norm * want[held].norm(), candidate
                 else:
                     assert torch.equal(out.view(torch.int32), want.view(torch.int32)), candidate
 
