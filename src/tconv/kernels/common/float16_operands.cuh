@@ -11,6 +11,7 @@
 // pixel's largest: with weights that are zero for most channels an output is made of one channel's.
 #pragma once
 
+#include <common/upper_halves.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/cuda.cuh>
 #include <ptx/max.cuh>
@@ -96,12 +97,11 @@ struct Seen<false> {
     // 8 channels of a pixel.
     template <int count>
     TCONV_DEVICE void add(const float (&values)[count], Scale scale) {
-        constexpr uint32_t magnitudes = 0x7fff7fffu, signs = 0x80008000u;
-        uint32_t least = magnitudes;  // of those but zero, less one: a zero's would be larger
+        constexpr uint32_t signs = 0x80008000u;
+        uint32_t least = ~signs;  // of those but zero, less one: a zero's would be larger
 #pragma unroll
         for (int i = 0; i < count; i += 2) {
-            uint32_t both = __byte_perm(__float_as_uint(values[i]), __float_as_uint(values[i + 1]), 0x7632);
-            both &= magnitudes;
+            uint32_t both = upper_magnitudes(values[i], values[i + 1]);
             least = ptx::min_u16x2(least, ptx::add_u16x2(both, ~0u));
             most = ptx::max_u16x2(most, both);
         }

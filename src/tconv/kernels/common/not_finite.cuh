@@ -1,6 +1,7 @@
 // Whether values are infinite, not a number or too small, for where outputs that are so are computed again.
 #pragma once
 
+#include <common/upper_halves.cuh>
 #include <ptx/cuda.cuh>
 #include <ptx/u16x2.cuh>
 
@@ -39,7 +40,7 @@ struct Unsound {
     uint32_t least = 0x7fff7fffu;  // those but zero, less one: a zero's is larger
 
     TCONV_DEVICE void note(float first, float second) {
-        uint32_t both = __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632) & 0x7fff7fffu;
+        uint32_t both = upper_magnitudes(first, second);
         most = ptx::max_u16x2(most, both);
         least = ptx::min_u16x2(least, ptx::add_u16x2(both, ~0u));
     }
