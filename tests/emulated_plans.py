@@ -12,7 +12,7 @@ from tconv.emulator import tensor_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
-from tconv.kernels.family import Operands, TensorView
+from tconv.kernels.launch import OPERANDS, Launch
 from tconv.plan import Plan, candidates, make_plan
 from tconv.problem import Axis, Problem
 
@@ -87,8 +87,17 @@ def plans(problem: Problem, stem: str, target: Target = HOPPER) -> list[Plan]:
 
 def new_workspace(chosen: Plan) -> torch.Tensor:
     """Memory for packing and kernel, all of it not a number."""
-    elements = chosen.packing.elements if chosen.packing is not None else 0
-    return torch.full((elements,), float("nan"))
+    return torch.full((chosen.packed,), float("nan"))
+
+
+def arguments_of(
+    launch: Launch, encode=tensor_map.encode, **operands: torch.Tensor | None
+) -> bytes:
+    """The bytes of a launch's arguments on these tensors, by the names of `OPERANDS`."""
+    strides = {name: t.stride()[-4:] for name, t in operands.items() if t is not None}
+    tensors = [operands.get(name) for name in OPERANDS]
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return launch.bind(strides).arguments(addresses, tensor_map.encode)
 
 
 def run(
@@ -112,23 +121,16 @@ def run(
         packed = new_workspace(chosen) if workspace is None else workspace
     if out is None:
         out = torch.full(chosen.problem.y_shape, float("nan"))
-    used = Operands(
-        x=TensorView(t.x.data_ptr(), t.x.stride()),
-        w=TensorView(t.w.data_ptr(), t.w.stride()),
-        y=TensorView(out.data_ptr(), out.stride()),
-        bias=0 if t.bias is None else t.bias.data_ptr(),
-        packed=packed.data_ptr(),
-        encode_tensor_map=tensor_map.encode,
-    )
     tensors = [t.x, t.w, packed, out, *([] if t.bias is None else [t.bias])]
     memory = allocations(tensors)
     for launch in chosen.launches:
-        packs = chosen.packing is not None and launch.source == chosen.packing.source
+        packs = launch.role == "packing"
         if packs and given:
             continue
         grid = launch.grid if packs else min(launch.grid, blocks or launch.grid)
         kernel = EmulatedKernel(launch.source, schedule=schedule, sanitize=sanitize)
-        kernel.launch(grid, launch.arguments(used), allocations=memory)
+        arguments = arguments_of(launch, x=t.x, w=t.w, y=out, bias=t.bias, packed=packed)
+        kernel.launch(grid, arguments, allocations=memory)
     return out
 
 
@@ -152,9 +154,18 @@ def assert_order_free(chosen: Plan, t, blocks: int = 0, others: int = 0) -> None
         assert torch.equal(first, run(chosen, t, schedule, blocks=others))
 
 
+def with_blocks(chosen: Plan, blocks: int) -> Plan:
+    """With so many blocks of the kernel's launch."""
+    launches = tuple(
+        dataclasses.replace(launch, grid=blocks) if launch.role == "kernel" else launch
+        for launch in chosen.launches
+    )
+    return dataclasses.replace(chosen, launches=launches)
+
+
 def at_any_address(chosen: Plan) -> Plan:
     """With the kernel that exported files have, whose outputs' rows begin anywhere."""
-    return dataclasses.replace(chosen, source=chosen.source.for_any_size())
+    return chosen.with_source(chosen.kernel.source.for_any_size())
 
 
 def assert_written_alone(chosen: Plan, case: Case, t, place: int, math: str = "tf32") -> None:
@@ -175,10 +186,9 @@ def assert_bias_alone(chosen: Plan, t, rows: list[int]) -> None:
 
 def assert_wants_vectors(chosen: Plan, t) -> None:
     """An output whose address is no multiple of 16 is refused."""
-    view = TensorView(t.x.data_ptr(), t.x.stride())
-    off = TensorView(t.grad_output.data_ptr() + 4, t.grad_output.stride())
+    off = torch.empty(t.grad_output.numel() + 1)[1:].view_as(t.grad_output)
     with pytest.raises(ValueError, match="multiple of 16"):
-        chosen.arguments(Operands(x=view, w=view, y=off))
+        arguments_of(chosen.kernel, x=t.x, w=t.w, y=off)
 
 
 def assert_compiled_well(chosen: Plan, arch: str = "sm_90a") -> None:
@@ -206,16 +216,9 @@ def run_general(
         "weight_gradient": (chosen.splits, *problem.w_shape),
     }
     out = torch.full(shapes[direction], float("nan"), dtype=x.dtype)
-    views = {
-        name: TensorView(tensor.data_ptr(), tensor.stride()[-4:])
-        for name, tensor in (("x", x), ("w", w), ("y", y))
-    }
-    if direction == "weight_gradient":
-        used = Operands(**views, partial=out.data_ptr())
-    else:
-        own = "y" if direction == "forward" else "x"
-        used = Operands(**(views | {own: TensorView(out.data_ptr(), out.stride())}))
-    kernel = EmulatedKernel(chosen.source, schedule=schedule)
+    own = {"forward": "y", "input_gradient": "x", "weight_gradient": "partial"}[direction]
+    arguments = arguments_of(chosen.kernel, **({"x": x, "w": w, "y": y} | {own: out}))
+    kernel = EmulatedKernel(chosen.kernel.source, schedule=schedule)
     memory = allocations([x, w, y, out])
-    kernel.launch(chosen.grid, chosen.arguments(used), allocations=memory)
+    kernel.launch(chosen.kernel.grid, arguments, allocations=memory)
     return out.sum(0) if direction == "weight_gradient" else out

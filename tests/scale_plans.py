@@ -118,15 +118,15 @@ class Pick:
         NOTE: what a kernel computes again is summed in another order, so that equal bits say that
         it did not. A kernel that repairs in another way is to be asked here.
         """
-        source = dataclasses.replace(self.plan.source, again=None)
-        return dataclasses.replace(
-            self, plan=dataclasses.replace(self.plan, source=source, repairs=())
-        )
+        kernel = self.plan.kernel
+        alone = self.plan.with_source(dataclasses.replace(kernel.source, again=None))
+        kept = tuple(launch for launch in alone.launches if launch.role != "repair")
+        return dataclasses.replace(self, plan=dataclasses.replace(alone, launches=kept))
 
     @property
     def repairs(self) -> bool:
         """Whether it computes anything again, on some operands."""
-        return bool(self.plan.repairs) or self.plan.source.again is not None
+        return bool(self.plan.of_role("repair")) or self.plan.kernel.source.again is not None
 
 
 def kind(stem: str, tile: Any) -> tuple[str, ...]:

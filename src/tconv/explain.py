@@ -170,14 +170,14 @@ def sources(chosen: Plan) -> tuple[KernelSource, ...]:
 
     The plan's own comes first, though the packing is launched before it.
     """
-    packing = () if chosen.packing is None else (chosen.packing.source,)
-    return (chosen.source, *packing, *(repair.source for repair in chosen.repairs))
+    behind = (*chosen.of_role("packing"), *chosen.of_role("repair"))
+    return (chosen.kernel.source, *(launch.source for launch in behind))
 
 
 def named_sources(chosen: Plan) -> tuple[tuple[str, KernelSource], ...]:
     """`sources`, each with its name: one that repairs may be of the stem of what it repairs."""
     found = sources(chosen)
-    first = len(found) - len(chosen.repairs)
+    first = len(found) - len(chosen.of_role("repair"))
     return tuple(
         (source.stem + " (repair)" * (number >= first), source)
         for number, source in enumerate(found)
@@ -193,29 +193,30 @@ def tile_values(tile: Any) -> dict[str, Any]:
 
 def stages(chosen: Plan) -> int | None:
     """The stages of the plan's pipeline, where its kernel has that number as a constant."""
-    value = dict(chosen.source.constants).get("stages")
+    value = dict(chosen.kernel.source.constants).get("stages")
     return value if isinstance(value, int) else None
 
 
 def plan_record(chosen: Plan) -> dict[str, Any]:
     """A plan as JSON takes it."""
+    packing = next(iter(chosen.of_role("packing")), None)
     return {
         "kernel": chosen.stem,
         "tile": str(chosen.tile),
         "tile_values": tile_values(chosen.tile),
         "stages": stages(chosen),
         "modelled_seconds": chosen.cost,
-        "blocks": chosen.grid,
-        "threads": chosen.source.threads,
-        "shared_bytes": chosen.source.shared_bytes,
+        "blocks": chosen.kernel.grid,
+        "threads": chosen.kernel.source.threads,
+        "shared_bytes": chosen.kernel.source.shared_bytes,
         "splits": chosen.splits,
         "packing": None
-        if chosen.packing is None
+        if packing is None
         else {
-            "kernel": chosen.packing.source.stem,
-            "blocks": chosen.packing.grid,
-            "threads": chosen.packing.source.threads,
-            "elements": chosen.packing.elements,
+            "kernel": packing.source.stem,
+            "blocks": packing.grid,
+            "threads": packing.source.threads,
+            "elements": packing.packed,
         },
         "repairs": [
             {
@@ -224,7 +225,7 @@ def plan_record(chosen: Plan) -> dict[str, Any]:
                 "threads": repair.source.threads,
                 "shared_bytes": repair.source.shared_bytes,
             }
-            for repair in chosen.repairs
+            for repair in chosen.of_role("repair")
         ],
     }
 

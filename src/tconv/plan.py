@@ -5,24 +5,18 @@ Needs no torch and no GPU: a `Target` says what the device is.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
-from tconv.kernels.family import (
-    Family,
-    Operands,
-    Packing,
-    PackingFamily,
-    Repair,
-    RepairingFamily,
-)
+from tconv.kernels.family import Family
+from tconv.kernels.launch import Launch, Role
 from tconv.kernels.source import KernelSource
 from tconv.problem import Problem
 
@@ -51,20 +45,6 @@ class Candidate:
         return f"{name}: {self.refusal or f'{self.cost * 1e6:.1f} us modelled'}"
 
 
-class Launch(NamedTuple):
-    """One launch of a plan.
-
-    Attributes:
-        source: its kernel.
-        grid: its blocks.
-        arguments: from the operands to the bytes of its one parameter.
-    """
-
-    source: KernelSource
-    grid: int
-    arguments: Callable[[Operands], bytes]
-
-
 @dataclass(frozen=True)
 class Plan:
     """The kernel chosen for a problem, ready to be compiled and launched.
@@ -73,11 +53,7 @@ class Plan:
         problem, target: what it was made for.
         stem, tile: the kernel and the row of its table.
         cost: modelled seconds.
-        source: the specialised kernel.
-        grid: blocks of the launch.
-        splits: leading size of the workspace of partial results; 0 where there is none.
-        packing: the launch before the kernel's own, whose workspace that begins with, or None.
-        repairs: launches behind the kernel's own, which compute again what it could not.
+        launches: what a call launches, in order.
     """
 
     problem: Problem
@@ -85,57 +61,45 @@ class Plan:
     stem: str
     tile: Any
     cost: float
-    source: KernelSource
-    grid: int
-    splits: int
-    packing: Packing | None
-    repairs: tuple[Repair, ...]
-
-    def packing_arguments(self, operands: Operands) -> bytes:
-        """The bytes of the packing kernel's one parameter."""
-        assert self.packing is not None
-        kernel = cast(PackingFamily, family(self.stem))
-        return self.packing.source.pack(
-            **kernel.packing_arguments(self.problem, self.tile, operands)
-        )
-
-    def arguments(self, operands: Operands) -> bytes:
-        """The bytes of the kernel's one parameter.
-
-        Raises:
-            ValueError: the output does not start on 16 bytes, where the kernel counts on that.
-        """
-        kernel = family(self.stem)
-        if self.source.rows_aligned and operands.y.address % 16:
-            at = f"{operands.y.address:#x}"
-            raise ValueError(f"{self.stem} writes from a multiple of 16 on, got {at}")
-        return self.source.pack(**kernel.arguments(self.problem, self.target, self.tile, operands))
-
-    def repair_arguments(self, index: int, operands: Operands) -> bytes:
-        """The bytes of a repairing kernel's one parameter."""
-        kernel = cast(RepairingFamily, family(self.stem))
-        return self.repairs[index].source.pack(
-            **kernel.repair_arguments(self.problem, self.target, self.tile, operands, index)
-        )
+    launches: tuple[Launch, ...]
 
     @property
-    def launches(self) -> tuple[Launch, ...]:
-        """All its launches, in order."""
-        launches = [Launch(self.source, self.grid, self.arguments)]
-        if self.packing is not None:
-            packing = Launch(self.packing.source, self.packing.grid, self.packing_arguments)
-            launches.insert(0, packing)
-        for index, repair in enumerate(self.repairs):
-            arguments = functools.partial(self.repair_arguments, index)
-            launches.append(Launch(repair.source, repair.grid, arguments))
-        return tuple(launches)
+    def kernel(self) -> Launch:
+        """The launch of the kernel itself."""
+        (kernel,) = self.of_role("kernel")
+        return kernel
+
+    def of_role(self, role: Role) -> tuple[Launch, ...]:
+        """The launches of that role, in order."""
+        return tuple(launch for launch in self.launches if launch.role == role)
+
+    @property
+    def packed(self) -> int:
+        """float32 values of the workspace that the launches share; 0 where there is none."""
+        return max(launch.packed for launch in self.launches)
+
+    @property
+    def splits(self) -> int:
+        """Leading size of the workspace of partial results; 0 where there is none."""
+        return self.kernel.splits
+
+    def with_source(self, source: KernelSource) -> Plan:
+        """The same plan with another kernel of these arguments."""
+        return dataclasses.replace(
+            self,
+            launches=tuple(
+                dataclasses.replace(launch, source=source) if launch.role == "kernel" else launch
+                for launch in self.launches
+            ),
+        )
 
     def __str__(self) -> str:
         """One line: kernel, tile, grid, and the problem."""
+        source = self.kernel.source
         splits = f", {self.splits} splits" if self.splits else ""
         return (
-            f"{self.stem} {self.tile}, {self.grid} blocks of {self.source.threads} threads, "
-            f"{self.source.shared_bytes} bytes shared{splits}, on {self.target.arch}, "
+            f"{self.stem} {self.tile}, {self.kernel.grid} blocks of {source.threads} threads, "
+            f"{source.shared_bytes} bytes shared{splits}, on {self.target.arch}, "
             f"for {self.problem}"
         )
 
@@ -202,23 +166,7 @@ def make_plan(problem: Problem, target: Target, candidate: Candidate) -> Plan:
         stem=candidate.stem,
         tile=candidate.tile,
         cost=candidate.cost,
-        source=kernel.source(problem, candidate.tile),
-        grid=kernel.grid(problem, target, candidate.tile),
-        splits=kernel.splits(problem, target, candidate.tile),
-        packing=_packing(kernel, problem, candidate.tile),
-        repairs=_repairs(kernel, problem, target, candidate.tile),
+        launches=kernel.launches(problem, target, candidate.tile),
     )
     logger.debug("%s", chosen)
     return chosen
-
-
-def _packing(kernel: Family, problem: Problem, tile: Any) -> Packing | None:
-    if not hasattr(kernel, "packing"):
-        return None
-    return cast(PackingFamily, kernel).packing(problem, tile)
-
-
-def _repairs(kernel: Family, problem: Problem, target: Target, tile: Any) -> tuple[Repair, ...]:
-    if not hasattr(kernel, "repairs"):
-        return ()
-    return cast(RepairingFamily, kernel).repairs(problem, target, tile)

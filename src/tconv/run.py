@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +24,8 @@ from tconv.errors import CompileError, LaunchError
 from tconv.jit import runtime, tensor_map
 from tconv.jit.module import Kernel, Launch
 from tconv.jit.target import Target
-from tconv.kernels.family import Operands, TensorView
-from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
+from tconv.kernels.launch import BoundLaunch
+from tconv.kernels.source import KernelSource
 from tconv.memory_format import fits_channels_last, is_channels_last, memory_format
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import (
@@ -271,104 +270,16 @@ def _axes(
     return height, width
 
 
-class _Address(NamedTuple):
-    """A field of a launch's arguments that holds an operand's address.
+class _Bound(NamedTuple):
+    """A launch of a call on its kernel, but for the operands' addresses.
 
-    Attributes:
-        offset: where the field lies.
-        operand: which of `_OPERANDS`.
-        shift: bytes from its first element on.
-    """
-
-    offset: int
-    operand: int
-    shift: int
-
-
-class _Map(NamedTuple):
-    """A field that holds a tensor map: an `_Address`, and what else `encode` takes."""
-
-    offset: int
-    operand: int
-    shift: int
-    dtype: str
-    options: dict[str, Any]
-
-
-_OPERANDS = ("x", "w", "y", "bias", "packed", "partial")
-_POINTER = struct.Struct("=Q")
-# Stand-ins for the operands' addresses: far enough apart to be told from each other.
-_PLACES = {name: (index + 1) << 44 for index, name in enumerate(_OPERANDS)}
-
-
-def _place(address: int) -> tuple[int, int]:
-    """The operand that a stand-in, or an address behind one, is of, and the bytes behind it."""
-    operand = (address >> 44) - 1
-    return operand, address - ((operand + 1) << 44)
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """One launch of a call, but for the operands' addresses.
-
-    Making a family's arguments takes longer than a launch, so it is done once for all calls on
-    tensors of the same sizes and strides.
+    Binding takes longer than a launch, so it is done once for all calls on tensors of the same
+    sizes and strides.
     """
 
     kernel: Kernel | EmulatedKernel
     grid: int
-    template: bytes
-    addresses: tuple[_Address, ...]
-    maps: tuple[_Map, ...]
-
-    @classmethod
-    def of(
-        cls,
-        kernel: Kernel | EmulatedKernel,
-        grid: int,
-        source: KernelSource,
-        arguments: Callable[[Operands], bytes],
-        strides: dict[str, tuple[int, ...]],
-    ) -> _Bound:
-        """Binds `arguments`, which must put addresses in pointers and tensor maps alone."""
-        encoded: list[tuple[int, str, dict[str, Any]]] = []
-
-        def note(data_ptr: int, dtype: str, **options: Any) -> bytes:
-            encoded.append((data_ptr, dtype, options))
-            return bytes(TENSOR_MAP_BYTES)
-
-        x, w, y = (TensorView(_PLACES[name], strides[name]) for name in ("x", "w", "y"))
-        operands = Operands(
-            x=x,
-            w=w,
-            y=y,
-            bias=_PLACES["bias"],
-            packed=_PLACES["packed"],
-            partial=_PLACES["partial"],
-            encode_tensor_map=note,
-        )
-        template = arguments(operands)
-        addresses, maps = [], []
-        noted = iter(encoded)
-        for name, type_ in source.arguments:
-            offset = source.offsets[name]
-            if type_ == TENSOR_MAP:
-                address, dtype, options = next(noted)
-                maps.append(_Map(offset, *_place(address), dtype, options))
-            elif type_.endswith("*"):
-                (address,) = _POINTER.unpack_from(template, offset)
-                addresses.append(_Address(offset, *_place(address)))
-        return cls(kernel, grid, template, tuple(addresses), tuple(maps))
-
-    def arguments(self, operands: tuple[int, ...], encode: Callable[..., bytes]) -> bytes:
-        """The launch's arguments for operands at these addresses, in the order of `_OPERANDS`."""
-        filled = bytearray(self.template)
-        for offset, operand, shift in self.addresses:
-            _POINTER.pack_into(filled, offset, operands[operand] + shift)
-        for offset, operand, shift, dtype, options in self.maps:
-            encoded = encode(operands[operand] + shift, dtype, **options)
-            filled[offset : offset + TENSOR_MAP_BYTES] = encoded
-        return bytes(filled)
+    launch: BoundLaunch
 
 
 @dataclass(frozen=True)
@@ -403,7 +314,7 @@ class _Call:
         strides = dict(zip("xwy", self.strides, strict=True))
         prepared = self._prepared
         return tuple(
-            _Bound.of(kernel, launch.grid, launch.source, launch.arguments, strides)
+            _Bound(kernel, launch.grid, launch.bind(strides))
             for kernel, launch in zip(prepared.kernels, prepared.plan.launches, strict=True)
         )
 
@@ -420,7 +331,7 @@ class _Call:
             filled = []
             for bound in launches:
                 assert not isinstance(bound.kernel, EmulatedKernel)
-                arguments = bound.arguments(addresses, tensor_map.encode)
+                arguments = bound.launch.arguments(addresses, tensor_map.encode)
                 filled.append(bound.kernel.prepare(bound.grid, arguments))
             return filled
 
@@ -428,7 +339,7 @@ class _Call:
 
     @functools.cached_property
     def packed_elements(self) -> int:
-        return self.plan.packing.elements if self.plan.packing is not None else 0
+        return self.plan.packed
 
     @functools.cached_property
     def partial_shape(self) -> tuple[int, ...] | None:
@@ -550,7 +461,7 @@ def _run(call: _Call, x: Tensor, w: Tensor | None, y: Tensor, bias: Tensor | Non
         partial = torch.empty(call.partial_shape, dtype=accumulated, device=x.device)
     if call.packed_elements:
         packed = _empty_strided(x, (call.packed_elements,), (1,), torch.float32)
-    addresses = (
+    addresses = (  # in the order of OPERANDS
         x.data_ptr(),
         0 if w is None else w.data_ptr(),
         y.data_ptr(),
@@ -564,7 +475,7 @@ def _run(call: _Call, x: Tensor, w: Tensor | None, y: Tensor, bias: Tensor | Non
         memory = _allocations(used)
         for bound in call.launches:
             assert isinstance(bound.kernel, EmulatedKernel)
-            arguments = bound.arguments(addresses, emulated_map.encode)
+            arguments = bound.launch.arguments(addresses, emulated_map.encode)
             bound.kernel.launch(bound.grid, arguments, allocations=memory)
         return partial
     stream = torch._C._cuda_getCurrentRawStream(device)

@@ -24,7 +24,7 @@ from tconv import settings
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
 from tconv.jit.target import Target
-from tconv.plan import Candidate, candidates, family
+from tconv.plan import Candidate, candidates, family, make_plan
 from tconv.problem import Problem
 
 logger = logging.getLogger("tconv")
@@ -141,7 +141,7 @@ def choose(problem: Problem, device: int | None, launch: Launch) -> Candidate | 
         if len(considered) < 2:  # nothing to choose; the plan says why if there is none at all
             return None
         name = _gpu(device)
-        entry = _entry(problem, name, considered)
+        entry = _entry(problem, _target(device), name, considered)
         found = _read(entry, considered)
         if found is None:
             if _capturing(device):
@@ -197,11 +197,11 @@ def _capturing(device: int | None) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def _entry(problem: Problem, gpu: str, considered: Sequence[Candidate]) -> str:
+def _entry(problem: Problem, target: Target, gpu: str, considered: Sequence[Candidate]) -> str:
     """The cache's key: all that the timings depend on, the kernels' sources among it."""
     parts = [gpu, str(torch.version.cuda), repr(problem)]
     for candidate in considered:
-        source = family(candidate.stem).source(problem, candidate.tile)
+        source = make_plan(problem, target, candidate).kernel.source
         parts += [candidate.stem, str(candidate.tile), source_digest(source.text(), [KERNELS])]
     return f"{KEY_PREFIX}{problem.direction}-{source_digest('', [], parts)}"
 

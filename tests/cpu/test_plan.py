@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
-from tconv.kernels.family import Operands, TensorView
 from tconv.kernels.source import KERNEL_DIRECTORY
+from tconv.layers import read_layers
 from tconv.plan import candidates, make_plan, plan
 from tconv.problem import Axis, Problem
 
@@ -102,7 +102,7 @@ def test_no_kernel_launches_more_blocks_than_outputs_and_weights_need(
             "input_gradient": problem.x_shape,
             "weight_gradient": (made.splits, *problem.w_shape),
         }[direction]
-        assert made.grid <= prod(written), made
+        assert made.kernel.grid <= prod(written), made
         for launch in made.launches:
             assert launch.grid <= prod(written) + prod(problem.w_shape) + prod(problem.x_shape), (
                 made
@@ -116,14 +116,14 @@ def test_a_long_stride_on_one_pixel_costs_what_a_short_one_does():
         for direction in DIRECTIONS:
             problem = layer(direction, height=axis, width=axis)
             with_general = [c for c in candidates(problem, TARGET) if c.stem.startswith("general")]
-            grids.append(make_plan(problem, TARGET, with_general[0]).grid)
+            grids.append(make_plan(problem, TARGET, with_general[0]).kernel.grid)
     assert grids[3:6] == grids[6:] == grids[:3]
 
 
 def test_shared_memory_of_the_target_is_respected():
     small = Target("sm_75", 40, 20_000, 4 << 20)
     for direction in DIRECTIONS:
-        assert plan(layer(direction), small).source.shared_bytes <= 20_000
+        assert plan(layer(direction), small).kernel.source.shared_bytes <= 20_000
 
 
 def test_forced_kernel(monkeypatch):
@@ -153,7 +153,7 @@ def test_image_size_and_batch_do_not_compile_again(direction):
     for changes in (dict(batch=9), dict(height=Axis(60, 4, 2, 1), width=Axis(68, 4, 2, 1))):
         other = layer(direction, **changes)
         chosen = next(c for c in candidates(other, TARGET) if c.tile == one.tile)
-        assert make_plan(other, TARGET, chosen).source == one.source
+        assert make_plan(other, TARGET, chosen).kernel.source == one.kernel.source
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -162,7 +162,7 @@ def test_wide_offsets_only_where_needed(direction):
         # Of the general kernels, which count pixels.
         found = candidates(problem, TARGET)
         general = next(c for c in found if c.stem == f"general_{direction}")
-        return dict(make_plan(problem, TARGET, general).source.constants)["Index"]
+        return dict(make_plan(problem, TARGET, general).kernel.source.constants)["Index"]
 
     assert index(layer(direction)) == "int"
     assert index(layer(direction, wide_offsets=True)) == "long long"
@@ -173,27 +173,34 @@ def test_wide_offsets_only_where_needed(direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_grid_stays_within_its_limit(direction):
     giant = layer(direction, batch=2**33, wide_offsets=True)
-    assert 1 <= plan(giant, TARGET).grid <= 2**31 - 1
+    assert 1 <= plan(giant, TARGET).kernel.grid <= 2**31 - 1
 
 
 def test_arguments_are_packed_by_name():
     chosen = plan(layer(), TARGET)
-    view = TensorView(1 << 40, (4096 * 64, 4096, 64, 1))
-    packed = chosen.arguments(Operands(x=view, w=view, y=view, bias=0))
+    bound = chosen.kernel.bind(dict.fromkeys("xwy", (4096 * 64, 4096, 64, 1)))
+    packed = bound.arguments([1 << 40, 1 << 40, 1 << 40, 0, 0, 0], encode=lambda *_, **__: b"")
     assert (1 << 40).to_bytes(8, "little") == packed[:8]
     with pytest.raises(TypeError, match="takes the arguments"):
-        chosen.source.pack(source=1)
+        chosen.kernel.source.pack(source=1)
 
 
 def test_what_is_packed_is_waited_for():
     """The packing's launch may still run when the kernel starts."""
-    packed = [family for family in FAMILIES if hasattr(family, "packing")]
-    assert packed
-    for family in packed:
-        text = (KERNEL_DIRECTORY / f"{family.STEM}.cu").read_text()
+    packed = {
+        candidate.stem
+        for each in read_layers(Path(__file__).parents[2] / "benchmarks/results/h200/layers.json")
+        for tf32 in (True, False)
+        for candidate in candidates(each.problem("forward", tf32=tf32), TARGET)
+        if candidate.refusal is None
+        and make_plan(each.problem("forward", tf32=tf32), TARGET, candidate).of_role("packing")
+    }
+    assert len(packed) == 5
+    for stem in packed:
+        text = (KERNEL_DIRECTORY / f"{stem}.cu").read_text()
         shared = re.findall(r"#include <(common/\S+)>", text)
         texts = [text, *((KERNEL_DIRECTORY / header).read_text() for header in shared)]
-        assert any("ptx::griddepcontrol_wait()" in text for text in texts), family.STEM
+        assert any("ptx::griddepcontrol_wait()" in text for text in texts), stem
 
 
 def test_picks_are_measured_and_near_the_best(monkeypatch):

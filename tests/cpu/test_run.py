@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tconv import run
-from tconv.kernels.family import Operands
+from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.memory_format import is_channels_last, memory_format
 
@@ -90,17 +90,18 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
 
     monkeypatch.setattr(run.tensor_map, "encode", encode)
 
-    def arguments(operands: Operands) -> bytes:
-        values = {
-            "source_map": operands.encode_tensor_map(operands.x.address + 16, "float32"),
-            "weight": operands.w.address,
-            "destination": operands.y.address + 8,
-        }
-        return source.pack(**values)
-
-    kernel = Recorded([])
-    strides = dict.fromkeys("xwy", (1, 1, 1, 1))
-    bound = run._Bound.of(kernel, 3, source, arguments, strides)
+    launch = Launch(
+        "kernel",
+        source,
+        3,
+        {
+            "source_map": TensorMap(Address("x", 16), (4,), (), (4,)),
+            "weight": Address("w"),
+            "destination": Address("y", 8),
+        },
+    )
+    kernel: Any = Recorded([])
+    bound = run._Bound(kernel, launch.grid, launch.bind({}))
     call = run._Call(None, (), ((), (), ()), (None, "", False), 0)  # type: ignore[arg-type]
     call.__dict__["launches"] = (bound,)
     for _ in range(2):

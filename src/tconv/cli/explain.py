@@ -275,24 +275,24 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
     depth = stages(plan)
     if depth is not None:
         yield "stages", str(depth)
-    yield "launch", f"{_plural(plan.grid, 'block')} of {plan.source.threads} threads"
-    yield "shared memory", f"{plan.source.shared_bytes} bytes of a block, dynamic"
+    kernel = plan.kernel
+    yield "launch", f"{_plural(kernel.grid, 'block')} of {kernel.source.threads} threads"
+    yield "shared memory", f"{kernel.source.shared_bytes} bytes of a block, dynamic"
     if plan.splits:
         size = 8 if plan.problem.dtype == "float64" else 4
         elements = plan.splits * _product(plan.problem.w_shape)
         workspace = bytes_text(elements * size)
         yield "splits", f"{plan.splits}, partial results of {workspace}, summed in order"
-    if plan.packing is not None:
-        packing = plan.packing
+    for packing in plan.of_role("packing"):
         yield (
             "before it",
             f"{packing.source.stem} {packing.does}: {_plural(packing.grid, 'block')} of "
-            f"{packing.source.threads} threads, {bytes_text(4 * packing.elements)}",
+            f"{packing.source.threads} threads, {bytes_text(4 * packing.packed)}",
         )
-    if plan.source.again is not None:
+    if kernel.source.again is not None:
         wider = "bfloat16" if plan.problem.math == "ieee" else "TF32"
         yield "at its end", f"its blocks compute in {wider} what float16 cannot hold"
-    for repair in plan.repairs:
+    for repair in plan.of_role("repair"):
         yield (
             "behind it",
             f"{repair.source.stem} computes in TF32 what float16 cannot hold: "

@@ -62,9 +62,9 @@ def _implicit_gemm(plan: Plan) -> dict[str, Any]:
     pixels *= len(y.q_range) * len(x.q_range) if forward else y.size * x.size
     # All tiles that share their pixels: the plan's own count, over the tiles along the pixels.
     return {
-        "wide": _constant(plan.source, "Index") == "long long",
+        "wide": _constant(plan.kernel.source, "Index") == "long long",
         "used_phases": (y.used_phases, x.used_phases) if forward else None,
-        "tiles": plan.grid // -(-pixels // block_pixels),
+        "tiles": plan.kernel.grid // -(-pixels // block_pixels),
         "block_pixels": block_pixels,
     }
 
@@ -75,8 +75,8 @@ def _weight_gradient(plan: Plan) -> dict[str, Any]:
         size *= count
     most = max(1, general_weight_gradient.MOST_PARTIAL_BYTES // (4 * size))
     return {
-        "wide": _constant(plan.source, "Index") == "long long",
-        "tiles": plan.grid // plan.splits,
+        "wide": _constant(plan.kernel.source, "Index") == "long long",
+        "tiles": plan.kernel.grid // plan.splits,
         "depth": plan.tile.depth,
         "most_chain": general_weight_gradient.MOST_CHAIN,
         "most_splits": min(general_weight_gradient.MOST_SPLITS, most),
@@ -86,7 +86,7 @@ def _weight_gradient(plan: Plan) -> dict[str, Any]:
 
 def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
-    assert plan.packing is not None
+    (packing,) = plan.of_role("packing")
     return {
         "wide": _is_wide(plan),
         "half": plan.tile.half,
@@ -100,7 +100,7 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
         "rings": laid.rings,
         "patch_row": laid.patch_row,
         "map_box": (laid.patch_columns, laid.patch_rows, 8, 1) if plan.problem.x_aligned else None,
-        "packed_blocks": plan.packing.grid,
+        "packed_blocks": packing.grid,
         "packed_items": laid.all_items,
         "packed_words": laid.packed_bytes // 4,
         "half_items": laid.half_items,
@@ -110,7 +110,7 @@ def _sm90_tf32_forward(plan: Plan) -> dict[str, Any]:
 
 def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
-    assert plan.packing is not None
+    (packing,) = plan.of_role("packing")
     return {
         "wide": _is_wide(plan),
         "x_shape": plan.problem.x_shape,
@@ -118,8 +118,8 @@ def _sm90_tf32_flat_forward(plan: Plan) -> dict[str, Any]:
         "images": laid.images,
         "tiles": laid.tiles,
         "rows": laid.rows if plan.tile.paired else None,
-        "packed_blocks": plan.packing.grid,
-        "packed_elements": plan.packing.elements,
+        "packed_blocks": packing.grid,
+        "packed_elements": packing.packed,
         "note_words": laid.note_words,
         "most_slight": laid.most_slight,
         "operands": _flat_operands(plan, laid),
@@ -141,7 +141,7 @@ def _flat_operands(plan: Plan, laid: Any) -> dict[str, Any]:
 
 def _sm90_tf32_wide_forward(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
-    assert plan.packing is not None
+    (packing,) = plan.of_role("packing")
     tile = plan.tile
     return {
         "wide": _is_wide(plan),
@@ -151,9 +151,9 @@ def _sm90_tf32_wide_forward(plan: Plan) -> dict[str, Any]:
         "tile": (tile.rows or 1, laid.tile_columns),
         "column_tiles": plan.problem.groups * len(laid.column_class),
         "source_vectors": laid.copied == 4,
-        "store_vector": _constant(plan.source, "vector"),
-        "packed_blocks": plan.packing.grid,
-        "packed_elements": plan.packing.elements,
+        "store_vector": _constant(plan.kernel.source, "vector"),
+        "packed_blocks": packing.grid,
+        "packed_elements": packing.packed,
     }
 
 
@@ -166,7 +166,7 @@ def _mma_forward(plan: Plan) -> dict[str, Any]:
     return {
         **_tiled(plan),
         "walks_rows": plan.tile.bulk,
-        "counts": 0 if plan.packing is None else plan.packing.elements,
+        "counts": plan.packed,
         "share_tenths": mma_forward.SHARE_TENTHS,
         "asked_rows": mma_forward.ASKED_ROWS,
         "bytes_per_nanosecond": mma_forward.BYTES_PER_NANOSECOND,
@@ -177,7 +177,7 @@ def _launched_tiles(plan: Plan) -> dict[str, Any]:
     """What `tiled_launch` reads."""
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     return {
-        "wide": _constant(plan.source, "Index") == "long long",
+        "wide": _constant(plan.kernel.source, "Index") == "long long",
         "group_tiles": laid.group_tiles,
         "source_vectors": laid.source_vectors,
         "store_vector": laid.store_vector,

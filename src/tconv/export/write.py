@@ -159,15 +159,15 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
             architecture = EXPORTS[chosen.stem].architecture_of(chosen)
             least = EXPORTS[chosen.stem].least
             kernels = []
-            packing = [] if chosen.packing is None else [chosen.packing.source]
-            # A repair may be of the same stem as what it repairs.
-            wanted = [(source.stem, source) for source in (*packing, chosen.source)]
-            wanted += [(f"{r.source.stem}_repair", r.source) for r in chosen.repairs]
-            for base, source in wanted:
+            for launch in chosen.launches:
+                source = launch.source
+                # A repair may be of the same stem as what it repairs.
+                base = source.stem + "_repair" * (launch.role == "repair")
                 count = used[base] = used.get(base, 0) + 1
                 name = base if count == 1 else f"{base}_{count}"
                 kernels.append(NamedKernel(name, source.for_any_size(), architecture, least))
-            planned.append(Planned(chosen, tuple(kernels), kernels[len(packing)].name))
+            own = kernels[chosen.launches.index(chosen.kernel)]
+            planned.append(Planned(chosen, tuple(kernels), own.name))
     return planned, notes
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
-from tconv.kernels.family import Operands
 from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
+from tconv.kernels.launch import Launch
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -486,18 +486,9 @@ def grid(problem: Problem, target: Target, tile: Tile) -> int:
     return image_tiles.grid(target, laid.blocks(target), laid.tiles, laid.group_tiles)
 
 
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`.
-
-    Raises:
-        ValueError: the output does not start on 16 bytes.
-    """
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel."""
     laid = layout(problem, tile)
-    return image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
+    arguments = image_tiles.arguments(problem, laid.tiles, laid.tiles_yx)
+    blocks = grid(problem, target, tile)
+    return (Launch("kernel", source(problem, tile), blocks, arguments, aligned=True),)

@@ -2,73 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from tconv.jit import tensor_map
 from tconv.jit.target import Target
-from tconv.kernels.source import KernelSource
+from tconv.kernels.launch import Launch
 from tconv.problem import Direction, Problem
-
-
-class TensorView(NamedTuple):
-    """A tensor as a kernel sees it: its first element's address, and strides in elements."""
-
-    address: int
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The tensors of one launch, named as in `Problem`.
-
-    Attributes:
-        x, w, y: the layer's input, weight and output, or their gradients.
-        bias: address of the contiguous bias [Cout], or 0.
-        packed: address of the workspace of the plan's `Packing`, or 0.
-        partial: address of the workspace [splits, Cin, Cout/groups, kH, kW] of float32 (float64
-            for float64 tensors), or 0.
-        encode_tensor_map: of `jit.tensor_map`, or of the emulator.
-    """
-
-    x: TensorView
-    w: TensorView
-    y: TensorView
-    bias: int = 0
-    packed: int = 0
-    partial: int = 0
-    encode_tensor_map: Callable[..., bytes] = tensor_map.encode
-
-
-@dataclass(frozen=True)
-class Packing:
-    """A launch before the kernel's own, which writes a workspace that the kernel begins with.
-
-    Attributes:
-        source: its kernel.
-        grid: blocks of its launch.
-        elements: float32 values of the workspace.
-        does: what it does, to stand behind its name.
-    """
-
-    source: KernelSource
-    grid: int
-    elements: int
-    does: str = "lays the weights out"
-
-
-@dataclass(frozen=True)
-class Repair:
-    """A launch after the kernel's own, which computes again what that could not.
-
-    Attributes:
-        source: its kernel.
-        grid: blocks of its launch.
-    """
-
-    source: KernelSource
-    grid: int
 
 
 class Family(Protocol):
@@ -88,45 +26,11 @@ class Family(Protocol):
     def cost(self, problem: Problem, target: Target, tile: Any) -> float:
         """Modelled time in seconds."""
 
-    def source(self, problem: Problem, tile: Any) -> KernelSource:
-        """The kernel specialised for the problem's layer; sizes that vary by call are left out."""
+    def launches(self, problem: Problem, target: Target, tile: Any) -> tuple[Launch, ...]:
+        """What a call launches, in order: one of them of the role "kernel", named STEM.
 
-    def grid(self, problem: Problem, target: Target, tile: Any) -> int:
-        """Blocks to launch."""
-
-    def splits(self, problem: Problem, target: Target, tile: Any) -> int:
-        """Partial results that the kernel writes to a workspace; 0: it writes the result."""
-
-    def arguments(
-        self, problem: Problem, target: Target, tile: Any, operands: Operands
-    ) -> dict[str, int | float | bytes]:
-        """The fields of `struct Arguments`."""
-
-
-class PackingFamily(Family, Protocol):
-    """A family whose kernel begins with a workspace that a launch before it writes: packed weights,
-    or cleared counts.
-    """
-
-    def packing(self, problem: Problem, tile: Any) -> Packing | None:
-        """That launch; None for tiles that need none."""
-
-    def packing_arguments(
-        self, problem: Problem, tile: Any, operands: Operands
-    ) -> dict[str, int | float | bytes]:
-        """The fields of that launch's `struct Arguments`."""
-
-
-class RepairingFamily(PackingFamily, Protocol):
-    """A family whose kernel does not serve all values; other launches do what it left."""
-
-    def repairs(self, problem: Problem, target: Target, tile: Any) -> tuple[Repair, ...]:
-        """Those launches, in order; none for tiles that need none."""
-
-    def repair_arguments(
-        self, problem: Problem, target: Target, tile: Any, operands: Operands, index: int
-    ) -> dict[str, int | float | bytes]:
-        """The fields of `struct Arguments` of one of them."""
+        Kernels are specialised for the problem's layer; sizes that vary by call are arguments.
+        """
 
 
 ELEMENT_TYPES = {
@@ -192,30 +96,8 @@ def axis_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
 
 
 def stride_fields(prefix: str, names: str, index: str) -> tuple[tuple[str, str], ...]:
-    """Fields of `struct Arguments` for a tensor's strides."""
+    """Fields of `struct Arguments` for a tensor's strides; `launch.strides` has their values."""
     return tuple((f"{prefix}_stride_{name}", index) for name in names.split())
-
-
-def strides(prefix: str, names: str, view: TensorView) -> dict[str, int | float | bytes]:
-    """Values of the fields of `stride_fields`."""
-    return {
-        f"{prefix}_stride_{name}": stride
-        for name, stride in zip(names.split(), view.strides, strict=True)
-    }
-
-
-def output_rows(problem: Problem, operands: Operands) -> dict[str, int | float | bytes]:
-    """Values of the fields of an output that is written in rows: the bias, address and size, and
-    all strides but that of columns, which is 1.
-    """
-    y = operands.y
-    return {
-        "bias": operands.bias,
-        "destination": y.address,
-        "destination_height": problem.height.output_size,
-        "destination_width": problem.width.output_size,
-        **strides("destination", "n c h", y._replace(strides=y.strides[:3])),
-    }
 
 
 def phases_why_not(problem: Problem) -> str | None:

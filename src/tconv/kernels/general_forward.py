@@ -7,8 +7,8 @@ from math import gcd
 
 from tconv.jit.target import Target
 from tconv.kernels import family, implicit_gemm
-from tconv.kernels.family import Operands
 from tconv.kernels.implicit_gemm import Shape, Tile
+from tconv.kernels.launch import Address, Argument, Launch, strides
 from tconv.kernels.source import KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -88,41 +88,6 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     )
 
 
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """Blocks to launch; each walks the tiles from its own on in steps of the grid."""
-    return min(_shape(problem, tile).tiles, family.MAX_GRID)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`."""
-    shape = _shape(problem, tile)
-    y, x = problem.height, problem.width
-    return {
-        "source": operands.x.address,
-        "weight": operands.w.address,
-        "bias": operands.bias,
-        "destination": operands.y.address,
-        "tiles": shape.tiles,
-        "pixels": shape.pixels,
-        "pixel_height": len(y.q_range),
-        "pixel_width": len(x.q_range),
-        "source_height": y.size,
-        "source_width": x.size,
-        "destination_height": y.output_size,
-        "destination_width": x.output_size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.strides("weight", "in out h w", operands.w),
-        **family.strides("destination", "n c h w", operands.y),
-    }
-
-
 def _is_sparse(axis: Axis) -> bool:
     """Whether some phase with outputs has no tap at some shift."""
     taps = Counter(tap * axis.dilation % axis.stride for tap in range(axis.kernel))
@@ -153,3 +118,28 @@ def _shape(problem: Problem, tile: Tile) -> Shape:
         variants=y.used_phases * -(-x.used_phases // phases),
         real_bytes=implicit_gemm.real_bytes(problem),
     )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel; each block walks the tiles from its own on in steps of the grid."""
+    shape = _shape(problem, tile)
+    y, x = problem.height, problem.width
+    arguments: dict[str, Argument] = {
+        "source": Address("x"),
+        "weight": Address("w"),
+        "bias": Address("bias"),
+        "destination": Address("y"),
+        "tiles": shape.tiles,
+        "pixels": shape.pixels,
+        "pixel_height": len(y.q_range),
+        "pixel_width": len(x.q_range),
+        "source_height": y.size,
+        "source_width": x.size,
+        "destination_height": y.output_size,
+        "destination_width": x.output_size,
+        **strides("source", "n c h w", "x"),
+        **strides("weight", "in out h w", "w"),
+        **strides("destination", "n c h w", "y"),
+    }
+    grid = min(shape.tiles, family.MAX_GRID)
+    return (Launch("kernel", source(problem, tile), grid, arguments),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family, implicit_gemm
-from tconv.kernels.family import Operands
 from tconv.kernels.implicit_gemm import Shape, Tile
+from tconv.kernels.launch import Address, Argument, Launch, strides
 from tconv.kernels.source import KernelSource
 from tconv.problem import Direction, Problem
 
@@ -63,38 +63,6 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     )
 
 
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """Blocks to launch; each walks the tiles from its own on in steps of the grid."""
-    return min(_shape(problem, tile).tiles, family.MAX_GRID)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the gradient itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`."""
-    shape = _shape(problem, tile)
-    y, x = problem.height, problem.width
-    return {
-        "source": operands.y.address,
-        "weight": operands.w.address,
-        "destination": operands.x.address,
-        "tiles": shape.tiles,
-        "pixels": shape.pixels,
-        "pixel_height": y.size,
-        "pixel_width": x.size,
-        "source_height": y.output_size,
-        "source_width": x.output_size,
-        **family.strides("source", "n c h w", operands.y),
-        **family.strides("weight", "in out h w", operands.w),
-        **family.strides("destination", "n c h w", operands.x),
-    }
-
-
 def _shape(problem: Problem, tile: Tile) -> Shape:
     return Shape(
         tile=tile,
@@ -107,3 +75,25 @@ def _shape(problem: Problem, tile: Tile) -> Shape:
         variants=1,
         real_bytes=implicit_gemm.real_bytes(problem),
     )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel; each block walks the tiles from its own on in steps of the grid."""
+    shape = _shape(problem, tile)
+    y, x = problem.height, problem.width
+    arguments: dict[str, Argument] = {
+        "source": Address("y"),
+        "weight": Address("w"),
+        "destination": Address("x"),
+        "tiles": shape.tiles,
+        "pixels": shape.pixels,
+        "pixel_height": y.size,
+        "pixel_width": x.size,
+        "source_height": y.output_size,
+        "source_width": x.output_size,
+        **strides("source", "n c h w", "y"),
+        **strides("weight", "in out h w", "w"),
+        **strides("destination", "n c h w", "x"),
+    }
+    grid = min(shape.tiles, family.MAX_GRID)
+    return (Launch("kernel", source(problem, tile), grid, arguments),)

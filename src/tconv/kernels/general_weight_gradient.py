@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family
-from tconv.kernels.family import Operands
+from tconv.kernels.launch import Address, Argument, Launch, strides
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Direction, Problem
 
@@ -108,7 +108,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     per_pixel += 16 * (tile.block_rows + tile.block_columns) / THREADS
     if real == 8:
         per_pixel *= 2
-    count = splits(problem, target, tile)
+    count = _splits(problem, target, tile)
     pixels = -(-_pixels(problem) // count)
     instructions = pixels * per_pixel + 40 * slices + 500
     waves = -(-_tiles(problem, tile) * count // target.multiprocessors)
@@ -169,12 +169,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     )
 
 
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """Blocks to launch; each walks the tiles from its own on in steps of the grid."""
-    return min(_tiles(problem, tile) * splits(problem, target, tile), family.MAX_GRID)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
+def _splits(problem: Problem, target: Target, tile: Tile) -> int:
     """Shares of the pixels: enough blocks for four on each SM, each with eight steps or more, and
     none that adds up so many pixels that its float32 sums lose more than cuDNN's.
     """
@@ -189,28 +184,6 @@ def splits(problem: Problem, target: Target, tile: Tile) -> int:
     shares = min(wanted, most)
     # Rounding each share up to whole steps may leave the last ones empty.
     return -(-_pixels(problem) // _split_pixels(problem, tile, shares))
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`."""
-    y, x = problem.height, problem.width
-    count = splits(problem, target, tile)
-    return {
-        "x": operands.x.address,
-        "y": operands.y.address,
-        "partial": operands.partial,
-        "tiles": _tiles(problem, tile) * count,
-        "pixels": _pixels(problem),
-        "split_pixels": _split_pixels(problem, tile, count),
-        "height": y.size,
-        "width": x.size,
-        "out_height": y.output_size,
-        "out_width": x.output_size,
-        **family.strides("x", "n c h w", operands.x),
-        **family.strides("y", "n c h w", operands.y),
-    }
 
 
 def _pixels(problem: Problem) -> int:
@@ -241,3 +214,26 @@ def _shared_bytes(problem: Problem, tile: Tile, index_bytes: int) -> int:
     union = -(-max(2 * stage, sums) // 16) * 16
     tables = 2 * tile.depth * (2 * index_bytes + 8) + tile.block_columns * (index_bytes + 8)
     return -(-(union + tables) // 16) * 16
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel; each block walks the tiles from its own on in steps of the grid."""
+    y, x = problem.height, problem.width
+    splits = _splits(problem, target, tile)
+    tiles = _tiles(problem, tile) * splits
+    arguments: dict[str, Argument] = {
+        "x": Address("x"),
+        "y": Address("y"),
+        "partial": Address("partial"),
+        "tiles": tiles,
+        "pixels": _pixels(problem),
+        "split_pixels": _split_pixels(problem, tile, splits),
+        "height": y.size,
+        "width": x.size,
+        "out_height": y.output_size,
+        "out_width": x.output_size,
+        **strides("x", "n c h w", "x"),
+        **strides("y", "n c h w", "y"),
+    }
+    grid = min(tiles, family.MAX_GRID)
+    return (Launch("kernel", source(problem, tile), grid, arguments, splits=splits),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family
-from tconv.kernels.family import Operands
+from tconv.kernels.launch import Address, Argument, output_rows, strides
 from tconv.problem import Problem
 
 POSITIONS_BYTES = 64
@@ -94,27 +94,19 @@ def argument_fields(index: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def arguments(
-    stem: str, problem: Problem, tiles: int, tiles_yx: tuple[int, int], operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The values of `argument_fields`.
-
-    Raises:
-        ValueError: the output does not start on 16 bytes.
-    """
-    if operands.y.address % 16:
-        raise ValueError(f"{stem} writes from a multiple of 16 on, got {operands.y.address:#x}")
+def arguments(problem: Problem, tiles: int, tiles_yx: tuple[int, int]) -> dict[str, Argument]:
+    """`argument_fields`; the output starts on 16 bytes."""
     tiles_y, tiles_x = tiles_yx
     y, x = problem.height, problem.width
     return {
-        "source": operands.x.address,
-        "weight": operands.w.address,
+        "source": Address("x"),
+        "weight": Address("w"),
         "tiles": tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
         "source_height": y.size,
         "source_width": x.size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.strides("weight", "in out h w", operands.w),
-        **family.output_rows(problem, operands),
+        **strides("source", "n c h w", "x"),
+        **strides("weight", "in out h w", "w"),
+        **output_rows(problem),
     }

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
-from tconv.kernels.family import Operands, Packing
 from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
+from tconv.kernels.launch import Address, Argument, Launch
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -864,31 +864,6 @@ def asking_period(moved: int, rows: float) -> int:
     return max(1000, int(ASKED_ROWS * moved / (BYTES_PER_NANOSECOND * rows)))
 
 
-def packing(problem: Problem, tile: Tile) -> Packing | None:
-    """The launch that clears the counts of rows handed out: the same for all layers."""
-    if not layout(problem, tile).hands_out:
-        return None
-    return Packing(
-        source=KernelSource(
-            stem=CLEAR_STEM,
-            constants=(("counts", MOST_WALKING),),
-            arguments=(("counts", "void*"),),
-            shared_bytes=0,
-            threads=32,
-        ),
-        grid=1,
-        elements=MOST_WALKING,
-        does="clears the counts of rows handed out",
-    )
-
-
-def packing_arguments(
-    problem: Problem, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of `packing`."""
-    return {"counts": operands.packed}
-
-
 def grid(problem: Problem, target: Target, tile: Tile) -> int:
     """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid.
 
@@ -901,31 +876,34 @@ def grid(problem: Problem, target: Target, tile: Tile) -> int:
     )
 
 
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`.
-
-    Raises:
-        ValueError: the output does not start on 16 bytes, or its rows are to leave by bulk copies
-            and are apart.
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel, whose blocks walk the tiles; before it a launch that clears the counts of rows
+    handed out, the same for all layers, where they are.
     """
     laid = layout(problem, tile)
-    width = problem.width.output_size
-    if tile.bulk and operands.y.strides[2:] != (width, 1):
-        raise ValueError(
-            f"{STEM} {tile} writes rows of {width} without a gap, got strides {operands.y.strides}"
-        )
-    found = image_tiles.arguments(STEM, problem, laid.tiles, laid.tiles_yx, operands)
-    if laid.hands_out:
-        # Tiles and blocks are as many times the rows and the walks.
-        blocks = grid(problem, target, tile)
-        share = max(1, SHARE_TENTHS * laid.tiles // (10 * blocks))
-        period = asking_period(problem.bytes, laid.tiles / blocks)
-        found |= {"share": share, "period": period, "counts": operands.packed}
-    return found
+    blocks = grid(problem, target, tile)
+    arguments = image_tiles.arguments(problem, laid.tiles, laid.tiles_yx)
+    kernel = Launch(
+        "kernel",
+        source(problem, tile),
+        blocks,
+        arguments,
+        aligned=True,
+        whole_rows=tile.bulk,
+    )
+    if not laid.hands_out:
+        return (kernel,)
+    # Tiles and blocks are as many times the rows and the walks.
+    arguments["share"] = max(1, SHARE_TENTHS * laid.tiles // (10 * blocks))
+    arguments["period"] = asking_period(problem.bytes, laid.tiles / blocks)
+    arguments["counts"] = Address("packed")
+    clearing = KernelSource(
+        stem=CLEAR_STEM,
+        constants=(("counts", MOST_WALKING),),
+        arguments=(("counts", "void*"),),
+        shared_bytes=0,
+        threads=32,
+    )
+    does = "clears the counts of rows handed out"
+    counts: dict[str, Argument] = {"counts": Address("packed")}
+    return Launch("packing", clearing, 1, counts, does, packed=MOST_WALKING), kernel

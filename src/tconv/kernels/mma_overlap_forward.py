@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import direct_forward, family, image_tiles
-from tconv.kernels.family import Operands
 from tconv.kernels.image_tiles import AIMED_SHARED, RESERVED_SHARED
+from tconv.kernels.launch import Launch
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Direction, Phase, Problem
 
@@ -567,26 +567,11 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     )
 
 
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
     """As many blocks as the SMs hold; each walks the tiles from its own on in steps of the grid."""
     laid = laid_out(problem, tile)
-    return image_tiles.grid(target, laid.blocks(target), laid.tiles(target), laid.group_tiles)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`.
-
-    Raises:
-        ValueError: the output does not start on 16 bytes.
-    """
-    laid = laid_out(problem, tile)
     tiles, tiles_yx = laid.tiles(target), laid.tiles_yx(target)
-    values = image_tiles.arguments(STEM, problem, tiles, tiles_yx, operands)
-    return {**values, "tile_rows": laid.tile_rows(target)}
+    grid = image_tiles.grid(target, laid.blocks(target), tiles, laid.group_tiles)
+    arguments = image_tiles.arguments(problem, tiles, tiles_yx)
+    arguments["tile_rows"] = laid.tile_rows(target)
+    return (Launch("kernel", source(problem, tile), grid, arguments, aligned=True),)

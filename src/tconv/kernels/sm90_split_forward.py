@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tconv.jit.target import Target
 from tconv.kernels import family
 from tconv.kernels import sm90_tf32_forward as patches
-from tconv.kernels.family import Operands, Packing
+from tconv.kernels.launch import Launch
 from tconv.kernels.sm90_tf32_forward import CONSUMERS, Layout, Pair, layout
 from tconv.kernels.source import KernelSource
 from tconv.problem import TF32_LEAST_CHANNELS, Direction, Problem
@@ -134,35 +134,6 @@ def _source(laid: Layout, repairs: Layout | None) -> KernelSource:
     return patches.kernel_source(STEM, laid, schedule, repairs)
 
 
-def packing(problem: Problem, tile: Tile) -> Packing:
-    """The launch that lays the weights out."""
-    return patches.packing(problem, tile)
-
-
-def packing_arguments(
-    problem: Problem, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of `packing`."""
-    return patches.packing_arguments(problem, tile, operands)
-
-
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """One block for each SM; its warpgroups walk the tiles."""
-    return patches.grid(problem, target, tile)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`."""
-    return patches.arguments(problem, target, tile, operands)
-
-
 def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
     """(parts of a stage in a loop, groups of a part's slots, stages unrolled together).
 
@@ -182,3 +153,8 @@ def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, in
     if groups % 2 and groups < len(pairs):
         groups += 1
     return 1, groups, 2 if groups % 2 and chunks % 2 == 0 else 1
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The packing, and the kernel: one block for each SM, whose warpgroups walk the tiles."""
+    return patches.packed_launches(problem, target, tile, source(problem, tile))

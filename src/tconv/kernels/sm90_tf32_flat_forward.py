@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.family import Operands, Packing, Repair
+from tconv.kernels.launch import Address, Argument, Launch, TensorMap, output_rows, strides
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.problem import Direction, Problem
 
@@ -618,14 +618,6 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return _forward_source(layout(problem, tile))
 
 
-def repairs(problem: Problem, target: Target, tile: Tile) -> tuple[Repair, ...]:
-    """The launch that computes the layer again if float16 cannot hold all its values."""
-    if not tile.half:
-        return ()
-    again = layout(problem, tile).repairing
-    return (Repair(_forward_source(again, repair=True), grid(problem, target, again.tile)),)
-
-
 def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     """The kernel, or the one that repairs a layout in float16."""
     problem, tile = laid.problem, laid.tile
@@ -696,120 +688,7 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     )
 
 
-def packing(problem: Problem, tile: Tile) -> Packing:
-    """The launch that lays weights and pixels out."""
-    laid = layout(problem, tile)
-    index = _index(laid)
-    return Packing(
-        source=KernelSource(
-            stem=PACK_STEM,
-            constants=(
-                *_layer_constants(laid, index),
-                *_packing_constants(laid),
-                ("shared_bytes", laid.pack_bytes),
-            ),
-            arguments=(
-                ("packed", "void*"),
-                *_IMAGES,
-                *_packing_fields(index),
-                *(_NOTES if tile.half else ()),
-            ),
-            shared_bytes=laid.pack_bytes,
-            threads=PACK_THREADS,
-        ),
-        grid=laid.pack_blocks,
-        elements=laid.packed_elements,
-        does="lays weights and pixels out",
-    )
-
-
-def packing_arguments(
-    problem: Problem, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of `packing`."""
-    laid = layout(problem, tile)
-    found = {"packed": operands.packed, **_images(laid), **_packing_arguments(laid, operands)}
-    if tile.half:
-        found |= _noted(laid, operands)
-    return found
-
-
 _NOTES = tuple((name, "void*") for name in ("status", "notes", "images", "slight"))
-
-
-def _noted(laid: Layout, operands: Operands) -> dict[str, int | float | bytes]:
-    """Values of the fields of `_NOTES`."""
-    begins = itertools.accumulate((laid.status, *laid.note_words[:-1]))
-    return {
-        name: operands.packed + 4 * begin for (name, _), begin in zip(_NOTES, begins, strict=True)
-    }
-
-
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """One block for each SM; it walks the tiles."""
-    return min(target.multiprocessors, layout(problem, tile).tiles)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`."""
-    laid = layout(problem, tile)
-    found = _forward_arguments(laid, operands, operands.packed)
-    if not tile.half:
-        return found | _packing_arguments(laid, operands)
-    found |= {
-        **_noted(laid, operands),
-        "note_count": laid.pack_blocks,
-        "slight_vectors": laid.note_words[-1] // 4,
-        "most_slight": laid.most_slight,
-    }
-    return found
-
-
-def repair_arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands, index: int
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of the one launch of `repairs`."""
-    laid = layout(problem, tile)
-    packed = operands.packed + 4 * laid.operand_elements
-    noted = _noted(laid, operands)
-    return {
-        **_forward_arguments(laid.repairing, operands, packed),
-        "packed_again": packed,
-        **_packing_arguments(laid.repairing, operands),
-        "status": noted["status"],
-        "images": noted["images"],
-        "blocks_in_front": grid(problem, target, tile),
-        "most_slight": laid.most_slight,
-    }
-
-
-def _forward_arguments(
-    laid: Layout, operands: Operands, packed: int
-) -> dict[str, int | float | bytes]:
-    """Of a launch of the kernel on operands that lie at `packed`."""
-    planes = laid.problem.groups * laid.chunks
-    return {
-        "pixel_map": operands.encode_tensor_map(
-            packed + 4 * laid.weight_elements,
-            "float32",  # or pairs of float16
-            dims=(LINE_WORDS, laid.positions, planes),
-            strides_bytes=(LINE_BYTES, laid.positions * LINE_BYTES),
-            box=(LINE_WORDS, laid.patch_positions // laid.boxes, 1),
-            swizzle=LINE_BYTES,
-        ),
-        "packed": packed,
-        "tiles": laid.tiles,
-        **({"rows": laid.rows} if laid.tile.paired else {}),
-        **_images(laid),
-        **family.output_rows(laid.problem, operands),
-    }
 
 
 _IMAGES = tuple(
@@ -826,11 +705,6 @@ _IMAGES = tuple(
 )
 
 
-def _images(laid: Layout) -> dict[str, int | float | bytes]:
-    """The fields of `_IMAGES`: how images follow each other in the line."""
-    return {"batch": laid.problem.batch, **laid.images}
-
-
 def _packing_fields(index: str) -> tuple[tuple[str, str], ...]:
     """Fields of `struct Arguments` of a kernel that packs."""
     return (
@@ -845,23 +719,6 @@ def _packing_fields(index: str) -> tuple[tuple[str, str], ...]:
         *family.stride_fields("source", "n c h w", index),
         *family.stride_fields("weight", "in out h w", index),
     )
-
-
-def _packing_arguments(laid: Layout, operands: Operands) -> dict[str, int | float | bytes]:
-    """Values of the fields of `_packing_fields`."""
-    weight_items, pixel_items = laid.pack_items
-    return {
-        "source": operands.x.address,
-        "weight": operands.w.address,
-        "items": weight_items + pixel_items,
-        "weight_items": weight_items,
-        "weight_elements": laid.weight_elements,
-        "positions": laid.positions,
-        "source_height": laid.problem.height.size,
-        "source_width": laid.problem.width.size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.strides("weight", "in out h w", operands.w),
-    }
 
 
 def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
@@ -908,3 +765,125 @@ def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
         ("slot_y", tuple(y for y, _ in slots)),
         ("slot_x", tuple(x for _, x in slots)),
     )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The launch that lays weights and pixels out, and the kernel: a block for each SM walks the
+    tiles. Behind a kernel in float16 one in TF32, for the images that float16 cannot hold.
+    """
+    laid = layout(problem, tile)
+    noted = _noted(laid)
+    packing: dict[str, Argument] = {
+        "packed": Address("packed"),
+        **_images(laid),
+        **_packing_arguments(laid),
+        **(noted if tile.half else {}),
+    }
+    arguments = _forward_arguments(laid, 0)
+    if tile.half:
+        arguments |= {
+            **noted,
+            "note_count": laid.pack_blocks,
+            "slight_vectors": laid.note_words[-1] // 4,
+            "most_slight": laid.most_slight,
+        }
+    else:
+        arguments |= _packing_arguments(laid)
+    grid = min(target.multiprocessors, laid.tiles)
+    found = (
+        Launch(
+            "packing",
+            _packing_source(laid),
+            laid.pack_blocks,
+            packing,
+            "lays weights and pixels out",
+            packed=laid.packed_elements,
+        ),
+        Launch("kernel", source(problem, tile), grid, arguments),
+    )
+    if not tile.half:
+        return found
+    again = laid.repairing
+    packed_again = 4 * laid.operand_elements
+    repair: dict[str, Argument] = {
+        **_forward_arguments(again, packed_again),
+        "packed_again": Address("packed", packed_again),
+        **_packing_arguments(again),
+        "status": noted["status"],
+        "images": noted["images"],
+        "blocks_in_front": grid,
+        "most_slight": laid.most_slight,
+    }
+    blocks = min(target.multiprocessors, again.tiles)
+    return *found, Launch("repair", _forward_source(again, repair=True), blocks, repair)
+
+
+def _packing_source(laid: Layout) -> KernelSource:
+    """The kernel that lays weights and pixels out."""
+    index = _index(laid)
+    return KernelSource(
+        stem=PACK_STEM,
+        constants=(
+            *_layer_constants(laid, index),
+            *_packing_constants(laid),
+            ("shared_bytes", laid.pack_bytes),
+        ),
+        arguments=(
+            ("packed", "void*"),
+            *_IMAGES,
+            *_packing_fields(index),
+            *(_NOTES if laid.tile.half else ()),
+        ),
+        shared_bytes=laid.pack_bytes,
+        threads=PACK_THREADS,
+    )
+
+
+def _noted(laid: Layout) -> dict[str, Argument]:
+    """Values of the fields of `_NOTES`."""
+    begins = itertools.accumulate((laid.status, *laid.note_words[:-1]))
+    return {
+        name: Address("packed", 4 * begin) for (name, _), begin in zip(_NOTES, begins, strict=True)
+    }
+
+
+def _forward_arguments(laid: Layout, packed: int) -> dict[str, Argument]:
+    """Of a launch of the kernel on operands that lie `packed` bytes from the workspace's start."""
+    planes = laid.problem.groups * laid.chunks
+    return {
+        # Of float32, or of pairs of float16.
+        "pixel_map": TensorMap(
+            Address("packed", packed + 4 * laid.weight_elements),
+            dims=(LINE_WORDS, laid.positions, planes),
+            strides=(LINE_BYTES, laid.positions * LINE_BYTES),
+            box=(LINE_WORDS, laid.patch_positions // laid.boxes, 1),
+            swizzle=LINE_BYTES,
+        ),
+        "packed": Address("packed", packed),
+        "tiles": laid.tiles,
+        **({"rows": laid.rows} if laid.tile.paired else {}),
+        **_images(laid),
+        **output_rows(laid.problem),
+    }
+
+
+def _images(laid: Layout) -> dict[str, Argument]:
+    """The fields of `_IMAGES`: how images follow each other in the line."""
+    return {"batch": laid.problem.batch, **laid.images}
+
+
+def _packing_arguments(laid: Layout) -> dict[str, Argument]:
+    """Values of the fields of `_packing_fields`."""
+    weight_items, pixel_items = laid.pack_items
+    return {
+        "source": Address("x"),
+        "weight": Address("w"),
+        "items": weight_items + pixel_items,
+        "weight_items": weight_items,
+        "weight_elements": laid.weight_elements,
+        "positions": laid.positions,
+        "source_height": laid.problem.height.size,
+        "source_width": laid.problem.width.size,
+        **strides("source", "n c h w", "x"),
+        **strides("weight", "in out h w", "w"),
+    }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.family import Operands, Packing
+from tconv.kernels.launch import Address, Argument, Launch, Stride, TensorMap, output_rows, strides
 from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
 from tconv.problem import Axis, Direction, Problem
 
@@ -910,92 +910,6 @@ def kernel_source(
     )
 
 
-def packing(problem: Problem, tile: Tile) -> Packing:
-    """The launch that lays the weights out."""
-    laid = layout(problem, tile)
-    elements = laid.packed_bytes // 4 + laid.status_words
-    index = family.index_type(problem, elements)
-    return Packing(
-        source=KernelSource(
-            stem=PACK_STEM,
-            constants=(*_layer_constants(problem, laid, index), *hopper.tap_constants(problem)),
-            arguments=(
-                ("weight", "const void*"),
-                ("packed", "void*"),
-                ("status", "void*"),
-                ("items", index),
-                ("half_items", index),
-                *family.stride_fields("weight", "in out h w", index),
-            ),
-            shared_bytes=0,
-            threads=128,
-        ),
-        grid=laid.pack_blocks,
-        elements=elements,
-    )
-
-
-def packing_arguments(
-    problem: Problem, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of `packing`."""
-    laid = layout(problem, tile)
-    return {
-        "weight": operands.w.address,
-        "packed": operands.packed,
-        "status": operands.packed + laid.packed_bytes,
-        "items": laid.all_items,
-        "half_items": laid.half_items,
-        **family.strides("weight", "in out h w", operands.w),
-    }
-
-
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """One block for each SM; its warpgroups walk the tiles."""
-    laid = layout(problem, tile)
-    return min(target.multiprocessors, -(-laid.tiles // laid.rings))
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`."""
-    laid = layout(problem, tile)
-    tiles_y, tiles_x = laid.tiles_yx
-    y, x = problem.height, problem.width
-    source_map: dict[str, bytes] = {}
-    if problem.x_aligned:
-        batch, channels, height, width = problem.x_shape
-        source_map["source_map"] = operands.encode_tensor_map(
-            operands.x.address,
-            "float32",
-            dims=(width, height, channels, batch),
-            strides_bytes=tuple(4 * stride for stride in reversed(operands.x.strides[:3])),
-            box=(laid.patch_columns, laid.patch_rows, CHANNELS, 1),
-        )
-    return {
-        **source_map,
-        "source": operands.x.address,
-        "packed": operands.packed,
-        "status": operands.packed + laid.packed_bytes,
-        "tiles": laid.tiles,
-        "tiles_y": tiles_y,
-        "tiles_x": tiles_x,
-        "patch_row": laid.patch_row,
-        "source_height": y.size,
-        "source_width": x.size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.output_rows(problem, operands),
-        "weight": operands.w.address,
-        **family.strides("weight", "in out h w", operands.w),
-    }
-
-
 def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple, ...]:
     """What the kernel and its packing share."""
     pairs = [pair for row_class in laid.classes for pair in row_class]
@@ -1084,4 +998,71 @@ def are_alike(pairs: tuple[Pair, ...], parts: int) -> bool:
         pair
         == dataclasses.replace(first[i % count], slot_y=first[i % count].slot_y + i // count * step)
         for i, pair in enumerate(pairs)
+    )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The packing, and the kernel: one block for each SM, whose warpgroups walk the tiles."""
+    return packed_launches(problem, target, tile, source(problem, tile))
+
+
+def packed_launches(
+    problem: Problem, target: Target, tile: Tile, kernel: KernelSource
+) -> tuple[Launch, ...]:
+    """The launch that lays the weights out, and that of the kernel."""
+    laid = layout(problem, tile)
+    elements = laid.packed_bytes // 4 + laid.status_words
+    index = family.index_type(problem, elements)
+    packing = KernelSource(
+        stem=PACK_STEM,
+        constants=(*_layer_constants(problem, laid, index), *hopper.tap_constants(problem)),
+        arguments=(
+            ("weight", "const void*"),
+            ("packed", "void*"),
+            ("status", "void*"),
+            ("items", index),
+            ("half_items", index),
+            *family.stride_fields("weight", "in out h w", index),
+        ),
+        shared_bytes=0,
+        threads=128,
+    )
+    places: dict[str, Argument] = {
+        "weight": Address("w"),
+        "packed": Address("packed"),
+        "status": Address("packed", laid.packed_bytes),
+        **strides("weight", "in out h w", "w"),
+    }
+    items: dict[str, Argument] = {"items": laid.all_items, "half_items": laid.half_items}
+    tiles_y, tiles_x = laid.tiles_yx
+    arguments: dict[str, Argument] = {
+        **places,
+        "source": Address("x"),
+        "tiles": laid.tiles,
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "patch_row": laid.patch_row,
+        "source_height": problem.height.size,
+        "source_width": problem.width.size,
+        **strides("source", "n c h w", "x"),
+        **output_rows(problem),
+    }
+    if problem.x_aligned:
+        arguments["source_map"] = TensorMap(
+            Address("x"),
+            dims=tuple(reversed(problem.x_shape)),
+            strides=(Stride("x", 2), Stride("x", 1), Stride("x", 0)),
+            box=(laid.patch_columns, laid.patch_rows, CHANNELS, 1),
+        )
+    grid = min(target.multiprocessors, -(-laid.tiles // laid.rings))
+    return (
+        Launch(
+            "packing",
+            packing,
+            laid.pack_blocks,
+            places | items,
+            "lays the weights out",
+            packed=elements,
+        ),
+        Launch("kernel", kernel, grid, arguments),
     )

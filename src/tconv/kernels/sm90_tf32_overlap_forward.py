@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper, image_tiles
-from tconv.kernels.family import Operands
+from tconv.kernels.launch import Address, Argument, Launch, output_rows, strides
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Direction, Problem
 
@@ -511,30 +511,12 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     )
 
 
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """A block for each SM, or one for each group where those are more."""
-    return problem.groups * layout(problem, tile).blocks(target)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`.
-
-    Raises:
-        ValueError: the output does not start on 16 bytes.
-    """
-    if operands.y.address % 16:
-        raise ValueError(f"{STEM} writes from a multiple of 16 on, got {operands.y.address:#x}")
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel: a block for each SM, or one for each group where those are more."""
     laid = layout(problem, tile)
-    return {
-        "source": operands.x.address,
-        "weight": operands.w.address,
+    arguments: dict[str, Argument] = {
+        "source": Address("x"),
+        "weight": Address("w"),
         "lines": laid.lines // laid.abreast(target),
         "share": laid.share(target),
         "rows": laid.rows,
@@ -543,7 +525,9 @@ def arguments(
         "step": laid.step(target),
         "source_height": problem.height.size,
         "source_width": problem.width.size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.strides("weight", "in out h w", operands.w),
-        **family.output_rows(problem, operands),
+        **strides("source", "n c h w", "x"),
+        **strides("weight", "in out h w", "w"),
+        **output_rows(problem),
     }
+    grid = problem.groups * laid.blocks(target)
+    return (Launch("kernel", source(problem, tile), grid, arguments, aligned=True),)

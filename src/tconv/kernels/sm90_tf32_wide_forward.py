@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.family import Operands, Packing
+from tconv.kernels.launch import Address, Argument, Launch, output_rows, strides
 from tconv.kernels.source import KernelSource
 from tconv.problem import Direction, Problem
 
@@ -503,78 +503,6 @@ def _vector(problem: Problem) -> int:
     return 1
 
 
-def packing(problem: Problem, tile: Tile) -> Packing:
-    """The launch that lays the weights out."""
-    laid = layout(problem, tile)
-    index = _index(problem, laid)
-    return Packing(
-        source=KernelSource(
-            stem=PACK_STEM,
-            constants=(
-                *_layer_constants(problem, laid, index),
-                ("shared_bytes", laid.pack_bytes),
-                ("item_channels", laid.pack_channels),
-                ("class_blocks", laid.class_blocks),
-                *hopper.tap_constants(problem),
-            ),
-            arguments=(
-                ("weight", "const void*"),
-                ("packed", "void*"),
-                *family.stride_fields("weight", "in out h w", index),
-            ),
-            shared_bytes=laid.pack_bytes,
-            threads=PACK_THREADS,
-        ),
-        grid=min(laid.pack_items, family.MAX_GRID),
-        elements=laid.weight_elements,
-    )
-
-
-def packing_arguments(
-    problem: Problem, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments` of `packing`."""
-    return {
-        "weight": operands.w.address,
-        "packed": operands.packed,
-        **family.strides("weight", "in out h w", operands.w),
-    }
-
-
-def grid(problem: Problem, target: Target, tile: Tile) -> int:
-    """One block for each SM; it walks the tiles."""
-    return min(target.multiprocessors, layout(problem, tile).tiles)
-
-
-def splits(problem: Problem, target: Target, tile: Tile) -> int:
-    """0: the kernel writes the output itself."""
-    return 0
-
-
-def arguments(
-    problem: Problem, target: Target, tile: Tile, operands: Operands
-) -> dict[str, int | float | bytes]:
-    """The fields of `struct Arguments`."""
-    laid = layout(problem, tile)
-    tiles_x, tiles_y, _ = laid.pixel_tile_counts
-    return {
-        "source": operands.x.address,
-        "weight": operands.w.address,
-        "packed": operands.packed,
-        "tiles": laid.tiles,
-        "tiles_x": tiles_x,
-        "tiles_y": tiles_y,
-        "batch": problem.batch,
-        "pitch": laid.pitch,
-        "image_positions": laid.image_positions,
-        "source_height": problem.height.size,
-        "source_width": problem.width.size,
-        **family.strides("source", "n c h w", operands.x),
-        **family.strides("weight", "in out h w", operands.w),
-        **family.output_rows(problem, operands),
-    }
-
-
 def _index(problem: Problem, laid: Layout) -> str:
     return family.index_type(problem, laid.weight_elements)
 
@@ -604,4 +532,63 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("slot_begin", tuple(begins)),
         ("slot_y", tuple(y for y, _ in slots)),
         ("slot_x", tuple(x for _, x in slots)),
+    )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The launch that lays the weights out, and the kernel: a block for each SM walks the tiles."""
+    laid = layout(problem, tile)
+    index = _index(problem, laid)
+    packing = KernelSource(
+        stem=PACK_STEM,
+        constants=(
+            *_layer_constants(problem, laid, index),
+            ("shared_bytes", laid.pack_bytes),
+            ("item_channels", laid.pack_channels),
+            ("class_blocks", laid.class_blocks),
+            *hopper.tap_constants(problem),
+        ),
+        arguments=(
+            ("weight", "const void*"),
+            ("packed", "void*"),
+            *family.stride_fields("weight", "in out h w", index),
+        ),
+        shared_bytes=laid.pack_bytes,
+        threads=PACK_THREADS,
+    )
+    places: dict[str, Argument] = {
+        "weight": Address("w"),
+        "packed": Address("packed"),
+        **strides("weight", "in out h w", "w"),
+    }
+    tiles_x, tiles_y, _ = laid.pixel_tile_counts
+    arguments: dict[str, Argument] = {
+        **places,
+        "source": Address("x"),
+        "tiles": laid.tiles,
+        "tiles_x": tiles_x,
+        "tiles_y": tiles_y,
+        "batch": problem.batch,
+        "pitch": laid.pitch,
+        "image_positions": laid.image_positions,
+        "source_height": problem.height.size,
+        "source_width": problem.width.size,
+        **strides("source", "n c h w", "x"),
+        **output_rows(problem),
+    }
+    return (
+        Launch(
+            "packing",
+            packing,
+            min(laid.pack_items, family.MAX_GRID),
+            places,
+            "lays the weights out",
+            packed=laid.weight_elements,
+        ),
+        Launch(
+            "kernel",
+            source(problem, tile),
+            min(target.multiprocessors, laid.tiles),
+            arguments,
+        ),
     )

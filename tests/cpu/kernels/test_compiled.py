@@ -40,7 +40,7 @@ def check(problem: Problem, arch: str) -> int:
         if candidate.refusal is not None or not candidate.stem.startswith("general_"):
             continue
         plan = make_plan(problem, target, candidate)
-        resources = compile_cuda(plan.source, arch).resources
+        resources = compile_cuda(plan.kernel.source, arch).resources
         assert not resources.spills and resources.stack_frame == 0, f"{plan}: {resources}"
         assert not resources.warnings, f"{plan}: {resources}"
         compiled += 1

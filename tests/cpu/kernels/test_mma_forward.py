@@ -22,7 +22,6 @@ from emulated_plans import (
 from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.target import Target
 from tconv.kernels import mma_forward as family
-from tconv.kernels.family import Operands, TensorView
 from tconv.plan import Plan, plan
 from tconv.problem import Problem
 
@@ -96,7 +95,7 @@ def some(chosen: Plan, blocks: int) -> int:
 
 def distinct(found: list[Plan]) -> list[Plan]:
     """One plan of those whose tiles come to the same kernel."""
-    return list({chosen.source.text(): chosen for chosen in found}.values())
+    return list({chosen.kernel.source.text(): chosen for chosen in found}.values())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -153,10 +152,9 @@ def test_bulk_copies_want_rows_without_a_gap():
     case = BULK_CASES[0]
     chosen = next(chosen for chosen in plans(strict(case)) if chosen.tile.bulk)
     t = operands(case, torch.float32, "contiguous", "cpu")
-    view = TensorView(t.x.data_ptr(), t.x.stride())
     strides = (*t.grad_output.stride()[:2], t.grad_output.stride(2) + 4, 1)
     with pytest.raises(ValueError, match="without a gap"):
-        chosen.arguments(Operands(x=view, w=view, y=TensorView(0, strides)))
+        chosen.kernel.bind({"x": t.x.stride(), "w": t.w.stride(), "y": strides})
 
 
 @pytest.fixture
@@ -169,17 +167,16 @@ def handing_out(problem: Problem, multiprocessors: int) -> list[Plan]:
     """The plans, for so many SMs, whose rows are handed out."""
     target = dataclasses.replace(HOPPER, multiprocessors=multiprocessors)
     found = [chosen for chosen in distinct(plans(problem, target)) if chosen.tile.bulk]
-    assert all(chosen.packing is not None for chosen in found)
+    assert all(chosen.of_role("packing") for chosen in found)
     return found
 
 
 def shared_out(chosen: Plan) -> tuple[int, int, int]:
     """Rows of a group tile, those of a walk's share, and those of all shares."""
     laid = family.layout(chosen.problem, chosen.tile)
-    view = TensorView(0, (0, 0, chosen.problem.y_shape[3], 1))
-    own = Operands(x=view, w=view, y=view)
-    share = family.arguments(chosen.problem, chosen.target, chosen.tile, own)["share"]
-    return laid.rows, share, share * (chosen.grid // laid.group_tiles)
+    share = chosen.kernel.arguments["share"]
+    assert isinstance(share, int)
+    return laid.rows, share, share * (chosen.kernel.grid // laid.group_tiles)
 
 
 @pytest.mark.usefixtures("hands_out")
@@ -259,10 +256,10 @@ def test_rows_are_handed_out_where_there_are_many():
         problem = problem_of(dataclasses.replace(LAYERS["3x3 s5 d2"], batch=batch))
         for chosen in plans(problem):
             hands_out = many and chosen.tile.bulk
-            fields = {name for name, _ in chosen.source.arguments}
-            assert (chosen.packing is not None) == hands_out == ("counts" in fields)
+            fields = {name for name, _ in chosen.kernel.source.arguments}
+            assert bool(chosen.of_role("packing")) == hands_out == ("counts" in fields)
             assert len(chosen.launches) == 1 + hands_out
-            assert dict(chosen.source.constants)["hands_out"] == hands_out
+            assert dict(chosen.kernel.source.constants)["hands_out"] == hands_out
         assert any(chosen.tile.bulk for chosen in plans(problem))
 
 
@@ -521,7 +518,7 @@ def test_bulk_copies_compile_with_rows_handed_out_and_without(arch):
     target = Target.named(arch)
     both = (*problems, *(dataclasses.replace(problem, batch=1) for problem in problems))
     bulk = distinct([p for problem in both for p in plans(problem, target) if p.tile.bulk])
-    assert {chosen.packing is None for chosen in bulk} == {True, False}
+    assert {bool(chosen.of_role("packing")) for chosen in bulk} == {True, False}
     for chosen in bulk:
         assert_compiled_well(chosen, arch)
 

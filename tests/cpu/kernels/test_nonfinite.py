@@ -13,11 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from emulated_plans import allocations, plans, problem_of
+from emulated_plans import allocations, arguments_of, plans, problem_of
 from layer_cases import LAYOUTS, Case, operands, round_to_tf32
-from tconv.emulator import tensor_map
 from tconv.emulator.launch import EmulatedKernel
-from tconv.kernels.family import Operands, TensorView
 from tconv.plan import Plan
 from tconv.reference import UNIT_ROUNDOFF
 
@@ -92,9 +90,7 @@ def run_plan(
 ) -> Tensor:
     """What the plan computes of these, its threads in the order of the schedule."""
     problem = plan.problem
-    out, packed, partial = torch.empty(0), torch.empty(0), torch.empty(0)
-    if plan.packing is not None:
-        packed = torch.full((plan.packing.elements,), nan)
+    out, packed, partial = torch.empty(0), torch.full((plan.packed,), nan), torch.empty(0)
     if problem.direction == "weight_gradient":
         real = torch.float64 if x.dtype == torch.float64 else torch.float32
         partial = torch.full((plan.splits, *problem.w_shape), nan, dtype=real)
@@ -102,18 +98,11 @@ def run_plan(
         out = y = torch.full_like(y, nan)
     else:
         out = x = torch.full_like(x, nan)
-    views = [TensorView(t.data_ptr(), t.stride()) for t in (x, w, y)]
-    used = Operands(
-        *views,
-        bias=0 if bias is None else bias.data_ptr(),
-        packed=packed.data_ptr(),
-        partial=partial.data_ptr(),
-        encode_tensor_map=tensor_map.encode,
-    )
+    used = {"x": x, "w": w, "y": y, "bias": bias, "packed": packed, "partial": partial}
     tensors = [x, w, y, packed, partial, *([] if bias is None else [bias])]
     for launch in plan.launches:
         EmulatedKernel(launch.source, schedule=schedule).launch(
-            launch.grid, launch.arguments(used), allocations=allocations(tensors)
+            launch.grid, arguments_of(launch, **used), allocations=allocations(tensors)
         )
     return partial.sum(0) if problem.direction == "weight_gradient" else out
 

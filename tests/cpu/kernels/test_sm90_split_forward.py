@@ -59,7 +59,7 @@ def in_bfloat16(chosen: Plan) -> Plan:
 
 def alone(chosen: Plan) -> Plan:
     """Without what its blocks end with, repairs."""
-    return dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, again=None))
+    return chosen.with_source(dataclasses.replace(chosen.kernel.source, again=None))
 
 
 def same_bits(a, b) -> bool:
@@ -105,7 +105,7 @@ def test_cases_have_parts_in_a_loop():
 
 
 def _parts(chosen: Plan) -> int:
-    return max(dict(chosen.source.constants)["class_parts"])
+    return max(dict(chosen.kernel.source.constants)["class_parts"])
 
 
 @pytest.mark.parametrize("case", random_cases(12, 31, channels=40, size=12), ids=str)
@@ -437,7 +437,7 @@ def test_one_slot_and_any_number_of_stages(channels, aligned):
     assert {chosen.tile.resident for chosen in served} == {True, False}
     stages = -(-channels // 16)
     for chosen in served:
-        constants = dict(chosen.source.constants)
+        constants = dict(chosen.kernel.source.constants)
         assert (constants["class_parts"], constants["class_groups"]) == ((1,), (1,))
         assert constants["class_unroll"] == (1 + (stages % 2 == 0),)
         out = run(chosen, t)

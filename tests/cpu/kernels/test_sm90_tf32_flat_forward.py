@@ -57,7 +57,8 @@ def served(problem, half=None):
 
 def alone(chosen):
     """Without the launch that repairs."""
-    return dataclasses.replace(chosen, repairs=())
+    kept = tuple(launch for launch in chosen.launches if launch.role != "repair")
+    return dataclasses.replace(chosen, launches=kept)
 
 
 def in_tf32(chosen):
@@ -78,7 +79,7 @@ def many_tiles(monkeypatch):
 
 
 def lead(plan_):
-    return dict(plan_.source.constants)["lead"]
+    return dict(plan_.kernel.source.constants)["lead"]
 
 
 def same_bits(a, b):
@@ -178,7 +179,7 @@ def test_groups_that_follow_each_other(schedule, many_tiles, monkeypatch):
     case = Case(3, 72, 70, 2, (7, 15), (3, 3), (2, 2), (1, 1), (1, 1))
     t = operands(case, torch.float32, "contiguous", "cpu")
     for plan_ in served(problem_of(case)):
-        constants = dict(plan_.source.constants)
+        constants = dict(plan_.kernel.source.constants)
         assert constants["groups_outermost"]
         assert constants["row_sets"] > 1
         assert_right(run(alone(plan_), t, schedule, blocks=3), case, t)

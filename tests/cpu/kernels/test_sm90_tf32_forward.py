@@ -75,11 +75,11 @@ def test_part_cases_have_all_kinds_of_parts():
         (False, False),
     }
     assert {_parts(p) for p in served} >= {2, 3, 5}
-    assert {max(dict(p.source.constants)["class_ahead"]) for p in served} == {3, 4}
+    assert {max(dict(p.kernel.source.constants)["class_ahead"]) for p in served} == {3, 4}
 
 
 def _parts(chosen: Plan) -> int:
-    return max(dict(chosen.source.constants)["class_parts"])
+    return max(dict(chosen.kernel.source.constants)["class_parts"])
 
 
 @pytest.mark.parametrize("tile", family.TILES, ids=str)
@@ -202,7 +202,7 @@ def in_tf32(chosen: Plan) -> Plan:
 
 def alone(chosen: Plan) -> Plan:
     """Without what its blocks end with, repairs."""
-    return dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, again=None))
+    return chosen.with_source(dataclasses.replace(chosen.kernel.source, again=None))
 
 
 def same_bits(a, b) -> bool:

@@ -54,7 +54,7 @@ def plans(problem: Problem, target: Target = HOPPER) -> list[Plan]:
 
 def distinct(found: list[Plan]) -> list[Plan]:
     """One plan of those whose tiles come to the same kernel."""
-    return list({chosen.source.text(): chosen for chosen in found}.values())
+    return list({chosen.kernel.source.text(): chosen for chosen in found}.values())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -15,6 +15,7 @@ from emulated_plans import (
     plans,
     problem_of,
     run,
+    with_blocks,
 )
 from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.compile import compile_cuda
@@ -101,7 +102,7 @@ def test_few_blocks_that_walk_many_tiles(blocks, case):
     # Both rings go round across tiles, with and without slots, and tiles of other classes.
     t = operands(case, torch.float32, "contiguous", "cpu")
     for plan_ in served(problem_of(case))[::4]:
-        few = dataclasses.replace(plan_, grid=min(blocks, plan_.grid))
+        few = with_blocks(plan_, min(blocks, plan_.kernel.grid))
         assert_right(run(few, t), case, t)
 
 
@@ -184,7 +185,7 @@ def test_wide_offsets_and_sanitizers(wide, case):
 @pytest.mark.parametrize("case", (CASES[0], DILATED, TAILS), ids=("plain", "dilated", "tails"))
 def test_result_does_not_depend_on_the_order_of_threads(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = dataclasses.replace(served(problem_of(case))[0], grid=2)
+    chosen = with_blocks(served(problem_of(case))[0], 2)
     assert_order_free(chosen, t)
 
 
@@ -216,7 +217,7 @@ def test_compiles_with_copies_of_4_bytes(name):
         chosen = served(problem_of(LAYERS[name], wide_offsets=wide, x_aligned=False))
         assert chosen
         for plan_ in chosen[:: 3 + wide]:
-            resources = compile_cuda(plan_.source, "sm_90a").resources
+            resources = compile_cuda(plan_.kernel.source, "sm_90a").resources
             assert not resources.spills and resources.stack_frame == 0, f"{plan_}: {resources}"
             assert not resources.warnings, f"{plan_}: {resources}"
 

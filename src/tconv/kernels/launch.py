@@ -1,0 +1,210 @@
+"""`Launch`: a kernel, its blocks, and what each of its arguments is.
+
+Kernel families describe their launches in symbols. Binding puts strides and addresses in their
+place; an exported file holds the same description.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tconv.kernels.source import TENSOR_MAP_BYTES, KernelSource
+from tconv.problem import Problem
+
+Operand = Literal["x", "w", "y", "bias", "packed", "partial"]
+
+OPERANDS: tuple[Operand, ...] = ("x", "w", "y", "bias", "packed", "partial")
+"""The layer's input, weight and output, or their gradients; the contiguous bias [Cout]; the float32
+workspace that the launches of a call share; the partial results [splits, Cin, Cout/groups, kH, kW]
+of float32 (float64 for float64 tensors). Addresses are given in this order, 0 where there is none.
+"""
+
+Strides = Mapping[str, tuple[int, ...]]
+"""Of x, w and y, in elements."""
+
+EncodeTensorMap = Callable[..., bytes]
+"""`tconv.jit.tensor_map.encode`, or the emulator's."""
+
+OUTPUT_BYTES = 16
+"""What the output's address is a multiple of, where a launch counts on that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of an operand's first element, and `offset` bytes."""
+
+    operand: Operand
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """A tensor's stride along an axis, in elements."""
+
+    operand: Operand
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What the copy engine knows of a tensor of float32, its innermost dimension first.
+
+    Attributes:
+        address: of its first element.
+        dims, box, swizzle: as `tconv.jit.tensor_map.encode` takes them.
+        strides: of all dimensions but the innermost; a number is in bytes.
+    """
+
+    address: Address
+    dims: tuple[int, ...]
+    strides: tuple[int | Stride, ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+
+Argument = int | float | Address | Stride | TensorMap
+
+Role = Literal["packing", "kernel", "repair"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a call.
+
+    Attributes:
+        role: "packing" writes the workspace that the kernel begins with, "kernel" is the family's
+            own, "repair" computes again what that could not.
+        source: the kernel.
+        grid: blocks.
+        arguments: each field of `struct Arguments`, by name.
+        does: what a packing does, to stand behind its name.
+        packed: float32 values of the workspace, where this launch is the first to write it.
+        splits: partial results that it leaves; 0: it writes the result.
+        aligned: whether it counts on an output that starts on 16 bytes.
+        whole_rows: whether it counts on rows of the output that follow each other without a gap.
+    """
+
+    role: Role
+    source: KernelSource
+    grid: int
+    arguments: dict[str, Argument]
+    does: str = ""
+    packed: int = 0
+    splits: int = 0
+    aligned: bool = False
+    whole_rows: bool = False
+
+    def bind(self, strides: Strides) -> BoundLaunch:
+        """The launch on tensors of these strides.
+
+        Raises:
+            ValueError: the kernel cannot write an output of these strides.
+        """
+        if self.whole_rows:
+            width = self.arguments["destination_width"]
+            if strides["y"][2:] != (width, 1):
+                raise ValueError(
+                    f"{self.source.stem} writes rows of {width} without a gap, "
+                    f"got strides {strides['y']}"
+                )
+        template = self.source.pack(
+            **{name: _number(argument, strides) for name, argument in self.arguments.items()}
+        )
+        addresses, maps = [], []
+        for name, argument in self.arguments.items():
+            offset = self.source.offsets[name]
+            if isinstance(argument, Address):
+                addresses.append((offset, OPERANDS.index(argument.operand), argument.offset))
+            elif isinstance(argument, TensorMap):
+                first = argument.address
+                options = {
+                    "dims": argument.dims,
+                    "strides_bytes": tuple(
+                        4 * strides[stride.operand][stride.axis]
+                        if isinstance(stride, Stride)
+                        else stride
+                        for stride in argument.strides
+                    ),
+                    "box": argument.box,
+                    "swizzle": argument.swizzle,
+                }
+                maps.append((offset, OPERANDS.index(first.operand), first.offset, options))
+        aligned = self.aligned or self.source.rows_aligned
+        return BoundLaunch(self.source.stem, aligned, template, tuple(addresses), tuple(maps))
+
+
+def _number(argument: Argument, strides: Strides) -> int | float | bytes:
+    """An argument's value, zeros where an address is to stand."""
+    if isinstance(argument, Stride):
+        return strides[argument.operand][argument.axis]
+    if isinstance(argument, TensorMap):
+        return bytes(TENSOR_MAP_BYTES)
+    return 0 if isinstance(argument, Address) else argument
+
+
+_POINTER = struct.Struct("=Q")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """A launch on tensors of given strides, wherever they lie.
+
+    Attributes:
+        stem: the kernel.
+        aligned: whether the output must start on 16 bytes.
+        template: its arguments' bytes, without addresses.
+        addresses: (offset in the bytes, place in `OPERANDS`, bytes from there on) of each pointer.
+        maps: the same of each tensor map, and what else `encode` takes.
+    """
+
+    stem: str
+    aligned: bool
+    template: bytes
+    addresses: tuple[tuple[int, int, int], ...]
+    maps: tuple[tuple[int, int, int, dict[str, Any]], ...]
+
+    def arguments(self, operands: Sequence[int], encode: EncodeTensorMap) -> bytes:
+        """The bytes of the kernel's one parameter, for operands at these addresses.
+
+        Raises:
+            ValueError: the output does not start on 16 bytes, where the kernel counts on that.
+        """
+        if self.aligned and operands[_Y] % OUTPUT_BYTES:
+            raise ValueError(
+                f"{self.stem} writes from a multiple of {OUTPUT_BYTES} on, got {operands[_Y]:#x}"
+            )
+        filled = bytearray(self.template)
+        for offset, operand, shift in self.addresses:
+            _POINTER.pack_into(filled, offset, operands[operand] + shift)
+        for offset, operand, shift, options in self.maps:
+            encoded = encode(operands[operand] + shift, "float32", **options)
+            filled[offset : offset + TENSOR_MAP_BYTES] = encoded
+        return bytes(filled)
+
+
+_Y = OPERANDS.index("y")
+
+
+@functools.cache
+def strides(prefix: str, names: str, operand: Operand) -> Mapping[str, Argument]:
+    """The fields `prefix_stride_<name>` of a tensor, for its first axes."""
+    return {
+        f"{prefix}_stride_{name}": Stride(operand, axis) for axis, name in enumerate(names.split())
+    }
+
+
+def output_rows(problem: Problem) -> dict[str, Argument]:
+    """Fields of an output that is written in rows: the bias, address and size, and all strides but
+    that of columns, which is 1.
+    """
+    return {
+        "bias": Address("bias"),
+        "destination": Address("y"),
+        "destination_height": problem.height.output_size,
+        "destination_width": problem.width.output_size,
+        **strides("destination", "n c h", "y"),
+    }
