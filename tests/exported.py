@@ -20,7 +20,7 @@ import torch
 from layer_cases import Case, Operands
 from tconv import plan, settings
 from tconv.emulator import EmulatedKernel, tensor_map
-from tconv.export import Layer, export_file, write
+from tconv.export import Layer, export_file
 from tconv.kernels import sm90_split_forward, sm90_tf32_flat_forward, sm90_tf32_forward
 from tconv.kernels.source import KERNEL_DIRECTORY, TENSOR_MAP, KernelSource
 from tconv.reference import expected, poisoned_memory
@@ -101,7 +101,7 @@ def export_half(
     monkeypatch.setenv("TCONV_KERNEL", family.STEM)
     monkeypatch.setattr(family, "TILES", tiles)
     if family is sm90_split_forward:
-        monkeypatch.setattr(write, "TF32_LEAST_CHANNELS", layer.in_channels + 1)
+        monkeypatch.setattr("tconv.problem.TF32_LEAST_CHANNELS", layer.in_channels + 1)
     plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
     export_file(None, layer, path)
     plan._plan.cache_clear()

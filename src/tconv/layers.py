@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from tconv.problem import (
-    ITEM_BYTES,
-    WIDE_OFFSET,
     Axis,
     Direction,
     DType,
     Geometry,
     Layout,
-    Math,
     Pair,
     Problem,
-    float32_math,
+    dense_strides,
 )
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
@@ -133,15 +130,6 @@ class Layer:
         """stride, padding, output_padding, dilation, groups."""
         return (self.stride, self.padding, self.output_padding, self.dilation, self.groups)
 
-    def math(self, direction: Direction, dtype: DType, tf32: bool) -> Math:
-        """The arithmetic of a direction where TF32 is allowed or not: the numerics contract."""
-        return float32_math(
-            direction,
-            self.in_channels // self.groups,
-            self.out_channels // self.groups,
-            tf32_allowed=tf32 and dtype == "float32",
-        )
-
     def problem(
         self,
         direction: Direction,
@@ -150,27 +138,20 @@ class Layer:
         tf32: bool = True,
     ) -> Problem:
         """What the planner is asked for dense tensors of this layout."""
-        height, width = self.axes
-        problem = Problem(
-            direction=direction,
-            batch=self.batch,
-            in_channels=self.in_channels,
-            out_channels=self.out_channels,
-            groups=self.groups,
-            height=height,
-            width=width,
+        last = layout == "channels_last"
+        return Problem.of(
+            direction,
+            self.x_shape,
+            self.w_shape,
+            self.geometry,
             dtype=dtype,
-            bias=self.bias and direction == "forward",
-            x_layout=layout,
-            y_layout=layout,
-        )
-        most = max(map(_count, (problem.x_shape, problem.w_shape, problem.y_shape)))
-        row_bytes = self.width * ITEM_BYTES[dtype]
-        return dataclasses.replace(
-            problem,
-            math=self.math(direction, dtype, tf32),
-            wide_offsets=most - 1 > WIDE_OFFSET,
-            x_aligned=direction == "forward" and layout == "contiguous" and row_bytes % 16 == 0,
+            tf32=tf32,
+            bias=self.bias,
+            strides=(
+                dense_strides(self.x_shape, last),
+                dense_strides(self.w_shape),
+                dense_strides(self.y_shape, last),
+            ),
         )
 
     @property
@@ -324,10 +305,3 @@ def _integers(text: str, wanted: str, *counts: int) -> tuple[int, ...]:
 
 def _pair_text(pair: Pair) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

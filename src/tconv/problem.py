@@ -14,7 +14,7 @@ Over all phases every tap occurs exactly once; where gcd(s, d) > 1 some phases h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 Direction = Literal["forward", "input_gradient", "weight_gradient"]
@@ -22,6 +22,7 @@ DType = Literal["float32", "float64", "float16", "bfloat16"]
 Layout = Literal["contiguous", "channels_last"]
 Math = Literal["ieee", "tf32"]
 Pair = tuple[int, int]
+Sizes = tuple[int, ...]
 Geometry = tuple[Pair, Pair, Pair, Pair, int]
 """Stride, padding, output padding, dilation, each height's and width's, and groups."""
 
@@ -109,7 +110,7 @@ class Axis:
         return tuple(Phase(index, tuple(of_phase)) for index, of_phase in enumerate(taps))
 
     @cached_property
-    def shifts(self) -> tuple[int, ...]:
+    def shifts(self) -> Sizes:
         """The distinct shifts over all phases, ascending."""
         return tuple(sorted({tap * self.dilation // self.stride for tap in range(self.kernel)}))
 
@@ -202,6 +203,58 @@ class Problem:
         if self.math == "tf32" and self.dtype != "float32":
             raise ValueError(f"math='tf32' is for dtype='float32', got dtype={self.dtype!r}")
 
+    @classmethod
+    def of(
+        cls,
+        direction: Direction,
+        x_shape: Sizes,
+        w_shape: Sizes,
+        geometry: Geometry,
+        *,
+        dtype: DType = "float32",
+        tf32: bool = True,
+        bias: bool = False,
+        strides: tuple[Sizes, Sizes, Sizes] | None = None,
+        aligned: bool = True,
+    ) -> Problem:
+        """The problem of a call on tensors.
+
+        Args:
+            direction: which of the three maps.
+            x_shape, w_shape: of x and w.
+            geometry: of the layer.
+            dtype: of all tensors.
+            tf32: whether PyTorch's flags allow it.
+            bias: whether the layer has one, which `forward` alone adds.
+            strides: of x, w and y, in elements; None where all are dense and contiguous.
+            aligned: whether x starts on a multiple of 16 bytes.
+        """
+        groups = geometry[4]
+        height, width = axes(x_shape[2:], w_shape[2:], geometry)
+        shapes = (x_shape, w_shape, output_shape(x_shape, w_shape, geometry))
+        if strides is None:
+            strides = (dense_strides(x_shape), dense_strides(w_shape), dense_strides(shapes[2]))
+        in_channels, out_channels = x_shape[1], w_shape[1] * groups
+        allowed = tf32 and dtype == "float32"
+        math = float32_math(direction, in_channels // groups, w_shape[1], tf32_allowed=allowed)
+        vectors = aligned and _on_vectors(strides[0], ITEM_BYTES[dtype])
+        return cls(
+            direction=direction,
+            batch=x_shape[0],
+            in_channels=in_channels,
+            out_channels=out_channels,
+            groups=groups,
+            height=height,
+            width=width,
+            dtype=dtype,
+            math=math,
+            bias=bias and direction == "forward",
+            x_layout=_layout(strides[0]),
+            y_layout=_layout(strides[2]),
+            wide_offsets=any(map(_is_wide, shapes, strides)),
+            x_aligned=direction == "forward" and vectors,
+        )
+
     @property
     def in_channels_per_group(self) -> int:
         """Cin / groups."""
@@ -273,7 +326,52 @@ class Problem:
         )
 
 
-def _count(shape: tuple[int, ...]) -> int:
+@lru_cache(maxsize=4096)
+def axes(size: Sizes, kernel: Sizes, geometry: Geometry) -> tuple[Axis, Axis]:
+    """Height and width of an input and a kernel, (height, width) each."""
+    stride, padding, output_padding, dilation, _ = geometry
+    height, width = (
+        Axis(*map(int, axis))
+        for axis in zip(size, kernel, stride, padding, output_padding, dilation, strict=True)
+    )
+    return height, width
+
+
+def output_shape(x_shape: Sizes, w_shape: Sizes, geometry: Geometry) -> Sizes:
+    """(N, Cout, OH, OW) of a layer."""
+    height, width = axes(x_shape[2:], w_shape[2:], geometry)
+    return x_shape[0], w_shape[1] * geometry[4], height.output_size, width.output_size
+
+
+def dense_strides(shape: Sizes, channels_last: bool = False) -> Sizes:
+    """What `torch.empty` gives a tensor of that shape, none of whose sizes is 0."""
+    _, channels, height, width = shape
+    if channels_last:
+        return height * width * channels, 1, width * channels, channels
+    return channels * height * width, height * width, width, 1
+
+
+def _layout(strides: Sizes) -> Layout:
+    """Which axis is innermost in memory: the order in which a kernel's reads are coalesced."""
+    _, channel, _, column = strides
+    return "channels_last" if channel == 1 and column > 1 else "contiguous"
+
+
+def _on_vectors(strides: Sizes, item_bytes: int) -> bool:
+    """Whether a tensor map can describe it, given its address on 16 bytes: adjacent columns, all
+    else on 16 bytes.
+    """
+    *outer, columns = strides
+    return columns == 1 and all(stride * item_bytes % 16 == 0 and stride > 0 for stride in outer)
+
+
+def _is_wide(shape: Sizes, strides: Sizes) -> bool:
+    """Whether the largest element offset in a tensor needs more than 32 bits."""
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return reach > WIDE_OFFSET
+
+
+def _count(shape: Sizes) -> int:
     count = 1
     for size in shape:
         count *= size

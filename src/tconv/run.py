@@ -29,21 +29,19 @@ from tconv.kernels.source import KernelSource
 from tconv.memory_format import fits_channels_last, is_channels_last, memory_format
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import (
-    WIDE_OFFSET,
-    Axis,
     Direction,
+    DType,
     Geometry,
-    Layout,
     Pair,
     Problem,
-    float32_math,
+    Sizes,
+    dense_strides,
+    output_shape,
 )
-
-Sizes = tuple[int, ...]
 
 _NO_STRIDES = (0, 0, 0, 0)
 
-DTYPE_NAMES = {
+DTYPE_NAMES: dict[torch.dtype, DType] = {
     torch.float32: "float32",
     torch.float64: "float64",
     torch.float16: "float16",
@@ -160,7 +158,7 @@ def input_gradient(
     geometry = (stride, padding, output_padding, dilation, groups)
     size = (grad_output.shape[0], weight.shape[0], *input_size)
     channels_last = is_channels_last(grad_output) or is_channels_last(weight)
-    strides = _dense_strides(size, channels_last)
+    strides = dense_strides(size, channels_last)
     gradient = _empty_strided(grad_output, size, strides, grad_output.dtype)
     call = _find("input_gradient", geometry, gradient, weight, grad_output)
     _launch(call, gradient, weight, grad_output)
@@ -240,34 +238,12 @@ _EMPTY_CUDA: Callable[..., Tensor] | None = getattr(
 )
 
 
-def _dense_strides(shape: Sizes, channels_last: bool) -> Sizes:
-    """What `torch.empty` gives a tensor of that shape, none of whose sizes is 0."""
-    _, channels, height, width = shape
-    if channels_last:
-        return height * width * channels, 1, width * channels, channels
-    return channels * height * width, height * width, width, 1
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """A plan and its kernels, on one device or in the emulator."""
 
     plan: Plan
     kernels: tuple[Kernel | EmulatedKernel, ...]  # of its launches
-
-
-@functools.lru_cache(maxsize=4096)
-def _axes(
-    input_size: Pair,
-    kernel_size: Pair,
-    stride: Pair,
-    padding: Pair,
-    output_padding: Pair,
-    dilation: Pair,
-) -> tuple[Axis, Axis]:
-    axes = zip(input_size, kernel_size, stride, padding, output_padding, dilation, strict=True)
-    height, width = (Axis(*map(int, axis)) for axis in axes)
-    return height, width
 
 
 class _Bound(NamedTuple):
@@ -368,33 +344,22 @@ def _call(
     settings: tuple[str | None, str, bool],
 ) -> _Call:
     """What is known of a call by all that it depends on; y is None where the call makes it."""
-    height, width = _axes(x_shape[2:], w_shape[2:], *geometry[:4])
-    groups = geometry[4]
     if y_shape is None or y_strides is None:
-        y_shape = (x_shape[0], w_shape[1] * groups, height.output_size, width.output_size)
-        y_strides = _dense_strides(
+        y_shape = output_shape(x_shape, w_shape, geometry)
+        y_strides = dense_strides(
             y_shape,
             fits_channels_last(x_shape, x_strides) or fits_channels_last(w_shape, w_strides),
         )
-    tensors = ((x_shape, x_strides), (w_shape, w_strides), (y_shape, y_strides))
-    in_channels, out_channels = x_shape[1], y_shape[1]
-    problem = Problem(
-        direction=direction,
-        batch=x_shape[0],
-        in_channels=in_channels,
-        out_channels=out_channels,
-        groups=groups,
-        height=height,
-        width=width,
-        dtype=DTYPE_NAMES[dtype],  # type: ignore[arg-type]
-        math=float32_math(
-            direction, in_channels // groups, out_channels // groups, tf32_allowed=tf32
-        ),
+    problem = Problem.of(
+        direction,
+        x_shape,
+        w_shape,
+        geometry,
+        dtype=DTYPE_NAMES[dtype],
+        tf32=tf32,
         bias=bias,
-        x_layout=_layout(x_strides),
-        y_layout=_layout(y_strides),
-        wide_offsets=any(_reach(*tensor) > WIDE_OFFSET for tensor in tensors),
-        x_aligned=direction == "forward" and aligned and _on_vectors(x_strides, dtype.itemsize),
+        strides=(x_strides, w_strides, y_strides),
+        aligned=aligned,
     )
     return _Call(problem, y_shape, (x_strides, w_strides, y_strides), settings, device)
 
@@ -520,25 +485,6 @@ def _prepare(
         error.plan = chosen
         raise
     return _Prepared(chosen, kernels)
-
-
-def _layout(strides: Sizes) -> Layout:
-    """Which axis is innermost in memory: the order in which a kernel's reads are coalesced."""
-    _, channel, _, column = strides
-    return "channels_last" if channel == 1 and column > 1 else "contiguous"
-
-
-def _on_vectors(strides: Sizes, item_bytes: int) -> bool:
-    """Whether a tensor map can describe it, given its address on 16 bytes: adjacent columns, all
-    else on 16 bytes.
-    """
-    *outer, columns = strides
-    return columns == 1 and all(stride * item_bytes % 16 == 0 and stride > 0 for stride in outer)
-
-
-def _reach(shape: Sizes, strides: Sizes) -> int:
-    """The largest element offset in a tensor."""
-    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _allocations(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:

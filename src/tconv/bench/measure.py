@@ -94,7 +94,7 @@ class Options:
 
     def math(self, layer: Layer, direction: Direction) -> Math:
         """The arithmetic of ours; PyTorch's CPU operators know no TF32."""
-        return layer.math(direction, self.dtype, self.tf32) if self.plans else "ieee"
+        return self.problem(layer, direction).math if self.plans else "ieee"
 
     def what(self, layer: Layer, direction: Direction) -> dict[str, Any]:
         """The columns of `What` and `How`."""

@@ -18,13 +18,7 @@ from tconv.export.layer import Layer
 from tconv.export.problem_file import Call, ExportError, Rewritten
 from tconv.jit.target import Target
 from tconv.plan import Plan, plan
-from tconv.problem import (
-    TF32_LEAST_CHANNELS,
-    WIDE_OFFSET,
-    Axis,
-    Direction,
-    Problem,
-)
+from tconv.problem import Direction, Problem
 
 DEFAULT_ARCH = "sm_90a"
 """What an export is planned for where the caller names nothing."""
@@ -172,43 +166,13 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
 
 
 def _problem(call: Call, direction: Direction) -> Problem:
-    """The problem of one direction, as PyTorch's default flags make it."""
-    batch, in_channels, *size = call.input_shape
-    height, width = (
-        Axis(*values)
-        for values in zip(
-            size,
-            call.weight_shape[2:],
-            call.stride,
-            call.padding,
-            call.output_padding,
-            call.dilation,
-            strict=True,
-        )
-    )
-    out_channels = call.weight_shape[1] * call.groups
-    reduced = {
-        "forward": in_channels // call.groups,
-        "input_gradient": call.weight_shape[1],
-        "weight_gradient": min(in_channels // call.groups, call.weight_shape[1]),
-    }[direction]
-    counts = (
-        batch * in_channels * height.size * width.size,
-        batch * out_channels * height.output_size * width.output_size,
-    )
-    return Problem(
-        direction=direction,
-        batch=batch,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        groups=call.groups,
-        height=height,
-        width=width,
-        math="tf32" if reduced >= TF32_LEAST_CHANNELS else "ieee",
-        bias=call.bias and direction == "forward",
-        wide_offsets=max(counts) > WIDE_OFFSET,
-        # A contiguous input, as PyTorch allocates it, has its rows on 16 bytes.
-        x_aligned=direction == "forward" and width.size % 4 == 0,
+    """The problem of one direction on contiguous tensors, as PyTorch's default flags make it."""
+    return Problem.of(
+        direction,
+        call.input_shape,
+        call.weight_shape,
+        (call.stride, call.padding, call.output_padding, call.dilation, call.groups),
+        bias=call.bias,
     )
 
 

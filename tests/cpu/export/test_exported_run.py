@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from exported import HALF, PROBLEMS, assert_right, export_half, load, on_emulator
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
 from tconv import plan
-from tconv.export import Layer, export_file, write
+from tconv.export import Layer, export_file
 from tconv.export.families import EXPORTS
 from tconv.kernels import (
     FAMILIES,
@@ -123,7 +123,7 @@ def test_every_family_that_can_be_exported_runs(stem, tmp_path, monkeypatch):
     layer = Layer(channels, rows, (4, 4), (2, 2), (1, 1), batch=2, size=(6, 8))
     monkeypatch.setenv("TCONV_KERNEL", stem)
     if strict:
-        monkeypatch.setattr(write, "TF32_LEAST_CHANNELS", channels + 1)
+        monkeypatch.setattr("tconv.problem.TF32_LEAST_CHANNELS", channels + 1)
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     export_file(None, layer, tmp_path / "model_new.py")
     module = load(tmp_path / "model_new.py")
