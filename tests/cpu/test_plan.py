@@ -214,3 +214,14 @@ def test_picks_are_measured_and_near_the_best(monkeypatch):
     assert [pick for pick in found if pick.loss is None] == []
     assert fit_costs.mean_loss(found) <= 1.05
     assert max(pick.loss for pick in found) <= 1.25
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
+def test_planning_lists_no_phases_of_a_giant_stride(arch):
+    giant, short = Axis(2, 1, 2**28), Axis(9, 5, 6)
+    for axes in ((giant, short), (short, giant)):
+        for math in ("ieee", "tf32"):
+            problem = Problem("forward", 1, 16, 16, 1, *axes, math=math)
+            assert "phases" not in vars(giant)
+            assert plan(problem, Target.named(arch)).stem == "general_forward"
+            assert "phases" not in vars(giant)

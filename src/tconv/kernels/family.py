@@ -42,6 +42,9 @@ ELEMENT_TYPES = {
 
 MAX_GRID = 2**31 - 1
 
+MOST_LISTED_PHASES = 1024
+"""Phases of an axis that a kernel lists. A stride of 2**28 on two pixels took 24 GB to plan."""
+
 TILES_REMEMBERED = 64
 """Tiles laid over problems that a family keeps: while a problem is planned, one after the other.
 
@@ -101,10 +104,12 @@ def stride_fields(prefix: str, names: str, index: str) -> tuple[tuple[str, str],
 
 
 def phases_why_not(problem: Problem) -> str | None:
-    """`coordinates_why_not`, and for forward kernels that compute all phases a reason if some have
-    no output: with long strides these are nearly all, and too many to list.
+    """`coordinates_why_not`, and for forward kernels that compute all phases a reason if these are
+    more than `MOST_LISTED_PHASES`, or some have no output.
     """
     for name, axis in (("height", problem.height), ("width", problem.width)):
+        if axis.stride > MOST_LISTED_PHASES:
+            return f"lists {MOST_LISTED_PHASES} phases along {name} at most, not {axis.stride}"
         if axis.used_phases < axis.stride:
             found = f"{axis.used_phases} have outputs"
             return f"computes all {axis.stride} phases along {name}, of which {found}"
