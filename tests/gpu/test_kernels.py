@@ -325,20 +325,6 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
                     assert torch.equal(out.view(torch.int32), want.view(torch.int32)), candidate
 
 
-@pytest.mark.parametrize("layout", ("contiguous", "strided"))
-def test_layers_of_few_outputs_and_many_taps(layout, monkeypatch):
-    torch.backends.cudnn.allow_tf32 = True
-    monkeypatch.setenv("TCONV_KERNEL", "mma_overlap_forward")  # an error where it cannot serve
-    for case in (
-        Case(2, 56, 1, 1, (70, 133), (9, 9), (3, 3), (4, 4), (2, 2)),
-        Case(3, 128, 3, 1, (17, 128), (4, 4), (2, 2), (1, 1)),
-        Case(40, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1), bias=False),
-        Case(2, 40, 2, 1, (31, 300), (5, 4), (1, 3), (2, 0), (0, 1)),
-        Case(1, 16, 3, 2, (11, 131), (3, 5), (2, 3), (1, 2), (0, 1), (2, 2)),
-    ):
-        assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
-
-
 @on_hopper
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))
 @pytest.mark.parametrize("tile", sm90_tf32_overlap_forward.TILES, ids=str)

@@ -186,16 +186,6 @@ def _launched_tiles(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _mma_overlap_forward(plan: Plan) -> dict[str, Any]:
-    laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
-    rows = laid.tile_rows(plan.target)
-    return {
-        **_launched_tiles(plan),
-        "widths": (plan.problem.width.size, plan.problem.width.output_size),
-        "tile": (rows, laid.strip),
-    }
-
-
 def _sm90_tf32_overlap_forward(plan: Plan) -> dict[str, Any]:
     laid = cast(Any, family(plan.stem)).layout(plan.problem, plan.tile)
     return {
@@ -223,9 +213,6 @@ EXPORTS = {
     ),
     "sm90_split_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
     "mma_forward": Export("prepare_mma_forward", _mma_forward, least=LEAST_CP_ASYNC),
-    "mma_overlap_forward": Export(
-        "prepare_mma_overlap_forward", _mma_overlap_forward, least=LEAST_CP_ASYNC
-    ),
     "direct_forward": Export("prepare_direct_forward", _tiled, least=LEAST_CP_ASYNC),
     "general_forward": Export("prepare_general_forward", _implicit_gemm),
     "general_input_gradient": Export("prepare_general_input_gradient", _implicit_gemm),

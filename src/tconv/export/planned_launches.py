@@ -90,23 +90,6 @@ def prepare_mma_forward(constants, x, weight, bias, y, parameters):  # type: ign
     return [(1, {"counts": counted.data_ptr()}), (blocks, arguments)], counted
 
 
-def prepare_mma_overlap_forward(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
-    """Blocks and arguments of the kernel mma_overlap_forward."""
-    # How an image is cut into strips depends on its width.
-    if (x.shape[3], y.shape[3]) != constants["widths"]:
-        return None
-    tile_rows, strip = constants["tile"]
-    counts = (
-        ceiling_divide(count_pixels(y, parameters, 0), tile_rows),
-        ceiling_divide(y.shape[3], strip * parameters.stride[1]),
-    )
-    launch = tiled_launch(constants, x, weight, bias, y, counts)
-    if launch is not None:
-        ((_, arguments),), _ = launch
-        arguments["tile_rows"] = tile_rows
-    return launch
-
-
 def prepare_general_input_gradient(constants, x, weight, bias, y, parameters):  # type: ignore[no-untyped-def]
     """Blocks and arguments of the kernel general_input_gradient; x is written."""
     pixels = x.shape[0] * x.shape[2] * x.shape[3]

@@ -78,7 +78,7 @@ def test_general_kernels_round_to_tf32_where_the_contract_says(module):
     "kernel",
     (
         "", "general_forward", "sm90_tf32_forward", "sm90_tf32_flat_forward",
-        "sm90_tf32_wide_forward", "sm90_tf32_overlap_forward", "mma_overlap_forward",
+        "sm90_tf32_wide_forward", "sm90_tf32_overlap_forward",
     ),
 )  # fmt: skip
 @pytest.mark.parametrize("layer", PLANNED, ids=[f"layer{i}" for i in range(len(PLANNED))])
@@ -205,7 +205,7 @@ def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(
         assert (extension.launched[0] == kernel) == planned
 
 
-@pytest.mark.parametrize("kernel", ("mma_overlap_forward", "sm90_tf32_overlap_forward"))
+@pytest.mark.parametrize("kernel", ("sm90_tf32_overlap_forward",))
 def test_widths_that_were_not_planned_run_the_general_kernel(kernel, tmp_path, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", kernel)
     layer = Layer(20, 3, (4, 4), (2, 2), (1, 1), batch=2, size=(9, 70))

@@ -187,7 +187,6 @@ CASES = (STRIDE_2, EVEN, EMPTY_PHASES, BARE, PADDED, UNEVEN, ONE_CHANNEL, LONG_R
 FORWARD = {
     "direct_forward": CASES[:-1],
     "mma_forward": CASES[:-1],
-    "mma_overlap_forward": CASES,
     "sm90_tf32_wide_forward": CASES[:-1],
     "sm90_tf32_overlap_forward": (PADDED, UNEVEN, ONE_CHANNEL, LONG_ROWS),
 }
