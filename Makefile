@@ -1,7 +1,7 @@
 # make demo       the demonstration, on the GPU if there is one, else on the CPU
-# make test       every check that needs no GPU: ruff, mypy, pytest tests/cpu
+# make test       every check that needs no GPU: ruff, clang-format, mypy, pytest tests/cpu
 # make test-gpu   pytest tests/gpu, on a machine with a CUDA device
-# make format     let ruff rewrite the sources
+# make format     let ruff and clang-format rewrite the sources
 # make clean      remove what the targets above made, the virtual environment included
 #
 # Each target sets itself up: it needs python3 (>= 3.10, with its venv module), g++ and make, and
@@ -16,6 +16,8 @@ JOBS ?= 2
 ARGS ?=
 
 STAMP := $(VENV)/.tconv-installed
+CLANG_FORMAT = -c 'import sys, clang_format; sys.exit(clang_format.clang_format())'
+SOURCES = $(shell find src tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
 ifeq ($(VENV),system)
 USE_SYSTEM := 1
@@ -60,11 +62,13 @@ test: lint types test-cpu
 
 # Where nothing may be installed, a missing ruff or mypy is said and passed over.
 tool = if [ "$(USE_SYSTEM)" = 1 ] && ! $(RUN) -c "import $(1)" 2>/dev/null; \
-  then echo "$(1): not installed for $(PYTHON), left out"; else $(RUN) -m $(1) $(2); fi
+  then echo "$(1): not installed for $(PYTHON), left out"; else $(RUN) $(or $(3),-m $(1)) $(2); fi
 
 lint: $(SETUP)
 	@$(call tool,ruff,check)
 	@$(call tool,ruff,format --check)
+	@$(call tool,clang_format,--dry-run --Werror $(SOURCES),$(CLANG_FORMAT))
+	@! grep -nE '^.{101,}' $(SOURCES) || { echo "lines of more than 100 columns"; exit 1; }
 
 types: $(SETUP)
 	@$(call tool,mypy)
@@ -78,6 +82,7 @@ test-gpu: $(SETUP)
 format: $(SETUP)
 	@$(RUN) -m ruff check --fix
 	@$(RUN) -m ruff format
+	@$(RUN) $(CLANG_FORMAT) -i $(SOURCES)
 
 clean:
 	rm -rf $(if $(filter system,$(VENV)),,$(VENV)) demo-output build dist \

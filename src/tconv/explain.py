@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tconv import includes
 from tconv.bench.floors import Ceilings, Floor, arithmetic, floor
 from tconv.drawing import outputs_of
 from tconv.errors import CompileError, MissingDependencyError, NoKernelError
@@ -20,9 +21,6 @@ from tconv.layers import Layer
 from tconv.messages import one_line
 from tconv.plan import Candidate, Plan, candidates, plan
 from tconv.problem import Axis, Direction, DType, Layout, Problem
-
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>[ \t]*$", re.MULTILINE)
-_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -236,24 +234,8 @@ def whole_text(source: KernelSource) -> str:
     Each header stands where it is first included; the layer's constants and arguments, which are
     generated, stand where the kernel's own file begins.
     """
-    seen: set[str] = set()
-
-    def inlined(text: str) -> str:
-        def replace(match: re.Match[str]) -> str:
-            name = match[1]
-            path = KERNELS / name
-            if name in seen:
-                return ""
-            if not path.is_file():
-                return match[0]
-            seen.add(name)
-            body = _ONCE.sub("", path.read_text())
-            return f"// {name}\n{inlined(body).rstrip()}\n"
-
-        return _INCLUDE.sub(replace, text)
-
     # Two blank lines at most, where headers that stand further up were included.
-    return re.sub(r"\n{4,}", "\n\n\n", inlined(source.text()))
+    return re.sub(r"\n{4,}", "\n\n\n", includes.inlined(source.text(), KERNELS))
 
 
 def _axis_record(axis: Axis) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tconv import includes
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
-from tconv.kernels.source import KERNEL_DIRECTORY
+from tconv.kernels.source import KERNEL_DIRECTORY, file_of
 from tconv.layers import read_layers
 from tconv.plan import candidates, make_plan, plan
 from tconv.problem import Axis, Problem
@@ -197,10 +198,9 @@ def test_what_is_packed_is_waited_for():
     }
     assert len(packed) == 5
     for stem in packed:
-        text = (KERNEL_DIRECTORY / f"{stem}.cu").read_text()
-        shared = re.findall(r"#include <(common/\S+)>", text)
-        texts = [text, *((KERNEL_DIRECTORY / header).read_text() for header in shared)]
-        assert any("ptx::griddepcontrol_wait()" in text for text in texts), stem
+        texts = includes.files(file_of(stem), KERNEL_DIRECTORY)
+        own = [text for name, text in texts.items() if not name.startswith("ptx/")]
+        assert any("ptx::griddepcontrol_wait()" in text for text in own), stem
 
 
 def test_picks_are_measured_and_near_the_best(monkeypatch):

@@ -18,14 +18,13 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from tconv.kernels.source import KERNEL_DIRECTORY, Constant, KernelSource
+from tconv import includes
+from tconv.kernels.source import KERNEL_DIRECTORY, Constant, KernelSource, file_of
 
 DIRECTORY = Path(__file__).resolve().parent
 
 ELEMENT_HEADER = "common/element.cuh"
 
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>[^\n]*\n", re.MULTILINE)
-_PRAGMA_ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 # Identifiers that are words of Python which KernelBench's static checks refuse anywhere in a file.
 _RENAMED = {"pass": "part_number", "try": "attempt", "except": "but"}
 
@@ -90,9 +89,9 @@ def cuda_text(planned: list[NamedKernel]) -> CudaText:
     general = (DIRECTORY / "general.cu").read_text(encoding="utf-8")
     words: dict[str, str] = {}
     files: dict[str, str] = {}
-    _collect(ELEMENT_HEADER, words, files)
-    for kernel in planned:
-        _collect(f"{kernel.source.stem}.cu", words, files)
+    for name in (ELEMENT_HEADER, *(file_of(kernel.source.stem) for kernel in planned)):
+        for reached, text in includes.files(name, KERNEL_DIRECTORY).items():
+            (words if reached.startswith("ptx/") else files).setdefault(reached, text)
     files["general.cu"] = general
     rows = [
         f"    TCONV_ENTRY({namespace}, {name}, {GENERAL_THREADS}, 0)\n"
@@ -116,9 +115,8 @@ def cuda_text(planned: list[NamedKernel]) -> CudaText:
 
 def kernel_files(source: KernelSource) -> list[str]:
     """The files that a planned kernel's namespace holds, each after those that it includes."""
-    files: dict[str, str] = {}
-    _collect(f"{source.stem}.cu", {}, files)
-    return [name for name in files if name != ELEMENT_HEADER]
+    reached = includes.files(file_of(source.stem), KERNEL_DIRECTORY)
+    return [name for name in reached if name != ELEMENT_HEADER and not name.startswith("ptx/")]
 
 
 def arguments(source: KernelSource) -> str:
@@ -172,17 +170,6 @@ def _declaration(name: str, value: Constant) -> str:
     elements = ", ".join(map(str, value))
     text = f"__device__ constexpr int {name}[{len(value)}] = {{{elements}}};"
     return "\n".join(textwrap.wrap(text, 100, subsequent_indent="    "))
-
-
-def _collect(name: str, words: dict[str, str], files: dict[str, str]) -> None:
-    """Adds a file after those that it includes, each once; ptx/ to `words`, the rest to `files`."""
-    into = words if name.startswith("ptx/") else files
-    if name in into:
-        return
-    text = (KERNEL_DIRECTORY / name).read_text(encoding="utf-8")
-    for included in _INCLUDE.findall(text):
-        _collect(included, words, files)
-    into[name] = _PRAGMA_ONCE.sub("", _INCLUDE.sub("", text))
 
 
 _COMMENT = re.compile(r"//[^\n]*")

@@ -7,7 +7,7 @@ TCONV_DEVICE float rounded(float value, bool round_to_tf32) {
 }
 TCONV_DEVICE double rounded(double value, bool) { return value; }
 
-// --- the output, and the gradient of the input ----------------------------------------------------
+// --- the output, and the gradient of the input
 //
 // Both are dense correlations. Along one axis, with stride s, padding p and dilation d:
 //
@@ -27,7 +27,8 @@ struct Arguments {
     long long source_stride_n, source_stride_c, source_stride_h, source_stride_w;
     long long weight_stride_group, weight_stride_row, weight_stride_channel;
     long long weight_stride_h, weight_stride_w;
-    long long destination_stride_n, destination_stride_c, destination_stride_h, destination_stride_w;
+    long long destination_stride_n, destination_stride_c, destination_stride_h,
+        destination_stride_w;
     long long tiles;
     int batch, groups, rows, channels;
     int source_height, source_width, destination_height, destination_width;
@@ -40,15 +41,16 @@ struct Arguments {
 constexpr int threads = 256;
 constexpr int depth = 16;  // channels staged in one step
 
-// The pixels and taps of one phase along one axis: of the index-th from the first output's on, where
-// 0 follows the last. Tap i of the phase is first_tap + i * tap_step.
+// The pixels and taps of one phase along one axis: of the index-th from the first output's on,
+// where 0 follows the last. Tap i of the phase is first_tap + i * tap_step.
 struct Axis {
     int taps, first_tap, tap_step;
     int source_first, source_pixel, source_tap;  // source = first + pixel * .. + tap * ..
     int destination_first, destination_pixel;
 
     template <bool output>
-    TCONV_DEVICE static Axis of_phase(int index, int kernel, int stride, int padding, int dilation) {
+    TCONV_DEVICE static Axis of_phase(int index, int kernel, int stride, int padding,
+                                      int dilation) {
         if (!output) return {kernel, 0, 1, -padding, stride, dilation, 0, 1};
         int before_0 = stride - padding % stride;
         int phase = index < before_0 ? padding % stride + index : index - before_0;
@@ -63,7 +65,8 @@ struct Axis {
         long long reach = static_cast<long long>(axis.first_tap) * dilation;
         int first_q = padding / stride;
         axis.source_first = first_q - static_cast<int>((reach - phase) / stride);
-        axis.source_tap = -static_cast<int>(static_cast<long long>(axis.tap_step) * dilation / stride);
+        axis.source_tap =
+            -static_cast<int>(static_cast<long long>(axis.tap_step) * dilation / stride);
         axis.destination_first = first_q * stride + phase - padding;
         return axis;
     }
@@ -273,10 +276,10 @@ using Narrow = Tile<Element, output, 1, 4, 1>;
         TCONV_SHARED Work::Shared shared;               \
         Work::run(arguments, shared);                   \
     }
-#define TCONV_CORRELATIONS(dtype, Element)                                \
-    TCONV_CORRELATION(any_forward_##dtype, Element, true, Wide)           \
-    TCONV_CORRELATION(any_forward_narrow_##dtype, Element, true, Narrow)  \
-    TCONV_CORRELATION(any_input_gradient_##dtype, Element, false, Wide)   \
+#define TCONV_CORRELATIONS(dtype, Element)                               \
+    TCONV_CORRELATION(any_forward_##dtype, Element, true, Wide)          \
+    TCONV_CORRELATION(any_forward_narrow_##dtype, Element, true, Narrow) \
+    TCONV_CORRELATION(any_input_gradient_##dtype, Element, false, Wide)  \
     TCONV_CORRELATION(any_input_gradient_narrow_##dtype, Element, false, Narrow)
 
 TCONV_CORRELATIONS(float32, float)
@@ -286,7 +289,7 @@ TCONV_CORRELATIONS(bfloat16, bfloat16)
 
 }  // namespace correlation
 
-// --- the gradient of the weight -------------------------------------------------------------------
+// --- the gradient of the weight
 //
 //     gw[ci, co, ty, tx] = sum over (n, iy, ix) of
 //         x[n, ci, iy, ix] * gy[n, co, iy*stride - padding + ty*dilation, ...]
@@ -423,10 +426,10 @@ TCONV_DEVICE void run(const Arguments& a, Shared<typename Accumulator<Element>::
     }
 }
 
-#define TCONV_REDUCTION(dtype, Element)                          \
-    TCONV_KERNEL(any_weight_gradient_##dtype, threads, 2) {      \
-        TCONV_SHARED Shared<Accumulator<Element>::type> shared;  \
-        run<Element>(arguments, shared);                         \
+#define TCONV_REDUCTION(dtype, Element)                         \
+    TCONV_KERNEL(any_weight_gradient_##dtype, threads, 2) {     \
+        TCONV_SHARED Shared<Accumulator<Element>::type> shared; \
+        run<Element>(arguments, shared);                        \
     }
 
 TCONV_REDUCTION(float32, float)

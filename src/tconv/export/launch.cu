@@ -11,12 +11,11 @@ struct Kernel {
     size_t argument_bytes;
 };
 
-#define TCONV_ENTRY(space, name, threads, shared_bytes)                              \
-    {#name, reinterpret_cast<const void*>(&space::name), threads, shared_bytes,      \
+#define TCONV_ENTRY(space, name, threads, shared_bytes)                         \
+    {#name, reinterpret_cast<const void*>(&space::name), threads, shared_bytes, \
      sizeof(space::Arguments)},
 
-static const Kernel kernels[] = {
-@KERNELS@};
+static const Kernel kernels[] = {@KERNELS @};
 
 // Null, or what went wrong.
 const char* launch_kernel(const char* name, unsigned blocks, const void* arguments, size_t bytes,

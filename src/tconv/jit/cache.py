@@ -35,7 +35,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tconv import settings
+from tconv import includes, settings
 from tconv.jit import files
 
 FORMAT = 2
@@ -59,8 +59,6 @@ _ENTRY_NAME = re.compile(_KEY.pattern + re.escape(SUFFIX))
 _SOURCE_NAME = re.compile(_KEY.pattern + r"\.(cu|cpp)")
 _TEMPORARY_NAME = re.compile(r"\..{1,100}\.[0-9a-f]{16}" + re.escape(files.TEMPORARY_SUFFIX))
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
-
 T = TypeVar("T")
 
 _logger = logging.getLogger("tconv")
@@ -75,6 +73,7 @@ def source_digest(text: str, include_dirs: Sequence[Path], parts: Iterable[str] 
         include_dirs: the include path, in order. Every file that the text reaches through
             `#include` there is hashed under the name it was included by, so that moving the
             folder changes nothing; a header found nowhere (the compiler's own) counts by name.
+            Conditions are not evaluated, which can only make two keys differ that need not.
         parts: all else: options, architecture, compiler and its version.
     """
     digest = hashlib.sha256()
@@ -88,37 +87,10 @@ def source_digest(text: str, include_dirs: Sequence[Path], parts: Iterable[str] 
     for part in parts:
         add("part", part)
     add("text", text)
-    for name, content in _reached(text, include_dirs):
+    for name, content in includes.reached(text, include_dirs):
         add("include", name)
         add("content" if content is not None else "elsewhere", content or b"")
     return digest.hexdigest()
-
-
-def _reached(text: str, include_dirs: Sequence[Path]) -> Iterator[tuple[str, bytes | None]]:
-    """Each include that `text` reaches, once, in a fixed order: its name and its content.
-
-    NOTE: conditions are not evaluated, so this is a superset of what the compiler reads, which
-    can only make two keys differ that need not.
-    """
-    seen: set[str] = set()
-    pending: list[tuple[str, Path | None]] = [(text, None)]
-    while pending:
-        current, folder = pending.pop()
-        for opening, name in _INCLUDE.findall(current):
-            beside = [folder] if opening == '"' and folder is not None else []
-            path = next(
-                (base / name for base in [*beside, *include_dirs] if (base / name).is_file()), None
-            )
-            identity = name if path is None else str(path)
-            if identity in seen:
-                continue
-            seen.add(identity)
-            if path is None:
-                yield name, None
-                continue
-            content = path.read_bytes()
-            yield name, content
-            pending.append((content.decode(errors="replace"), path.parent))
 
 
 @dataclass(frozen=True)

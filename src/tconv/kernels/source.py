@@ -7,15 +7,29 @@ host packs, so the two sides cannot disagree.
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+
+from tconv import includes
 
 KERNEL_DIRECTORY = Path(__file__).resolve().parent
 
 Constant = int | float | bool | str | tuple[int, ...]
+
+
+@cache
+def file_of(stem: str) -> str:
+    """A kernel's file, from the folder of kernels on: `<family>/<stem>.cu`.
+
+    Raises:
+        FileNotFoundError: no family has it.
+    """
+    for path in KERNEL_DIRECTORY.glob(f"*/{stem}.cu"):
+        return path.relative_to(KERNEL_DIRECTORY).as_posix()
+    raise FileNotFoundError(f"no folder of {KERNEL_DIRECTORY} has {stem}.cu")
+
 
 TENSOR_MAP = "ptx::TensorMap"
 TENSOR_MAP_BYTES = 128
@@ -29,7 +43,8 @@ class KernelSource:
     """The text of one kernel, specialised for one layer and tile.
 
     Attributes:
-        stem: the kernel's name: `<stem>.cu`, its entry point, the cache entry, the profiler's row.
+        stem: the kernel's name: `<family>/<stem>.cu`, its entry point, the cache entry, the
+            profiler's row.
         constants: name and value of each member of `struct Layer`; a str value is a C++ type
             (`using name = value;`), a tuple an array of int.
         arguments: name and C type of each field of `struct Arguments`, in order.
@@ -63,7 +78,7 @@ class KernelSource:
     @property
     def path(self) -> Path:
         """The kernel's `.cu` file."""
-        return KERNEL_DIRECTORY / f"{self.stem}.cu"
+        return KERNEL_DIRECTORY / file_of(self.stem)
 
     def text(self) -> str:
         """The complete translation unit: the generated structs, then the kernel's file."""
@@ -85,7 +100,7 @@ class KernelSource:
             f"struct Arguments {{\n{fields}}};\n"
             f"{again}"
             f"struct Layer {{\n{constants}}};\n"
-            f"#include <{self.stem}.cu>\n"
+            f"#include <{file_of(self.stem)}>\n"
         )
 
     @cached_property
@@ -130,32 +145,19 @@ class KernelSource:
         return layout.pack(*(values[name] for name in names))
 
 
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>[^\n]*\n", re.MULTILINE)
-
-
 def _inner(source: KernelSource) -> str:
     """A kernel's functions in `namespace again`, for another kernel that ends with them."""
-    files: dict[str, str] = {}
-    _collect(f"{source.stem}.cu", files)
-    includes = "".join(f"#include <{name}>\n" for name in files if name.startswith("ptx/"))
+    files = includes.files(file_of(source.stem), KERNEL_DIRECTORY)
+    first = "".join(f"#include <{name}>\n" for name in files if name.startswith("ptx/"))
     texts = "".join(text for name, text in files.items() if not name.startswith("ptx/"))
     constants = "".join(
         f"    {_declaration(name, value)}\n"
         for name, value in (("threads", source.threads), *source.constants)
     )
     return (
-        f"{includes}#define TCONV_INNER\nnamespace again {{\n"
+        f"{first}#define TCONV_INNER\nnamespace again {{\n"
         f"struct Layer {{\n{constants}}};\n{texts}\n}}\n#undef TCONV_INNER\n#define TCONV_AGAIN\n"
     )
-
-
-def _collect(name: str, files: dict[str, str]) -> None:
-    if name in files:
-        return
-    text = (KERNEL_DIRECTORY / name).read_text(encoding="utf-8")
-    for included in _INCLUDE.findall(text):
-        _collect(included, files)
-    files[name] = _INCLUDE.sub("", text).replace("#pragma once\n", "")
 
 
 def _field(type_: str) -> tuple[str, int, int]:

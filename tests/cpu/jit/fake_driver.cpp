@@ -52,11 +52,16 @@ int cuDeviceGetCount(int* count) { return *count = 2, 0; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-        case 75: return *value = capability, 0;        // compute capability, major
-        case 76: return *value = 0, 0;        // minor
-        case 16: return *value = 132, 0;      // multiprocessors
-        case 97: return *value = 232448, 0;   // shared memory of a block, opted in
-        case 38: return *value = 62914560, 0; // L2
+        case 75:
+            return *value = capability, 0;        // compute capability, major
+        case 76:
+            return *value = 0, 0;        // minor
+        case 16:
+            return *value = 132, 0;      // multiprocessors
+        case 97:
+            return *value = 232448, 0;   // shared memory of a block, opted in
+        case 38:
+            return *value = 62914560, 0; // L2
     }
     return 1;
 }
@@ -120,8 +125,8 @@ int cuTensorMapEncodeTiled(unsigned char* map, int dtype, unsigned rank, void* a
     if ((uintptr_t)map % 64 != 0) return 1;
     if (address == (void*)0xBAD0) return 1;
     std::memset(map, 0, 128);
-    unsigned char head[] = {(unsigned char)dtype,   (unsigned char)rank,
-                            (unsigned char)swizzle, (unsigned char)l2_promotion,
+    unsigned char head[] = {(unsigned char)dtype,    (unsigned char)rank,
+                            (unsigned char)swizzle,  (unsigned char)l2_promotion,
                             (unsigned char)oob_fill, (unsigned char)interleave};
     std::memcpy(map, head, sizeof head);
     std::memcpy(map + 8, &address, 8);

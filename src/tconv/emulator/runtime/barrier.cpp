@@ -17,10 +17,10 @@ struct Barrier {
 Barrier barriers[16];
 
 const char* const block_wide_name = "__syncthreads()";
-const char* const names[16] = {
-    "bar.sync 0",  "bar.sync 1",  "bar.sync 2",  "bar.sync 3", "bar.sync 4",  "bar.sync 5",
-    "bar.sync 6",  "bar.sync 7",  "bar.sync 8",  "bar.sync 9", "bar.sync 10", "bar.sync 11",
-    "bar.sync 12", "bar.sync 13", "bar.sync 14", "bar.sync 15"};
+const char* const names[16] = {"bar.sync 0",  "bar.sync 1",  "bar.sync 2",  "bar.sync 3",
+                               "bar.sync 4",  "bar.sync 5",  "bar.sync 6",  "bar.sync 7",
+                               "bar.sync 8",  "bar.sync 9",  "bar.sync 10", "bar.sync 11",
+                               "bar.sync 12", "bar.sync 13", "bar.sync 14", "bar.sync 15"};
 
 void arrive(unsigned id, unsigned count, bool block_wide, bool sync, Location at) {
     const char* name = block_wide ? block_wide_name : names[id];

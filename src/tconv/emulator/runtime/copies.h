@@ -22,8 +22,7 @@ void mark_pending(unsigned char* pointer, uint64_t bytes);
 void mark_delivered(unsigned char* pointer, uint64_t bytes);
 
 // Reads and writes of shared memory by the async proxy.
-void async_read(void* to, const unsigned char* from, uint64_t bytes, const char* what,
-                Location at);
+void async_read(void* to, const unsigned char* from, uint64_t bytes, const char* what, Location at);
 void async_write(unsigned char* to, const void* from, uint64_t bytes);
 void reset_views();
 

@@ -70,8 +70,8 @@ void copy_async(void* destination, const void* source, uint32_t bytes, uint32_t 
     auto* target = static_cast<unsigned char*>(destination);
     mark_pending(target, bytes);
     ThreadCopies& copies = own();
-    copies.copies.push_back({target, static_cast<const unsigned char*>(source), bytes,
-                             source_bytes, copies.copy_group});
+    copies.copies.push_back({target, static_cast<const unsigned char*>(source), bytes, source_bytes,
+                             copies.copy_group});
 }
 
 void copy_async_commit() { ++own().copy_group; }

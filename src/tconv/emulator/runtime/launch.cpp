@@ -14,8 +14,8 @@ void run_all(const Kernel& kernel, const Launch& launch, Report& report) {
     block_dim = {launch.threads, 1, 1};
     if (launch.argument_bytes != kernel.argument_bytes) {
         fail_at_thread("its Arguments take %llu bytes, the launcher brought %llu",
-                    (unsigned long long)kernel.argument_bytes,
-                    (unsigned long long)launch.argument_bytes);
+                       (unsigned long long)kernel.argument_bytes,
+                       (unsigned long long)launch.argument_bytes);
         return;
     }
     grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};

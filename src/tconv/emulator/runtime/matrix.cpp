@@ -111,8 +111,8 @@ void load_matrices(const char* what, uint32_t* destination, const void* row, int
     collective(all_lanes, what, &move, compute_move<true>, at);
 }
 
-void store_matrices(const char* what, void* row, const uint32_t* source, int count,
-                    bool transposed, Location at) {
+void store_matrices(const char* what, void* row, const uint32_t* source, int count, bool transposed,
+                    Location at) {
     MatrixMove move = {what, static_cast<unsigned char*>(row), const_cast<uint32_t*>(source), count,
                        transposed};
     collective(all_lanes, what, &move, compute_move<false>, at);

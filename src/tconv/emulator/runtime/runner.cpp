@@ -16,8 +16,8 @@
 #endif
 
 extern "C" const emulator::Kernel tconv_emulator_kernel;
-extern "C" int tconv_emulator_launch(const emulator::Kernel* kernel,
-                                     const emulator::Launch* launch, emulator::Report* report);
+extern "C" int tconv_emulator_launch(const emulator::Kernel* kernel, const emulator::Launch* launch,
+                                     emulator::Report* report);
 
 // NOTE: no stacks of the sanitizer's own for locals: a thread's frames must stay on its fiber's.
 extern "C" EMULATOR_API const char* __asan_default_options() {

@@ -60,9 +60,9 @@ void allocate_shared(const Kernel& kernel, uint64_t bytes) {
 #ifndef TCONV_SANITIZE  // whose red zones make the static part longer
     if (static_bytes - anchor_bytes + bytes > shared_limit) {
         fail_at_thread(
-             "%llu bytes of static and %llu of dynamic shared memory are more than any GPU's %llu",
-             (unsigned long long)(static_bytes - anchor_bytes), (unsigned long long)bytes,
-             (unsigned long long)shared_limit);
+            "%llu bytes of static and %llu of dynamic shared memory are more than any GPU's %llu",
+            (unsigned long long)(static_bytes - anchor_bytes), (unsigned long long)bytes,
+            (unsigned long long)shared_limit);
     }
 #endif
 }
@@ -80,21 +80,24 @@ void check_shared_guards() {
     uint64_t padded = (dynamic_bytes + alignment - 1) / alignment * alignment;
     for (uint64_t i = dynamic_bytes; i < padded; ++i) {
         if (dynamic[i] != 0x5c) {
-            fail_at_thread("out of bounds: a thread wrote at byte %llu of %llu bytes of "
-                               "dynamic shared memory",
-                 (unsigned long long)i, (unsigned long long)dynamic_bytes);
+            fail_at_thread(
+                "out of bounds: a thread wrote at byte %llu of %llu bytes of "
+                "dynamic shared memory",
+                (unsigned long long)i, (unsigned long long)dynamic_bytes);
         }
     }
     for (uint64_t i = 0; i < guard_bytes; i += 8) {
         if (std::memcmp(memory + i, &guard_word, 8) != 0) {
-            fail_at_thread("out of bounds: a thread wrote %llu bytes before dynamic shared "
-                               "memory",
-                 (unsigned long long)(guard_bytes - i));
+            fail_at_thread(
+                "out of bounds: a thread wrote %llu bytes before dynamic shared "
+                "memory",
+                (unsigned long long)(guard_bytes - i));
         }
         if (std::memcmp(dynamic + padded + i, &guard_word, 8) != 0) {
-            fail_at_thread("out of bounds: a thread wrote at byte %llu of %llu bytes of "
-                               "dynamic shared memory",
-                 (unsigned long long)(padded + i), (unsigned long long)dynamic_bytes);
+            fail_at_thread(
+                "out of bounds: a thread wrote at byte %llu of %llu bytes of "
+                "dynamic shared memory",
+                (unsigned long long)(padded + i), (unsigned long long)dynamic_bytes);
         }
     }
 #endif
@@ -156,8 +159,9 @@ void check_shared(const void* pointer, uint64_t bytes, unsigned align, const cha
              shared_address(pointer, at), align);
     }
     if (is_poisoned(pointer, bytes)) {
-        fail(at, "%s out of bounds of a shared array, or of bytes that an asynchronous copy has "
-                 "not delivered yet: %llu bytes at shared address 0x%x",
+        fail(at,
+             "%s out of bounds of a shared array, or of bytes that an asynchronous copy has "
+             "not delivered yet: %llu bytes at shared address 0x%x",
              what, (unsigned long long)bytes, shared_address(pointer, at));
     }
 }
@@ -178,9 +182,9 @@ void check_global(const void* pointer, uint64_t bytes, unsigned align, const cha
             address - allocation.address <= allocation.bytes - bytes) {
             return;
         }
-        if (nearest == nullptr || (allocation.address <= address &&
-                                   (nearest->address > address ||
-                                    allocation.address > nearest->address))) {
+        if (nearest == nullptr ||
+            (allocation.address <= address &&
+             (nearest->address > address || allocation.address > nearest->address))) {
             nearest = &allocation;
         }
     }

@@ -69,8 +69,8 @@ void for_each_row(const TensorMapRecord& map, const int32_t* coordinates, Visit 
         bool inside = first < last;
         for (unsigned d = 1; d < map.rank; ++d) {
             uint64_t count = box_count(map, d);
-            int64_t at = coordinates[d] + static_cast<int64_t>(rest % count) *
-                                              map.element_strides[d];
+            int64_t at =
+                coordinates[d] + static_cast<int64_t>(rest % count) * map.element_strides[d];
             rest /= count;
             inside = inside && at >= 0 && static_cast<uint64_t>(at) < map.sizes[d];
             address += static_cast<uint64_t>(at) * map.strides[d - 1];
@@ -121,57 +121,58 @@ static void read_box(const TensorMapRecord& map, const int32_t* coordinates, uin
                      unsigned char* image, Location at) {
     uint64_t bytes = row_bytes(map), pitch = row_pitch(map);
     std::vector<unsigned char> row_image(bytes);
-    for_each_row(map, coordinates, [&](uint64_t row, unsigned char* address, int64_t first,
-                                       int64_t last) {
-        // Out of bounds is zero, or the hardware's NaN: 0x7ff7 in every 16 bits of any type.
-        for (uint64_t i = 0; i < bytes; i += 2) {
-            row_image[i] = map.fill ? 0xf7 : 0;
-            row_image[i + 1] = map.fill ? 0x7f : 0;
-        }
-        if (first < last) {
-            uint64_t lead = static_cast<uint64_t>(first) * map.element_bytes;
-            uint64_t inside = static_cast<uint64_t>(last - first) * map.element_bytes;
-            check_global(address + lead, inside, 1, "a tensor load", at);
-            std::memcpy(row_image.data() + lead, address + lead, inside);
-            for (int64_t i = first; map.rounding == 1 && i < last; ++i) {
-                float value;
-                std::memcpy(&value, row_image.data() + 4 * i, 4);
-                uint32_t rounded = tf32_even_of(value);
-                std::memcpy(row_image.data() + 4 * i, &rounded, 4);
-            }
-        }
-        for (uint64_t chunk = 0; chunk < bytes; chunk += 16) {
-            std::memcpy(image + swizzled_offset(map, base, row * pitch + chunk),
-                        row_image.data() + chunk, 16);
-        }
-    });
+    for_each_row(map, coordinates,
+                 [&](uint64_t row, unsigned char* address, int64_t first, int64_t last) {
+                     // Out of bounds is zero, or the hardware's NaN: 0x7ff7 in every 16 bits of
+                     // any type.
+                     for (uint64_t i = 0; i < bytes; i += 2) {
+                         row_image[i] = map.fill ? 0xf7 : 0;
+                         row_image[i + 1] = map.fill ? 0x7f : 0;
+                     }
+                     if (first < last) {
+                         uint64_t lead = static_cast<uint64_t>(first) * map.element_bytes;
+                         uint64_t inside = static_cast<uint64_t>(last - first) * map.element_bytes;
+                         check_global(address + lead, inside, 1, "a tensor load", at);
+                         std::memcpy(row_image.data() + lead, address + lead, inside);
+                         for (int64_t i = first; map.rounding == 1 && i < last; ++i) {
+                             float value;
+                             std::memcpy(&value, row_image.data() + 4 * i, 4);
+                             uint32_t rounded = tf32_even_of(value);
+                             std::memcpy(row_image.data() + 4 * i, &rounded, 4);
+                         }
+                     }
+                     for (uint64_t chunk = 0; chunk < bytes; chunk += 16) {
+                         std::memcpy(image + swizzled_offset(map, base, row * pitch + chunk),
+                                     row_image.data() + chunk, 16);
+                     }
+                 });
 }
 
-void read_stored_box(const TensorMapRecord& map, const unsigned char* shared,
-                     unsigned char* image, Location at) {
+void read_stored_box(const TensorMapRecord& map, const unsigned char* shared, unsigned char* image,
+                     Location at) {
     for_each_piece(map, shared_address(shared, at), [&](uint64_t offset, uint64_t bytes) {
         check_shared(shared + offset, bytes, 16, "a tensor store", at);
         async_read(image + offset, shared + offset, bytes, "a tensor store", at);
     });
 }
 
-void store_box(const TensorMapRecord& map, const int32_t* coordinates,
-               const unsigned char* shared, const unsigned char* image, Location at) {
+void store_box(const TensorMapRecord& map, const int32_t* coordinates, const unsigned char* shared,
+               const unsigned char* image, Location at) {
     uint64_t bytes = row_bytes(map), pitch = row_pitch(map);
     uint32_t base = shared_address(shared, at);
     std::vector<unsigned char> row_image(bytes);
-    for_each_row(map, coordinates, [&](uint64_t row, unsigned char* address, int64_t first,
-                                       int64_t last) {
-        if (first >= last) return;  // out of bounds: not written
-        for (uint64_t chunk = 0; chunk < bytes; chunk += 16) {
-            std::memcpy(row_image.data() + chunk,
-                        image + swizzled_offset(map, base, row * pitch + chunk), 16);
-        }
-        uint64_t lead = static_cast<uint64_t>(first) * map.element_bytes;
-        uint64_t inside = static_cast<uint64_t>(last - first) * map.element_bytes;
-        check_global(address + lead, inside, 1, "a tensor store", at);
-        std::memcpy(address + lead, row_image.data() + lead, inside);
-    });
+    for_each_row(map, coordinates,
+                 [&](uint64_t row, unsigned char* address, int64_t first, int64_t last) {
+                     if (first >= last) return;  // out of bounds: not written
+                     for (uint64_t chunk = 0; chunk < bytes; chunk += 16) {
+                         std::memcpy(row_image.data() + chunk,
+                                     image + swizzled_offset(map, base, row * pitch + chunk), 16);
+                     }
+                     uint64_t lead = static_cast<uint64_t>(first) * map.element_bytes;
+                     uint64_t inside = static_cast<uint64_t>(last - first) * map.element_bytes;
+                     check_global(address + lead, inside, 1, "a tensor store", at);
+                     std::memcpy(address + lead, row_image.data() + lead, inside);
+                 });
 }
 
 // The destination of a transfer is under way from its issue to its delivery.

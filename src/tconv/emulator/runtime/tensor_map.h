@@ -31,9 +31,9 @@ uint64_t box_footprint(const TensorMapRecord& map);  // in shared memory, with g
 void check_tensor_store(const TensorMapRecord& map, const int* coordinates, Location at);
 
 // A tensor store in two steps: the box's bytes in shared memory, then those into the tensor.
-void read_stored_box(const TensorMapRecord& map, const unsigned char* shared,
-                     unsigned char* image, Location at);
-void store_box(const TensorMapRecord& map, const int32_t* coordinates,
-               const unsigned char* shared, const unsigned char* image, Location at);
+void read_stored_box(const TensorMapRecord& map, const unsigned char* shared, unsigned char* image,
+                     Location at);
+void store_box(const TensorMapRecord& map, const int32_t* coordinates, const unsigned char* shared,
+               const unsigned char* image, Location at);
 
 }  // namespace emulator

@@ -164,10 +164,18 @@ uint64_t shuffle(Shuffle kind, uint32_t mask, uint64_t value, uint32_t operand, 
     int source = lane;
     int delta = static_cast<int>(operand & 31u);
     switch (kind) {
-        case Shuffle::index: source = first | (delta & (width - 1)); break;
-        case Shuffle::up: source = lane - delta >= first ? lane - delta : lane; break;
-        case Shuffle::down: source = lane + delta <= last ? lane + delta : lane; break;
-        case Shuffle::exclusive_or: source = (lane ^ delta) <= last ? lane ^ delta : lane; break;
+        case Shuffle::index:
+            source = first | (delta & (width - 1));
+            break;
+        case Shuffle::up:
+            source = lane - delta >= first ? lane - delta : lane;
+            break;
+        case Shuffle::down:
+            source = lane + delta <= last ? lane + delta : lane;
+            break;
+        case Shuffle::exclusive_or:
+            source = (lane ^ delta) <= last ? lane ^ delta : lane;
+            break;
     }
     ShuffleOperand own = {value, source, 0};
     collective(mask, name, &own, compute_shuffle, at);

@@ -77,9 +77,8 @@ uint32_t chunk_address(const Descriptor& matrix, bool outer_major, uint32_t oute
     } else {
         uint32_t chunk = outer / chunk_elements;
         offset = k % 8 * row + chunk % chunks * 16;
-        offset += matrix.swizzle == 0
-                      ? k / 8 * matrix.leading + chunk * matrix.stride
-                      : k / 8 * matrix.stride + chunk / chunks * matrix.leading;
+        offset += matrix.swizzle == 0 ? k / 8 * matrix.leading + chunk * matrix.stride
+                                      : k / 8 * matrix.stride + chunk / chunks * matrix.leading;
     }
     uint32_t address = (matrix.start + offset) & 0x3ffffu;
     return address ^ (((address >> 7) - matrix.base) & (chunks - 1)) << 4;
@@ -94,8 +93,7 @@ void read_matrix(float (*to)[most_columns], uint64_t bits, MatrixType type, bool
     uint32_t outer_step = outer_major ? chunk_elements : 1;
     for (uint32_t k = 0; k < depth; k += k_step) {
         for (uint32_t outer = 0; outer < count; outer += outer_step) {
-            uint32_t address =
-                chunk_address(matrix, outer_major, first + outer, k, chunk_elements);
+            uint32_t address = chunk_address(matrix, outer_major, first + outer, k, chunk_elements);
             const unsigned char* pointer = shared_pointer(address);
             if (pointer == nullptr) {
                 fail(at, "%s out of bounds: nothing lies at shared address 0x%x", what, address);
@@ -174,8 +172,7 @@ struct Wait {
 
 std::size_t covered(const ThreadProducts& products, uint32_t left) {
     std::size_t count = 0;
-    while (count < products.issued.size() &&
-           products.issued[count].group + left < products.group) {
+    while (count < products.issued.size() && products.issued[count].group + left < products.group) {
         ++count;
     }
     return count;
@@ -201,7 +198,8 @@ void compute_wait(void* const (&operands)[32], uint32_t lanes, Location at) {
             Accumulators& accumulators = *find(*own, own->issued[i].d);
             if (--accumulators.pending > 0) continue;
             check_untouched(accumulators, at);
-            std::memcpy(accumulators.place, accumulators.values, accumulators.count * sizeof(float));
+            std::memcpy(accumulators.place, accumulators.values,
+                        accumulators.count * sizeof(float));
         }
         own->issued.erase(own->issued.begin(),
                           own->issued.begin() + static_cast<std::ptrdiff_t>(count));

@@ -7,8 +7,8 @@ namespace {
 
 // An entry.
 //
-// NOTE: an array that is indexed lies in device memory, which answers late; so entries of short ones are
-// told apart by comparisons, and one that all have in common is known.
+// NOTE: an array that is indexed lies in device memory, which answers late; so entries of short
+// ones are told apart by comparisons, and one that all have in common is known.
 template <int count>
 [[maybe_unused]] TCONV_DEVICE int entry(const int (&table)[count], int index) {
     bool same = true;

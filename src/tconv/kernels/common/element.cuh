@@ -29,7 +29,9 @@ TCONV_DEVICE float widen(bfloat16 value) { return ptx::cvt_f32_bf16(value.bits);
 // Rounds an accumulator to the element type, to nearest even; the one rounding of an output.
 TCONV_DEVICE void narrow(float value, float& element) { element = value; }
 TCONV_DEVICE void narrow(double value, double& element) { element = value; }
-TCONV_DEVICE void narrow(float value, float16& element) { element.bits = ptx::cvt_rn_f16_f32(value); }
+TCONV_DEVICE void narrow(float value, float16& element) {
+    element.bits = ptx::cvt_rn_f16_f32(value);
+}
 TCONV_DEVICE void narrow(float value, bfloat16& element) {
     element.bits = ptx::cvt_rn_bf16_f32(value);
 }
@@ -45,9 +47,9 @@ TCONV_DEVICE typename Accumulator<Element>::type operand(Element element) {
     }
 }
 
-// A TF32 operand's bits for the tensor core, which cuts the low 13 off: rounded as cvt.rna.tf32 does,
-// but these are left as they come. Two instructions for three. An infinity or NaN stays as it is: the
-// addition would carry the NaN 0x7fffffff into the sign.
+// A TF32 operand's bits for the tensor core, which cuts the low 13 off: rounded as cvt.rna.tf32
+// does, but these are left as they come. Two instructions for three. An infinity or NaN stays as it
+// is: the addition would carry the NaN 0x7fffffff into the sign.
 TCONV_DEVICE uint32_t tf32_bits(float value) {
     uint32_t bits = __float_as_uint(value);
     return fabsf(value) < __uint_as_float(0x7f800000u) ? bits + 0x1000u : bits;

@@ -1,12 +1,13 @@
-// Outputs in float32 that are computed again, each as the sum of exactly its products, where a kernel's
-// own sum is not finite: kernels multiply zeros too, for phases without a tap and beside the image, and an
-// infinity or NaN times zero is a NaN. A finite sum has met no such product.
+// Outputs in float32 that are computed again, each as the sum of exactly its products, where a
+// kernel's own sum is not finite: kernels multiply zeros too, for phases without a tap and beside
+// the image, and an infinity or NaN times zero is a NaN. A finite sum has met no such product.
 //
-// Read from Layer: kernel, stride, padding and dilation of both axes, in_channels, out_channels, bias.
-// From Arguments: source, weight, bias, destination, their strides, source_height and source_width.
+// Read from Layer: kernel, stride, padding and dilation of both axes, in_channels, out_channels,
+// bias. From Arguments: source, weight, bias, destination, their strides, source_height and
+// source_width.
 //
-// NOTE: loops are rolled and nothing is called. This stands behind main loops, whose registers and cached
-// instructions it must not take, and a call makes ptxas wait for each wgmma by itself.
+// NOTE: loops are rolled and nothing is called. This stands behind main loops, whose registers and
+// cached instructions it must not take, and a call makes ptxas wait for each wgmma by itself.
 #pragma once
 
 #include <common/element.cuh>
@@ -18,12 +19,14 @@ using Index = Layer::Index;
 
 // Output [image, group * out_channels + channel, y, x].
 template <bool round_to_tf32, typename Fields>
-TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int channel, int y, int x) {
+TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int channel, int y,
+                          int x) {
     const float* source = static_cast<const float*>(arguments.source);
     const float* weight = static_cast<const float*>(arguments.weight);
     constexpr int channels = Layer::in_channels;
     float sum = 0;
-    // One loop over taps and channels: it keeps little in registers. Once not a number, a sum stays so.
+    // One loop over taps and channels: it keeps little in registers. Once not a number, a sum stays
+    // so.
 #pragma unroll 1
     for (int k = 0; k < Layer::kernel_y * Layer::kernel_x * channels && sum == sum; ++k) {
         int tap_y = k / (Layer::kernel_x * channels), tap_x = k / channels % Layer::kernel_x;
@@ -37,8 +40,9 @@ TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int
                       reach_x == in_x * Layer::stride_x && in_x < arguments.source_width;
         if (!inside) continue;
         Index in_channel = group * channels + k % channels;
-        float pixel = source[image * arguments.source_stride_n + in_channel * arguments.source_stride_c +
-                             in_y * arguments.source_stride_h + in_x * arguments.source_stride_w];
+        float pixel =
+            source[image * arguments.source_stride_n + in_channel * arguments.source_stride_c +
+                   in_y * arguments.source_stride_h + in_x * arguments.source_stride_w];
         float factor =
             weight[in_channel * arguments.weight_stride_in + channel * arguments.weight_stride_out +
                    tap_y * arguments.weight_stride_h + tap_x * arguments.weight_stride_w];
@@ -50,8 +54,8 @@ TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int
     return sum;
 }
 
-// Computes an output again if it is not finite, which the thread has written or another before a barrier of
-// both. For destinations whose strides descend.
+// Computes an output again if it is not finite, which the thread has written or another before a
+// barrier of both. For destinations whose strides descend.
 template <bool round_to_tf32, bool split = false, typename Fields>
 TCONV_DEVICE void repair(const Fields& arguments, float* at) {
     if (!is_wrong<split>(*at)) return;

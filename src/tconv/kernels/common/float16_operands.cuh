@@ -1,12 +1,13 @@
 // What float16 holds as TF32 would: both have 11 significant bits, float16 fewer exponents.
 //
-// Values that belong together are multiplied by a power of two, so that the largest of a sample of them
-// comes near float16's largest. Those from 2^-14 on are then the same numbers in both. Strict float32
-// takes two of float16 for a value, a high and a low part: from 2^-2 on they lose at most 2^-23 of it.
+// Values that belong together are multiplied by a power of two, so that the largest of a sample of
+// them comes near float16's largest. Those from 2^-14 on are then the same numbers in both. Strict
+// float32 takes two of float16 for a value, a high and a low part: from 2^-2 on they lose at most
+// 2^-23 of it.
 //
-// Smaller ones but zero are `slight`: what they lose is small beside the largest, but may be all that an
-// output is made of. So they are counted, 8 channels of a pixel at a time, and where there are more than
-// chance brings, another arithmetic takes over.
+// Smaller ones but zero are `slight`: what they lose is small beside the largest, but may be all
+// that an output is made of. So they are counted, 8 channels of a pixel at a time, and where there
+// are more than chance brings, another arithmetic takes over.
 // NOTE: a bound on the largest value says nothing of them, nor does one on each channel's and each
 // pixel's largest: with weights that are zero for most channels an output is made of one channel's.
 #pragma once
@@ -38,7 +39,9 @@ struct Parts {
 };
 
 // 2^exponent, of a normal number.
-TCONV_DEVICE float power_of_two(int exponent) { return __uint_as_float(uint32_t(127 + exponent) << 23); }
+TCONV_DEVICE float power_of_two(int exponent) {
+    return __uint_as_float(uint32_t(127 + exponent) << 23);
+}
 
 // Twice the bits of a magnitude, less one: ordered as magnitudes are, but zero comes last.
 TCONV_DEVICE uint32_t order(float value) { return __float_as_uint(value) * 2 - 1; }
@@ -47,10 +50,10 @@ TCONV_DEVICE uint32_t order(float value) { return __float_as_uint(value) * 2 - 1
 struct Scale {
     int exponent;
 
-    // Brings the largest of a sample, by its bits, to at least 2^to and less than twice that; the largest of
-    // all may then be 2^(15 - to) times as large. A sample of zeros tells nothing.
-    // NOTE: never downwards: ptx::cvt_rna_f16x2_f32 only adds to exponents. Values from 2^(to + 1) on
-    // stay as they are, up to `most`.
+    // Brings the largest of a sample, by its bits, to at least 2^to and less than twice that; the
+    // largest of all may then be 2^(15 - to) times as large. A sample of zeros tells nothing.
+    // NOTE: never downwards: ptx::cvt_rna_f16x2_f32 only adds to exponents. Values from 2^(to + 1)
+    // on stay as they are, up to `most`.
     TCONV_DEVICE static Scale of_sample(uint32_t largest, int to) {
         constexpr int unknown = 8, highest = 60;
         int exponent = 127 + to - int(largest >> 23);
@@ -81,16 +84,16 @@ TCONV_DEVICE float largest(float before, const float (&values)[count]) {
 // For all lanes of a warp: of bits of magnitudes.
 TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) { return ptx::redux_sync_max_u32(bits); }
 
-// What a thread has seen of values that float16 takes; `parts`: in two. Of parts, an octet all of whose values are
-// slight or zero, but not all zero, counts `dark` times.
+// What a thread has seen of values that float16 takes; `parts`: in two. Of parts, an octet all of
+// whose values are slight or zero, but not all zero, counts `dark` times.
 template <bool parts, uint32_t dark = 1>
 struct Seen;
 
-// It looks at upper halves, sign, exponent and 7 bits, two values at a time. What has a magnitude below
-// 2^-133 is taken for zero.
+// It looks at upper halves, sign, exponent and 7 bits, two values at a time. What has a magnitude
+// below 2^-133 is taken for zero.
 template <>
 struct Seen<false> {
-    uint32_t most = 0;    // the largest halves, of even and of odd values
+    uint32_t most = 0;  // the largest halves, of even and of odd values
     uint32_t slight = 0;  // octets with a slight value
     static constexpr int lone = 0;  // is counted of parts alone
 
@@ -120,12 +123,13 @@ struct Seen<false> {
 
 template <uint32_t dark>
 struct Seen<true, dark> {
-    float most = 0.0f;    // magnitude; NaN if one is
+    float most = 0.0f;  // magnitude; NaN if one is
     uint32_t slight = 0;  // octets with a slight value
-    int lone = 0;         // octets with one value that is not zero, less those with more
+    int lone = 0;  // octets with one value that is not zero, less those with more
 
     // 8 channels of a pixel.
-    // NOTE: where the sum of the magnitudes is the largest, all others are zero, or as good as that.
+    // NOTE: where the sum of the magnitudes is the largest, all others are zero, or as good as
+    // that.
     template <int count>
     TCONV_DEVICE void add(const float (&values)[count], Scale scale) {
         // By halves, so that the next instruction seldom waits for the last.

@@ -1,5 +1,5 @@
-// The power of two that a call's weights are multiplied by in float16: each block of a packing finds it from the
-// same sample of all weights, 256 in 32 runs of neighbours, each a sector or two.
+// The power of two that a call's weights are multiplied by in float16: each block of a packing
+// finds it from the same sample of all weights, 256 in 32 runs of neighbours, each a sector or two.
 #pragma once
 
 #include <common/float16_operands.cuh>
@@ -21,8 +21,7 @@ TCONV_DEVICE OfWeights sample_weights(const Fields& arguments) {
     constexpr int run = 8, runs = 32;
     static_assert(run * runs % threads == 0, "a thread takes as many as any other");
     constexpr int taps = Layer::kernel_y * Layer::kernel_x;
-    constexpr long long all =
-        1ll * Layer::groups * Layer::in_channels * Layer::out_channels * taps;
+    constexpr long long all = 1ll * Layer::groups * Layer::in_channels * Layer::out_channels * taps;
     constexpr long long all_runs = (all + run - 1) / run;
     constexpr auto spread = uint32_t(all_runs < 1 << 30 ? all_runs : 1 << 30);
     TCONV_SHARED uint32_t of_warps[threads / 32], zeros_of_warps[threads / 32];
@@ -60,7 +59,8 @@ TCONV_DEVICE OfWeights sample_weights(const Fields& arguments) {
     return {Scale::of_sample(largest, 13), zeros > sampled * 7 / 8};
 }
 
-// How many of these do not fit, at most `too_many`: that many for one that is too large or not a number.
+// How many of these do not fit, at most `too_many`: that many for one that is too large or not a
+// number.
 template <int count>
 TCONV_DEVICE uint32_t unfit(const float (&values)[count], Scale scale, bool parts) {
     uint32_t unfit = 0;

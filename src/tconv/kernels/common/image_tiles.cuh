@@ -52,10 +52,10 @@ struct Patch {
     static constexpr int copied = Layer::source_vectors ? 4 : 1;
     static constexpr int row_copies = 4 * Shape::vectors / copied;
     static constexpr int places = Shape::rows * row_copies;
-    static constexpr int place_threads = places <= 32                       ? 32
-                                         : places <= 64                     ? 64
+    static constexpr int place_threads = places <= 32                        ? 32
+                                         : places <= 64                      ? 64
                                          : places <= 96 && threads % 96 == 0 ? 96
-                                                                            : threads;
+                                                                             : threads;
     static constexpr int channel_lanes = threads / place_threads;
     static constexpr int lane_channels = (Shape::channels + channel_lanes - 1) / channel_lanes;
     static constexpr int unrolled = Shape::unrolled;
@@ -70,8 +70,8 @@ struct Patch {
         return patch + Shape::place(i / row_copies, i % row_copies * copied);
     }
 
-    // Copies from row `top` and column `left` on, which is a multiple of 4 where copies are vectors;
-    // rows from `bottom` on are outside.
+    // Copies from row `top` and column `left` on, which is a multiple of 4 where copies are
+    // vectors; rows from `bottom` on are outside.
     template <typename At>
     TCONV_DEVICE static void load(float* patch, const Arguments& arguments, const At& of,
                                   int first_channel, int top, int left, int bottom) {
@@ -84,8 +84,8 @@ struct Patch {
         for (int i = own_thread() % place_threads; i < places; i += place_threads) {
             int y = top + i / row_copies;
             int x = left + i % row_copies * copied;
-            bool inside = unsigned(y) < unsigned(bottom) &&
-                          unsigned(x) < unsigned(arguments.source_width);
+            bool inside =
+                unsigned(y) < unsigned(bottom) && unsigned(x) < unsigned(arguments.source_width);
             Index step_x = Layer::source_vectors ? Index(1) : Index(arguments.source_stride_w);
             const float* from =
                 inside ? source + (y * arguments.source_stride_h + x * step_x) : source;
@@ -130,9 +130,9 @@ struct Patch {
     }
 };
 
-// Rows that begin between two vectors begin anywhere in a line of 128 bytes too. A warp's lanes then
-// step back to the line's start: else each of its stores would share two sectors of 32 bytes with the
-// stores beside it, and memory takes half as much again for parts of sectors.
+// Rows that begin between two vectors begin anywhere in a line of 128 bytes too. A warp's lanes
+// then step back to the line's start: else each of its stores would share two sectors of 32 bytes
+// with the stores beside it, and memory takes half as much again for parts of sectors.
 template <int stored>
 constexpr int most_behind = stored < 4 ? 32 - stored : 0;
 

@@ -129,11 +129,11 @@ struct ImplicitGemm {
         bool inside = batch >= 0 && slot < map.slots() && source_y >= 0 &&
                       source_y < arguments.source_height && source_x >= 0 &&
                       source_x < arguments.source_width;
-        return inside ? batch * arguments.source_stride_n +
-                            Index(group) * Map::channels * arguments.source_stride_c +
-                            source_y * arguments.source_stride_h +
-                            source_x * arguments.source_stride_w
-                      : Index(-1);
+        return inside
+                   ? batch * arguments.source_stride_n +
+                         Index(group) * Map::channels * arguments.source_stride_c +
+                         source_y * arguments.source_stride_h + source_x * arguments.source_stride_w
+                   : Index(-1);
     }
 
     TCONV_DEVICE void load_sources(int slot, int channel) {
@@ -157,7 +157,8 @@ struct ImplicitGemm {
                 int p = threadIdx.x + j * threads;
 #pragma unroll
                 for (int s = 0; s < depth_shifts; ++s) {
-                    Index offset = source_offset(shared.batch[p], shared.y[p], shared.x[p], slot + s);
+                    Index offset =
+                        source_offset(shared.batch[p], shared.y[p], shared.x[p], slot + s);
 #pragma unroll
                     for (int c = 0; c < depth_channels; ++c) {
                         bool inside = offset >= 0 && channel + c < Map::channels;
@@ -292,7 +293,8 @@ struct ImplicitGemm {
         int y, x;
         Index batch = shared.batch[p];
         if (batch < 0) return Index(-1);
-        if (!map.destination(shared.y[p], shared.x[p], column % phases, y, x, arguments)) return Index(-1);
+        if (!map.destination(shared.y[p], shared.x[p], column % phases, y, x, arguments))
+            return Index(-1);
         return batch * arguments.destination_stride_n +
                Index(group) * Map::rows * arguments.destination_stride_c +
                y * arguments.destination_stride_h + x * arguments.destination_stride_w;
@@ -318,7 +320,8 @@ struct ImplicitGemm {
                     int i = pass * row_vector + v;
 #pragma unroll
                     for (int j = 0; j < thread_pixels; ++j) {
-                        shared.outputs[own_row(i) - pass * pass_rows][own_pixel(j) * phases + phase] =
+                        shared
+                            .outputs[own_row(i) - pass * pass_rows][own_pixel(j) * phases + phase] =
                             sums[phase][i][j];
                     }
                 }
@@ -361,27 +364,30 @@ struct ImplicitGemm {
 #pragma unroll 1
             for (int c = 0; c < Map::channels && sum == sum; ++c) {
                 Element w = weight[map.weight_offset(group, row, c, tap, arguments)];
-                sum += operand<Layer::round_to_tf32>(w) *
-                       operand<Layer::round_to_tf32>(source[offset + c * arguments.source_stride_c]);
+                sum +=
+                    operand<Layer::round_to_tf32>(w) *
+                    operand<Layer::round_to_tf32>(source[offset + c * arguments.source_stride_c]);
             }
         }
         return sum;
     }
 
-    // Replaces what the thread has written and is not finite: a tile also multiplies zeros, for phases
-    // without a tap and beside the source, and an infinity or NaN times zero is a NaN.
+    // Replaces what the thread has written and is not finite: a tile also multiplies zeros, for
+    // phases without a tap and beside the source, and an infinity or NaN times zero is a NaN.
     TCONV_DEVICE void store_exact() {
         const Element* destination = static_cast<const Element*>(arguments.destination);
         constexpr int count = passes * pass_rows * pass_columns;
         static_assert(pass_columns % threads == 0, "a thread keeps to its own columns");
 #pragma unroll 1
         for (int e = threadIdx.x; e < count; e += threads) {
-            int column = Layer::destination_channels_last ? e / pass_rows % pass_columns : e % pass_columns;
+            int column =
+                Layer::destination_channels_last ? e / pass_rows % pass_columns : e % pass_columns;
             int row = first_row + e / (pass_rows * pass_columns) * pass_rows +
                       (Layer::destination_channels_last ? e : e / pass_columns) % pass_rows;
             Index offset = destination_offset(column);
             if (offset < 0 || row >= Map::rows) continue;
-            if (is_finite(widen(destination[offset + row * arguments.destination_stride_c]))) continue;
+            if (is_finite(widen(destination[offset + row * arguments.destination_stride_c])))
+                continue;
             write(offset, row, exact_sum(row, column));
         }
     }

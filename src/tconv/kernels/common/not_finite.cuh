@@ -1,4 +1,5 @@
-// Whether values are infinite, not a number or too small, for where outputs that are so are computed again.
+// Whether values are infinite, not a number or too small, for where outputs that are so are
+// computed again.
 #pragma once
 
 #include <common/upper_halves.cuh>
@@ -10,8 +11,9 @@ TCONV_DEVICE bool is_finite(Real value) {
     return value - value == 0;
 }
 
-// Whether an output is computed again by its definition, once a neighbour is wrong; `split`: a sum of split products,
-// of which low parts may have been lost below float32's least exponent if it is tiny, or zero.
+// Whether an output is computed again by its definition, once a neighbour is wrong; `split`: a sum
+// of split products, of which low parts may have been lost below float32's least exponent if it is
+// tiny, or zero.
 template <bool split = false, typename Real>
 TCONV_DEVICE bool is_wrong(Real value) {
     if constexpr (split) {
@@ -31,8 +33,8 @@ struct NotFinite {
     TCONV_DEVICE bool any() const { return !(zeros == 0); }
 };
 
-// The same of sums of split products, or whether some are tiny. Zeros are taken to have lost nothing
-// (docs/numerics.md has when they have), and so is what is below 2^-133.
+// The same of sums of split products, or whether some are tiny. Zeros are taken to have lost
+// nothing (docs/numerics.md has when they have), and so is what is below 2^-133.
 //
 // It looks at upper halves, sign, exponent and 7 bits, of two values at a time.
 struct Unsound {

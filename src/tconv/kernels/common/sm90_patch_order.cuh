@@ -1,13 +1,14 @@
 // Which tile a consumer computes next.
 //
 // Tiles that are under way at the same time should be neighbours: they read the same rows and write
-// parts of the same sectors, which L2 keeps for some microseconds. Consumers that took every so-manieth
-// tile would drift apart, the faster the kernel is the further: kb71 without the rounding of pixels then
-// read 681 MB instead of 540, and took longer than with it. So tiles are handed out one after another.
-// arguments.status's first word counts them, but for those that each consumer begins with.
+// parts of the same sectors, which L2 keeps for some microseconds. Consumers that took every
+// so-manieth tile would drift apart, the faster the kernel is the further: kb71 without the
+// rounding of pixels then read 681 MB instead of 540, and took longer than with it. So tiles are
+// handed out one after another. arguments.status's first word counts them, but for those that each
+// consumer begins with.
 //
-// A block that repairs walks through its own chain of tiles. Producers that load through registers have none to
-// spare, and walk in fixed steps. Each thread finds its tiles itself then.
+// A block that repairs walks through its own chain of tiles. Producers that load through registers
+// have none to spare, and walk in fixed steps. Each thread finds its tiles itself then.
 #pragma once
 
 #include <common/sm90_patch_repairs.cuh>
@@ -16,8 +17,9 @@
 
 namespace {
 
-// The producers' first thread, which finds a ring's tiles and tells the others of them. This and the next
-// are templates, since a kernel has no use for all of them, and the compiler would warn of that.
+// The producers' first thread, which finds a ring's tiles and tells the others of them. This and
+// the next are templates, since a kernel has no use for all of them, and the compiler would warn of
+// that.
 template <typename Fields>
 class Finder {
 public:
@@ -41,7 +43,8 @@ public:
     }
 
     // Finds the next one already, so that to advance need not wait.
-    // NOTE: a register waits for it when it is used, shared memory when it is stored: 3% of hd_k4s2.
+    // NOTE: a register waits for it when it is used, shared memory when it is stored: 3% of
+    // hd_k4s2.
     TCONV_DEVICE void look_ahead() {
         if (ahead == none) ahead = take();
     }
@@ -82,7 +85,9 @@ public:
 
     // To the tile's first stage.
     // NOTE: found again: kept beside the sums that are written, it would spill.
-    TCONV_DEVICE void enter(Turn<stages>& pixels) const { pixels = Turn<stages>((heard - 1) * chunks); }
+    TCONV_DEVICE void enter(Turn<stages>& pixels) const {
+        pixels = Turn<stages>((heard - 1) * chunks);
+    }
 
 private:
     Order& order;

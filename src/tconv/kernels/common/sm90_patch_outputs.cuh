@@ -10,10 +10,13 @@ namespace {
 
 using Gathered = float[pass_channels][out_pitch];
 
-// NOTE: beside so many sums, what follows from the lane would fill the registers if it was kept from row to row; to
-// compute it anew costs KernelBench's layers 2 to 10%. Where there are weights of two parts, or producers keep more,
-// there is less room.
-constexpr int most_beside = !Layer::split ? 128 : !Layer::tensor_map ? 64 : Layer::stride_x > 1 ? 88 : 128;
+// NOTE: beside so many sums, what follows from the lane would fill the registers if it was kept
+// from row to row; to compute it anew costs KernelBench's layers 2 to 10%. Where there are weights
+// of two parts, or producers keep more, there is less room.
+constexpr int most_beside = !Layer::split         ? 128
+                            : !Layer::tensor_map  ? 64
+                            : Layer::stride_x > 1 ? 88
+                                                  : 128;
 constexpr bool keeps_places = Layer::m_tiles * Layer::tile_rows * columns / 2 <= most_beside;
 
 // Not every kernel uses each of these.
@@ -101,8 +104,8 @@ private:
 };
 
 // The same for tiles that overlap: a row is gathered as far behind a multiple of 4 as it lies in
-// device memory, and written in vectors of 4 from its first whole sector on. A template, since other
-// tiles have no use for it, and the compiler would warn of that.
+// device memory, and written in vectors of 4 from its first whole sector on. A template, since
+// other tiles have no use for it, and the compiler would warn of that.
 template <int width>
 struct SectorWriter {
     const Arguments& arguments;
@@ -170,7 +173,8 @@ struct SectorWriter {
     // Whether the tile writes a column of a row: else a neighbour does.
     TCONV_DEVICE bool owns(const float* line, int channel, int column) const {
         int begin = before(line, channel);
-        return exists(column) && (column >= begin || first) && (column < begin + own_columns || last);
+        return exists(column) && (column >= begin || first) &&
+               (column < begin + own_columns || last);
     }
 
 private:
@@ -201,8 +205,8 @@ TCONV_DEVICE auto writer_of(const Arguments& arguments, const Position& at, int 
 template <int width>
 TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                         const Sums& sums) {
-    // In float16 no tile is written for good that has any. What is computed again is looked at where it was
-    // written: there is no register for it.
+    // In float16 no tile is written for good that has any. What is computed again is looked at
+    // where it was written: there is no register for it.
     constexpr bool notes = !Layer::half && !Layer::rolled;
     int lane = threadIdx.x % 32;
     auto& outputs = shared.outputs[warp - 4];
@@ -221,7 +225,8 @@ TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Positi
             if (channel >= pass_channels) continue;
             int shift = out_shift;
             if constexpr (overlapped) shift = writer.shift(line, channel, 4);
-            float* to = outputs[channel] + shift + row % Layer::stride_x + lane % 4 * 2 * Layer::stride_x;
+            float* to =
+                outputs[channel] + shift + row % Layer::stride_x + lane % 4 * 2 * Layer::stride_x;
 #pragma unroll
             for (int j = 0; j < columns / 8; ++j) {
                 float even = of_row[4 * j + 2 * half];
@@ -255,9 +260,12 @@ TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Positi
                 }
             }
         }
-        auto out_y = [&](int r) { return (at.first_q_y() + r) * phases_y + phase_y - Layer::padding_y; };
+        auto out_y = [&](int r) {
+            return (at.first_q_y() + r) * phases_y + phase_y - Layer::padding_y;
+        };
         auto line_of = [&](int r, int pass) {
-            return static_cast<float*>(arguments.destination) + at.image * arguments.destination_stride_n +
+            return static_cast<float*>(arguments.destination) +
+                   at.image * arguments.destination_stride_n +
                    (Index(at.group) * Layer::out_channels + first_channel + pass * pass_channels) *
                        arguments.destination_stride_c +
                    out_y(r) * arguments.destination_stride_h + left;
@@ -267,7 +275,8 @@ TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Positi
             writer.write(outputs, line,
                          Layer::out_channels % Layer::warp_channels == 0
                              ? pass_channels
-                             : min(pass_channels, Layer::out_channels - (first_channel + pass * pass_channels)));
+                             : min(pass_channels,
+                                   Layer::out_channels - (first_channel + pass * pass_channels)));
             __syncwarp();
         };
         if constexpr (Layer::rolled) {
@@ -309,17 +318,20 @@ TCONV_DEVICE void repair_outputs(const Arguments& arguments, const Position& at,
     for (int i = 0; i < Layer::m_tiles * tile_lines; ++i) {
         int warp_tile = (at.m_group * Layer::m_tiles + i / tile_lines) * 4 + warp % 4;
         int phase_y = warp_tile / phase_tiles;
-        int channel = (warp_tile - phase_y * phase_tiles) * Layer::warp_channels + i % Layer::warp_channels;
+        int channel =
+            (warp_tile - phase_y * phase_tiles) * Layer::warp_channels + i % Layer::warp_channels;
         int row = at.first_q_y() + i % tile_lines / Layer::warp_channels;
         int y = row * phases_y + phase_y - Layer::padding_y;
         if (phase_y >= phases_y || channel >= Layer::out_channels) continue;
         if (y < 0 || y >= arguments.destination_height) continue;
-        float* line = static_cast<float*>(arguments.destination) + at.image * arguments.destination_stride_n +
-                      (Index(at.group) * Layer::out_channels + channel) * arguments.destination_stride_c +
-                      y * arguments.destination_stride_h + left;
+        float* line =
+            static_cast<float*>(arguments.destination) + at.image * arguments.destination_stride_n +
+            (Index(at.group) * Layer::out_channels + channel) * arguments.destination_stride_c +
+            y * arguments.destination_stride_h + left;
 #pragma unroll 1
         for (int column = threadIdx.x % 32; column < out_columns; column += 32) {
-            if (writer.owns(line, 0, column)) exact::repair<!Layer::split, Layer::split>(arguments, line + column);
+            if (writer.owns(line, 0, column))
+                exact::repair<!Layer::split, Layer::split>(arguments, line + column);
         }
     }
 }

@@ -42,36 +42,34 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
         ptx::st_shared_v4(first + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
         ptx::st_shared_v4(second + patch_bytes / 4, high);
     } else if constexpr (Layer::half) {
-        ptx::st_shared_v4(
-            to + (part ^ swapped) * 4,
-            make_uint4(ptx::cvt_rna_f16x2_f32(v[0], v[1], scale.exponent),
-                       ptx::cvt_rna_f16x2_f32(v[2], v[3], scale.exponent),
-                       ptx::cvt_rna_f16x2_f32(v[4], v[5], scale.exponent),
-                       ptx::cvt_rna_f16x2_f32(v[6], v[7], scale.exponent)));
+        ptx::st_shared_v4(to + (part ^ swapped) * 4,
+                          make_uint4(ptx::cvt_rna_f16x2_f32(v[0], v[1], scale.exponent),
+                                     ptx::cvt_rna_f16x2_f32(v[2], v[3], scale.exponent),
+                                     ptx::cvt_rna_f16x2_f32(v[4], v[5], scale.exponent),
+                                     ptx::cvt_rna_f16x2_f32(v[6], v[7], scale.exponent)));
     } else {
 #pragma unroll
         for (int h = 0; h < 2; ++h, v += 4) {
-            ptx::st_shared_v4(to + (h ^ swapped) * 4,
-                              make_uint4(tf32_bits(v[0]), tf32_bits(v[1]), tf32_bits(v[2]), tf32_bits(v[3])));
+            ptx::st_shared_v4(to + (h ^ swapped) * 4, make_uint4(tf32_bits(v[0]), tf32_bits(v[1]),
+                                                                 tf32_bits(v[2]), tf32_bits(v[3])));
         }
     }
 }
 
-// A tile's pixels in float16: the power of two that they are multiplied by, and what a thread has seen of them.
+// A tile's pixels in float16: the power of two that they are multiplied by, and what a thread has
+// seen of them.
 template <bool half>
 struct OperandsIn {
     Scale scale{0};
 
-    // `sampled`: the bits of a sample's largest magnitude, the same for all that bring the tile's pixels. One of
-    // them tells the consumers.
+    // `sampled`: the bits of a sample's largest magnitude, the same for all that bring the tile's
+    // pixels. One of them tells the consumers.
     TCONV_DEVICE void begin(Shared& shared, int ring, bool tells, uint32_t sampled) {
         scale = Scale::of_sample(sampled, Layer::split ? 13 : 12);
         if (tells) shared.units[ring][shared.scaled[ring]++ % order_size] = scale.unit();
     }
 
-    TCONV_DEVICE void add(const float (&values)[part_channels]) {
-        seen.add(values, scale);
-    }
+    TCONV_DEVICE void add(const float (&values)[part_channels]) { seen.add(values, scale); }
 
     // After the tile: whether float16 holds what this warp has brought.
     TCONV_DEVICE void note(const Arguments& arguments, Shared& shared, Index tile, int warp) const {
@@ -80,25 +78,30 @@ struct OperandsIn {
         bool fits = unfit <= most_slight;
         if (!Layer::split && unfit > 0 && are_few(arguments)) fits = false;
         // Outputs of few products show what split ones leave out.
-        if constexpr (Layer::split) fits = fits && int(ptx::redux_sync_add_u32(uint32_t(seen.lone))) <= 0;
-        if (threadIdx.x % 32 == 0 && (fits ? warp % tile_warps == 0 : finds_first(shared, tile, warp))) {
+        if constexpr (Layer::split)
+            fits = fits && int(ptx::redux_sync_add_u32(uint32_t(seen.lone))) <= 0;
+        if (threadIdx.x % 32 == 0 &&
+            (fits ? warp % tile_warps == 0 : finds_first(shared, tile, warp))) {
             chain_up(arguments, fits ? shared.repairs.others : shared.repairs.unfit, tile, warp);
         }
     }
 
 private:
-    // Octets of a warp's part of a tile with a slight value that chance may bring: one, once in 10^7 parts more. Of
-    // split values 1 in 10^4 is slight, and hardly ever alone in its octet: of those octets one or two. So a pixel all
-    // of whose values are slight does not pass: it has two octets at least. Calls of few octets may have none.
+    // Octets of a warp's part of a tile with a slight value that chance may bring: one, once in
+    // 10^7 parts more. Of split values 1 in 10^4 is slight, and hardly ever alone in its octet: of
+    // those octets one or two. So a pixel all of whose values are slight does not pass: it has two
+    // octets at least. Calls of few octets may have none.
     static constexpr uint32_t octets = uint32_t(patch_pixels) * chunks * parts / tile_warps;
     static constexpr uint32_t most_slight = Layer::split ? 8 + octets / 128 : 1;
     static constexpr uint32_t dark = Layer::split ? most_slight / (chunks > 1 ? 3 : 2) + 1 : 1;
 
-    // Whether chance brings none to the call's octets: to one in 1.3 * 10^6. The flat kernel's FEW_OCTETS.
+    // Whether chance brings none to the call's octets: to one in 1.3 * 10^6. The flat kernel's
+    // FEW_OCTETS.
     TCONV_DEVICE static bool are_few(const Arguments& arguments) {
         constexpr float few = 1024.0f, of_pixel = Layer::groups * ((Layer::in_channels + 7) / 8);
         float of_image = of_pixel * float(arguments.source_height) * float(arguments.source_width);
-        float tiles_of_image = float(Layer::groups * Layer::m_groups * arguments.tiles_y) * float(arguments.tiles_x);
+        float tiles_of_image =
+            float(Layer::groups * Layer::m_groups * arguments.tiles_y) * float(arguments.tiles_x);
         return of_image * float(arguments.tiles) <= few * tiles_of_image;
     }
 
@@ -162,7 +165,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                        : outside;
         }
         float values[2][batch_pixels][part_channels];
-        auto load = [&](float(&into)[batch_pixels][part_channels], int chunk, int batch) {
+        auto load = [&](float (&into)[batch_pixels][part_channels], int chunk, int batch) {
             const float* base =
                 patch.channels + Index(chunk) * part_channels * arguments.source_stride_c;
 #pragma unroll
@@ -171,9 +174,9 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
                 Index offset = i < thread_pixels ? offsets[i * producers] : outside;
 #pragma unroll
                 for (int c = 0; c < part_channels; ++c) {
-                    bool inside = offset != outside &&
-                                  (Layer::in_channels % channels_per_stage == 0 ||
-                                   chunk * part_channels + c < Layer::in_channels);
+                    bool inside =
+                        offset != outside && (Layer::in_channels % channels_per_stage == 0 ||
+                                              chunk * part_channels + c < Layer::in_channels);
                     into[b][c] = inside ? base[offset + c * arguments.source_stride_c] : 0.0f;
                 }
             }
@@ -183,8 +186,9 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
             // What each warp has of the first batch is the sample.
             float of_thread = 0.0f;
 #pragma unroll
-            for (int b = 0; b < batch_pixels; ++b) of_thread = float16_operands::largest(of_thread, values[0][b]);
-            uint32_t(&sampled)[tile_warps] = shared.sampled[ring];
+            for (int b = 0; b < batch_pixels; ++b)
+                of_thread = float16_operands::largest(of_thread, values[0][b]);
+            uint32_t (&sampled)[tile_warps] = shared.sampled[ring];
             uint32_t of_warp = float16_operands::largest_of_warp(__float_as_uint(of_thread));
             if (threadIdx.x % 32 == 0) sampled[warp % tile_warps] = of_warp;
             ptx::bar_sync(1 + ring, producers);
@@ -231,7 +235,8 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
     }
 }
 
-// The bits of the largest of 256 values of a raw patch, the same ones for each warp. A template: see Finder.
+// The bits of the largest of 256 values of a raw patch, the same ones for each warp. A template:
+// see Finder.
 template <int lane_values = 8>
 TCONV_DEVICE uint32_t sample(const float* raw) {
     constexpr int each = patch_pixels * part_channels / (32 * lane_values);
@@ -302,7 +307,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
             }
             // A store is a barrier to the compiler: loads that are to overlap precede it.
             float values[buffers][batch_pixels][part_channels];
-            auto load = [&](float(&into)[batch_pixels][part_channels], int batch) {
+            auto load = [&](float (&into)[batch_pixels][part_channels], int batch) {
 #pragma unroll
                 for (int b = 0; b < batch_pixels; ++b) {
                     int pixel = thread + (batch * batch_pixels + b) * producers;

@@ -1,12 +1,13 @@
-// Tiles whose values float16 cannot hold. A block that multiplies in float16 chains its tiles up, those that do not
-// fit in one chain, the others in a second. It computes those of the first again when it has done all, in TF32 or
-// (Layer::split) in bfloat16, and if weights do not fit, all: the same functions once more, with Layer::repair, in
-// `namespace again`. So no tile is written by one block and repaired by another.
+// Tiles whose values float16 cannot hold. A block that multiplies in float16 chains its tiles up,
+// those that do not fit in one chain, the others in a second. It computes those of the first again
+// when it has done all, in TF32 or (Layer::split) in bfloat16, and if weights do not fit, all: the
+// same functions once more, with Layer::repair, in `namespace again`. So no tile is written by one
+// block and repaired by another.
 //
-// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the weights'
-// scale, one for each warp of the packing: the weights it has seen that do not fit. Then one for each tile and
-// warp that brings its pixels: the next of the chain. A tile that fits is its first warp's, one that does not
-// that of the warp which finds it first.
+// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the
+// weights' scale, one for each warp of the packing: the weights it has seen that do not fit. Then
+// one for each tile and warp that brings its pixels: the next of the chain. A tile that fits is its
+// first warp's, one that does not that of the warp which finds it first.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -22,14 +23,15 @@ TCONV_DEVICE uint32_t* chain(const Arguments& arguments) {
 }
 
 // By a lane of the warp that has brought a tile's part.
-[[maybe_unused]] TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index tile, int warp) {
+[[maybe_unused]] TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index tile,
+                                            int warp) {
     uint32_t node = uint32_t(tile_warps * tile + warp % tile_warps);
     ptx::griddepcontrol_wait();  // whoever wrote there before
     chain(arguments)[node] = atomicExch(&head, node + 1);
 }
 
-// Whether no other warp has found just before that the same tile does not fit: what is chained up twice is computed
-// twice.
+// Whether no other warp has found just before that the same tile does not fit: what is chained up
+// twice is computed twice.
 [[maybe_unused]] TCONV_DEVICE bool finds_first(Shared& shared, Index tile, int warp) {
     uint32_t mark = uint32_t(tile) + 1;
     return atomicExch(&shared.last_unfit[warp / tile_warps][mark % 4], mark) != mark;
@@ -42,7 +44,8 @@ TCONV_DEVICE void look_at_weights(const Fields& arguments, Shared& shared, int w
     const uint32_t* words = static_cast<const uint32_t*>(arguments.status) + 2;
     uint32_t unfit = 0;
 #pragma unroll 4
-    for (int i = threadIdx.x % warpgroup; i < Layer::weight_words - 1; i += warpgroup) unfit += words[i];
+    for (int i = threadIdx.x % warpgroup; i < Layer::weight_words - 1; i += warpgroup)
+        unfit += words[i];
     unfit = ptx::redux_sync_add_u32(unfit);
     if (threadIdx.x % 32 == 0) shared.unfit_weights[warp] = unfit;
 }

@@ -9,15 +9,16 @@ namespace {
 
 using Index = Layer::Index;
 
-// A stage is as deep as one wgmma: 8 channels of TF32, or of bfloat16 with two parts of each, or 16 of float16. Patches
-// come 8 channels at a time, in one or two parts of it.
+// A stage is as deep as one wgmma: 8 channels of TF32, or of bfloat16 with two parts of each, or 16
+// of float16. Patches come 8 channels at a time, in one or two parts of it.
 constexpr int part_channels = 8;
 constexpr int parts = Layer::half ? 2 : 1;
 constexpr int channels_per_stage = part_channels * parts;
 constexpr int pixel_bytes = 32;  // of a stage
 constexpr int warpgroup = 128;
 constexpr int consumers = 2;        // warpgroups that multiply
-// Of stages: one for each consumer, or one whose patches serve both, their rows one above the other's.
+// Of stages: one for each consumer, or one whose patches serve both, their rows one above the
+// other's.
 constexpr int rings = Layer::rings;
 constexpr int patch_consumers = consumers / rings;
 constexpr int producers = warpgroup / rings;  // threads that fill one ring
@@ -26,7 +27,8 @@ constexpr int stages = Layer::stages;
 constexpr int columns = Layer::tile_columns;
 constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
 constexpr int patch_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
-// Split: in float16 a patch of high parts and one of low ones, else of high and middle ones, of low and high ones.
+// Split: in float16 a patch of high parts and one of low ones, else of high and middle ones, of low
+// and high ones.
 constexpr int stage_bytes = (Layer::split ? 2 : 1) * patch_bytes;
 constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
 
@@ -54,22 +56,21 @@ static_assert(Layer::tile_step % 4 == 0, "tiles keep the skew");
 static_assert(!overlapped || (own_columns % sector == 0 && own_columns + sector - 1 <= out_columns),
               "a tile has all sectors that begin in its step");
 
-// Columns of a row's first output behind the last multiple of a vector: there it is gathered too, so
-// that vectors lie on their size in both. In tiles that overlap each row finds its own.
+// Columns of a row's first output behind the last multiple of a vector: there it is gathered too,
+// so that vectors lie on their size in both. In tiles that overlap each row finds its own.
 constexpr int out_first = Layer::first_q_x * Layer::stride_x - Layer::padding_x;
 constexpr int out_shift = (out_first % Layer::vector + Layer::vector) % Layer::vector;
 constexpr int most_shift = overlapped ? 3 : out_shift;
 static_assert(columns % 4 == 0, "tiles keep the shift");
 static_assert(Layer::stride_x > 1 || out_shift == 0, "pairs of sums are stored together");
 constexpr int out_pitch =
-    Layer::stride_x == 1
-        ? most_shift + columns + (24 - (most_shift + columns) % 16) % 16
-        : most_shift + out_columns + (40 - (most_shift + out_columns) % 32) % 32;
+    Layer::stride_x == 1 ? most_shift + columns + (24 - (most_shift + columns) % 16) % 16
+                         : most_shift + out_columns + (40 - (most_shift + out_columns) % 32) % 32;
 
 // Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][part][thread][4], a
 // fragment being the weights of one warp for one product: one part, or in float16, where they are
-// split, a high and a low one. A reach is slot * stride + phase: the phases that share a tap share its
-// fragments.
+// split, a high and a low one. A reach is slot * stride + phase: the phases that share a tap share
+// its fragments.
 constexpr int weight_parts = Layer::split && Layer::half ? 2 : 1;
 constexpr int part_words = 32 * 4;
 constexpr int fragment = weight_parts * part_words;
@@ -90,7 +91,8 @@ constexpr int slot_words = staged ? Layer::slot_pairs * pair_words : 4;
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
 static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
 
-// A block's chains of tiles, see <common/sm90_patch_repairs.cuh>; 0: none. The first is what it computes again.
+// A block's chains of tiles, see <common/sm90_patch_repairs.cuh>; 0: none. The first is what it
+// computes again.
 struct Repairs {
     uint32_t unfit;   // those with pixels that do not fit
     uint32_t others;  // the rest
@@ -103,9 +105,11 @@ struct Handover {
     uint32_t repairs;   // the chain of what is computed again
 };
 
-// A ring's tiles in their order, as far as they are known: those that its producers work ahead, and some.
+// A ring's tiles in their order, as far as they are known: those that its producers work ahead, and
+// some.
 constexpr int order_size = 16;
-static_assert(stages + Layer::raw_stages + 2 <= order_size, "who has not heard of a tile is not overtaken");
+static_assert(stages + Layer::raw_stages + 2 <= order_size,
+              "who has not heard of a tile is not overtaken");
 
 struct Order {
     Index tiles[order_size];
@@ -127,10 +131,13 @@ struct Shared {
     uint64_t empty[rings][stages];
     uint64_t weights_full;
     Repairs repairs;
-    uint32_t last_unfit[rings][4];  // tiles that were chained up last for what does not fit, from 1 on, by tile % 4
+    uint32_t last_unfit
+        [rings]
+        [4];  // tiles that were chained up last for what does not fit, from 1 on, by tile % 4
     uint32_t unfit_weights[4];  // as each warp of producers has read of them
-    // Of a ring's tiles in turn, the power of two by which its sums are too large, and how many tiles that is known
-    // of; for each warp that multiplies, how many it has written. Then of the weights, and of both.
+    // Of a ring's tiles in turn, the power of two by which its sums are too large, and how many
+    // tiles that is known of; for each warp that multiplies, how many it has written. Then of the
+    // weights, and of both.
     float units[rings][order_size];
     uint32_t scaled[rings];
     uint32_t sampled[rings][producers / 32];

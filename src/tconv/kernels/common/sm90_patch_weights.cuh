@@ -1,5 +1,5 @@
-// How packed weights come to a consumer's registers: by copies of its own into shared memory, or from
-// those that stay there.
+// How packed weights come to a consumer's registers: by copies of its own into shared memory, or
+// from those that stay there.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -30,10 +30,12 @@ struct StagedWeights {
 
     TCONV_DEVICE StagedWeights(const Position& at, const Arguments& arguments, Shared& shared,
                                int warp, Turn<weight_slots>& turn)
-        : shared(shared), turn(turn), used(turn),
-          rest(packed_weights(at.m_group, at.group, arguments) +
-               first_copies * pairs * pair_words),
-          left(copies - first_copies), warp(warp) {}
+        : shared(shared),
+          turn(turn),
+          used(turn),
+          rest(packed_weights(at.m_group, at.group, arguments) + first_copies * pairs * pair_words),
+          left(copies - first_copies),
+          warp(warp) {}
 
     // A tile's first copies, before its products begin.
     TCONV_DEVICE static void ask_first(const uint32_t* from, Shared& shared, int warp,
@@ -53,10 +55,10 @@ struct StagedWeights {
                                  (pair % pairs * pair_words + threadIdx.x % warpgroup * 4));
     }
 
-    // NOTE: only after products of the copy's last pair have been asked for: loads that are still on
-    // their way do not hold an arrival back, and behind another warp's stores they may be long. Each
-    // lane arrives for its own loads: compute-sanitizer does not count on a warp's synchronisation,
-    // and tiles of 120 and more sums took no longer.
+    // NOTE: only after products of the copy's last pair have been asked for: loads that are still
+    // on their way do not hold an arrival back, and behind another warp's stores they may be long.
+    // Each lane arrives for its own loads: compute-sanitizer does not count on a warp's
+    // synchronisation, and tiles of 120 and more sums took no longer.
     TCONV_DEVICE void hand_back() {
         ptx::mbarrier_arrive(&shared.slot_empty[warp / 4 - 1][used.stage]);
         if (left > 0) {
@@ -101,8 +103,8 @@ struct ResidentWeights {
             int phase_y = warp_tile / phase_tiles;
             int channels = warp_tile - phase_y * phase_tiles;
             phase[m] = phase_y < phases_y ? phase_y : 0;  // no row at all: any weights will do
-            base[m] = shared.weights + at.group * (chunks * chunk_words) +
-                      phase[m] * phase_words + channels * fragment + threadIdx.x % 32 * 4;
+            base[m] = shared.weights + at.group * (chunks * chunk_words) + phase[m] * phase_words +
+                      channels * fragment + threadIdx.x % 32 * 4;
         }
     }
 
@@ -113,8 +115,9 @@ struct ResidentWeights {
         bool of_all = reach >= 0 && reach + phases_y <= Layer::reaches;
         bool exists = of_all | (unsigned(reach + phase[m]) < unsigned(Layer::reaches));
         const uint32_t* from = base[m] + (chunk < unroll ? here : following) +
-                               chunk % unroll * chunk_words + Layer::pair_fragment[pair] * fragment +
-                               part * part_words + slots * (Layer::stride_y * phase_words);
+                               chunk % unroll * chunk_words +
+                               Layer::pair_fragment[pair] * fragment + part * part_words +
+                               slots * (Layer::stride_y * phase_words);
         return ptx::ld_shared_v4(exists ? from : zeros);
     }
 

@@ -1,7 +1,7 @@
 // What Hopper's kernels on staged patches share: the walk through the tiles.
 //
-// The kernel that includes this defines `multiply_unrolled`, `multiply_rolled` and `prepare`, and calls
-// `run_block`.
+// The kernel that includes this defines `multiply_unrolled`, `multiply_rolled` and `prepare`, and
+// calls `run_block`.
 #pragma once
 
 #include <common/sm90_patch_order.cuh>
@@ -16,24 +16,26 @@
 
 namespace {
 
-// Where consumers need more than a third of the registers. Producers without a tensor map need more too.
+// Where consumers need more than a third of the registers. Producers without a tensor map need more
+// too.
 constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
 constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
-static_assert(producer_registers + consumers * consumer_registers == 3 * 168, "what 384 threads get");
+static_assert(producer_registers + consumers * consumer_registers == 3 * 168,
+              "what 384 threads get");
 
 // The patch's row of a pair's first pixel.
 [[maybe_unused]] TCONV_DEVICE constexpr int pair_row(int pair) {
     return Layer::pair_pixel[pair] / Layer::patch_columns;
 }
 
-// What the kernel that includes this brings: the products of one tile, unrolled and as loops, and what may begin
-// before it.
+// What the kernel that includes this brings: the products of one tile, unrolled and as loops, and
+// what may begin before it.
 template <int row_class>
-TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                                    Turns& turns, Sums& sums);
+TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at,
+                                    int warp, Turns& turns, Sums& sums);
 template <int row_class>
-TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                                  Turns& turns, Sums& sums);
+TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at,
+                                  int warp, Turns& turns, Sums& sums);
 template <int row_class>
 TCONV_DEVICE void prepare(const uint32_t* weights, Shared& shared, int warp, const Turns& turns);
 
@@ -66,7 +68,8 @@ TCONV_DEVICE void prepare_class(int m_group, const uint32_t* weights, Shared& sh
 }
 
 // What a warp's sums of its next tile are multiplied by.
-// NOTE: all in shared memory: registers are the products'. Producers are fewer tiles ahead than there are units.
+// NOTE: all in shared memory: registers are the products'. Producers are fewer tiles ahead than
+// there are units.
 TCONV_DEVICE void find_unit(Shared& shared, int warp) {
     int own = warp - 4;
     if (threadIdx.x % 32 == 0) {
@@ -86,7 +89,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
     if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
     if constexpr (Layer::half) {
         int exponent = static_cast<const int*>(arguments.status)[1];
-        if (threadIdx.x % 32 == 0) shared.weight_unit[warp - 4] = float16_operands::power_of_two(-exponent);
+        if (threadIdx.x % 32 == 0)
+            shared.weight_unit[warp - 4] = float16_operands::power_of_two(-exponent);
     }
     Turns turns;
     Tiles tiles(arguments, shared, consumer % rings);
@@ -138,8 +142,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
 }
 
 // Of each mbarrier and how many arrive at it.
-// NOTE: rolled up where it is rarely run: with all of it behind the loop over tiles, ptxas 13.0 moves the products'
-// descriptors in there from uniform registers to others, which took kb57 and kb69 4% longer without TF32.
+// NOTE: rolled up where it is rarely run: with all of it behind the loop over tiles, ptxas 13.0
+// moves the products' descriptors in there from uniform registers to others, which took kb57 and
+// kb69 4% longer without TF32.
 template <int unrolled, typename Action>
 TCONV_DEVICE void each_mbarrier(Shared& shared, Action action) {
 #pragma unroll unrolled
@@ -181,7 +186,8 @@ TCONV_DEVICE void prepare_block(Shared& shared, Repairs repairs) {
 // Both parts of a block are in the same shared memory: where neither has anything else.
 TCONV_DEVICE Handover& handover_of(unsigned char* memory) {
     auto* of_this = reinterpret_cast<unsigned char*>(&reinterpret_cast<Shared*>(memory)->handover);
-    auto* of_next = reinterpret_cast<unsigned char*>(&reinterpret_cast<again::Shared*>(memory)->handover);
+    auto* of_next =
+        reinterpret_cast<unsigned char*>(&reinterpret_cast<again::Shared*>(memory)->handover);
     return *reinterpret_cast<Handover*>(of_this > of_next ? of_this : of_next);
 }
 
@@ -204,10 +210,11 @@ TCONV_DEVICE void prepare_repairs(const Arguments& arguments, unsigned char* mem
     again::prepare_block(*reinterpret_cast<again::Shared*>(memory), {repairs, 0});
 }
 
-// By a role's threads when their own part is done: whether there is anything to do again. A producer has
-// prepared shared memory for it then; consumers have no code for that, or ptxas 13.0 spills kb65's registers.
-// NOTE: all lanes arrive and wait, and not at a bar: else compute-sanitizer reports hazards, or that the block
-// is divided.
+// By a role's threads when their own part is done: whether there is anything to do again. A
+// producer has prepared shared memory for it then; consumers have no code for that, or ptxas 13.0
+// spills kb65's registers.
+// NOTE: all lanes arrive and wait, and not at a bar: else compute-sanitizer reports hazards, or
+// that the block is divided.
 template <bool producer>
 TCONV_DEVICE bool repairs_follow(const Arguments& arguments, unsigned char* memory) {
     Handover& handover = handover_of(memory);
@@ -237,9 +244,10 @@ TCONV_DEVICE void consume_all(const Arguments& arguments, unsigned char* memory,
 }
 
 #ifndef TCONV_INNER
-// NOTE: the same in all lanes, and known to be so before roles part: what follows from it then stays in uniform
-// registers, where wgmma takes its descriptors from. Producers by tensor map ask again rather than keep it, but not in
-// sm90_split_forward, nor do others: else fcn8s's spill without TF32 (NVRTC 13.0), or those of 2x2 s2 (13.5).
+// NOTE: the same in all lanes, and known to be so before roles part: what follows from it then
+// stays in uniform registers, where wgmma takes its descriptors from. Producers by tensor map ask
+// again rather than keep it, but not in sm90_split_forward, nor do others: else fcn8s's spill
+// without TF32 (NVRTC 13.0), or those of 2x2 s2 (13.5).
 TCONV_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 
 // The kernel, from its first line to its last.
@@ -257,12 +265,14 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
         produce_all(arguments, memory, warp);
 #ifdef TCONV_AGAIN
         if (repairs_follow<true>(arguments, memory)) {
-            again::produce_all(arguments, memory, Layer::tensor_map && !Layer::split ? own_warp() : warp);
+            again::produce_all(arguments, memory,
+                               Layer::tensor_map && !Layer::split ? own_warp() : warp);
         }
 #endif
     } else {
         if constexpr (Layer::shares) ptx::setmaxnreg_inc<consumer_registers>();
-        // The packing may still run; only these threads read what it writes, or ask for copies of it.
+        // The packing may still run; only these threads read what it writes, or ask for copies of
+        // it.
         ptx::griddepcontrol_wait();
         consume_all(arguments, memory, warp);
 #ifdef TCONV_AGAIN

@@ -1,5 +1,6 @@
-// Strict float32 on the tensor cores: a value as the sum of three bfloat16 numbers, which have float32's exponents
-// and hold its 24 bits between them. Of a * b six products count; the others are 2^-24 of it together, at most:
+// Strict float32 on the tensor cores: a value as the sum of three bfloat16 numbers, which have
+// float32's exponents and hold its 24 bits between them. Of a * b six products count; the others
+// are 2^-24 of it together, at most:
 //
 //   low * high + middle * middle + high * low + middle * high + high * middle + high * high
 #pragma once
@@ -7,8 +8,9 @@
 #include <ptx/convert.cuh>
 #include <ptx/cuda.cuh>
 
-// Of two values, the first one's parts in the lower halves. What is not finite, or is rounded to infinity, has a part
-// that is not a number: so have the sums that read it, which are computed again (<common/not_finite.cuh>).
+// Of two values, the first one's parts in the lower halves. What is not finite, or is rounded to
+// infinity, has a part that is not a number: so have the sums that read it, which are computed
+// again (<common/not_finite.cuh>).
 struct Split {
     uint32_t high, middle, low;
 

@@ -1,5 +1,5 @@
-// A float's upper half, exponent and 7 bits, is enough to see whether it is large, small or not finite, and
-// two of them fit a register.
+// A float's upper half, exponent and 7 bits, is enough to see whether it is large, small or not
+// finite, and two of them fit a register.
 #pragma once
 
 #include <ptx/bf16x2.cuh>

@@ -7,15 +7,16 @@
 namespace ptx {
 
 // Between ordinary accesses to shared memory and those of bulk copies, tensor copies and wgmma to
-// the same bytes: executed by the threads that made the first, before the barrier, or behind it by the
-// thread of the same block that makes the second (Lustig et al., Mixed-Proxy Extensions for the NVIDIA
-// PTX Memory Consistency Model, 2022, section 5.4).
+// the same bytes: executed by the threads that made the first, before the barrier, or behind it by
+// the thread of the same block that makes the second (Lustig et al., Mixed-Proxy Extensions for the
+// NVIDIA PTX Memory Consistency Model, 2022, section 5.4).
 TCONV_DEVICE void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // Likewise between ordinary stores to device memory and copies from it, in the same kernel: by the
-// threads that made the first, before they say that it is done, and by those that ask for the second.
+// threads that made the first, before they say that it is done, and by those that ask for the
+// second.
 TCONV_DEVICE void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }

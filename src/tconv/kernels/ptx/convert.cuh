@@ -74,10 +74,10 @@ TCONV_DEVICE uint32_t cvt_rn_bf16x2_f32(float low, float high) {
 #endif
 }
 
-// Two values times 2^exponent, to nearest, ties away from zero, as cvt_rna_tf32_f32 rounds; cut off below
-// float16's normal numbers. The exponent costs nothing: it is added where the rounding is.
-// NOTE: a NaN may come out as a number, and what is too large as 65504. An exponent is at least 0 and at
-// most 100, so that zeros, which it makes 2^(exponent - 127), come out as zeros.
+// Two values times 2^exponent, to nearest, ties away from zero, as cvt_rna_tf32_f32 rounds; cut off
+// below float16's normal numbers. The exponent costs nothing: it is added where the rounding is.
+// NOTE: a NaN may come out as a number, and what is too large as 65504. An exponent is at least 0
+// and at most 100, so that zeros, which it makes 2^(exponent - 127), come out as zeros.
 TCONV_DEVICE uint32_t cvt_rna_f16x2_f32(float low, float high, int exponent = 0) {
     uint32_t added = 0x1000u + (uint32_t(exponent) << 23);
     low = __uint_as_float(__float_as_uint(low) + added);

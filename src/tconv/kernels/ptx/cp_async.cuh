@@ -7,12 +7,13 @@
 
 namespace ptx {
 
-// 16 bytes past L1; all zero where not `valid`, and then `source` is not read. L2 fetches the whole line of
-// 128 bytes, of which neighbours ask for the rest (2% of fsrcnn_x3).
+// 16 bytes past L1; all zero where not `valid`, and then `source` is not read. L2 fetches the whole
+// line of 128 bytes, of which neighbours ask for the rest (2% of fsrcnn_x3).
 TCONV_DEVICE void cp_async_cg_16(void* destination, const void* source, bool valid = true) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(cvta_to_shared(destination)),
-                 "l"(source), "r"(valid ? 16 : 0)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(cvta_to_shared(destination)),
+        "l"(source), "r"(valid ? 16 : 0)
+        : "memory");
 }
 
 // 4, 8 or 16 bytes through L1.
@@ -37,9 +38,9 @@ TCONV_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "m
 // One arrival once all copies that the thread has asked for so far are there (sm_90: the barrier is
 // one of <ptx/mbarrier.cuh>); it is among those that the barrier was initialised with.
 TCONV_DEVICE void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                     cvta_to_shared(barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cvta_to_shared(barrier))
+        : "memory");
 }
 
 }  // namespace ptx

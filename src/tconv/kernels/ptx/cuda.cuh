@@ -10,8 +10,8 @@
 #define TCONV_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define TCONV_DEVICE __device__ __forceinline__
 
-#define TCONV_KERNEL(name, threads, blocks)                             \
-    extern "C" __global__ void __launch_bounds__(threads, blocks)       \
+#define TCONV_KERNEL(name, threads, blocks)                       \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) \
         name(const __grid_constant__ Arguments arguments)
 
 // What must hold while the kernel runs; checked by the emulator alone, no code on the device.

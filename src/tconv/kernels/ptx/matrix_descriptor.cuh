@@ -26,8 +26,7 @@ TCONV_DEVICE uint64_t matrix_descriptor(const void* start, uint32_t leading, uin
     return static_cast<uint64_t>((address & 0x3ffffu) >> 4) |
            static_cast<uint64_t>((leading & 0x3ffffu) >> 4) << 16 |
            static_cast<uint64_t>((stride & 0x3ffffu) >> 4) << 32 |
-           static_cast<uint64_t>(base_offset & 7u) << 49 |
-           static_cast<uint64_t>(swizzle) << 62;
+           static_cast<uint64_t>(base_offset & 7u) << 49 | static_cast<uint64_t>(swizzle) << 62;
 }
 
 // The same matrix `bytes` further on.

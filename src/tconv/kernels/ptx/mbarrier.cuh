@@ -31,18 +31,18 @@ TCONV_DEVICE void mbarrier_arrive(uint64_t* barrier) {
 }
 
 TCONV_DEVICE void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(
-                     cvta_to_shared(barrier)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(cvta_to_shared(barrier)),
+        "r"(bytes)
+        : "memory");
 }
 
 // One arrival, and `bytes` more that the phase waits for.
 TCONV_DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     cvta_to_shared(barrier)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cvta_to_shared(barrier)),
+        "r"(bytes)
+        : "memory");
 }
 
 // Is the phase of this parity over? May wait a while before it says no.

@@ -8,28 +8,27 @@
 
 namespace ptx {
 
-#define TCONV_LOAD_1(name, instruction, scalar, letter)                                      \
-    TCONV_DEVICE scalar name(const scalar* address) {                                        \
-        scalar value;                                                                        \
-        asm(instruction " %0, [%1];" : "=" letter(value) : "l"(address));                    \
-        return value;                                                                        \
+#define TCONV_LOAD_1(name, instruction, scalar, letter)                   \
+    TCONV_DEVICE scalar name(const scalar* address) {                     \
+        scalar value;                                                     \
+        asm(instruction " %0, [%1];" : "=" letter(value) : "l"(address)); \
+        return value;                                                     \
     }
-#define TCONV_LOAD_2(name, instruction, scalar, vector, letter)                              \
-    TCONV_DEVICE vector name(const scalar* address) {                                        \
-        vector value;                                                                        \
-        asm(instruction " {%0, %1}, [%2];"                                                   \
-            : "=" letter(value.x), "=" letter(value.y)                                       \
-            : "l"(address));                                                                 \
-        return value;                                                                        \
+#define TCONV_LOAD_2(name, instruction, scalar, vector, letter) \
+    TCONV_DEVICE vector name(const scalar* address) {           \
+        vector value;                                           \
+        asm(instruction " {%0, %1}, [%2];"                      \
+            : "=" letter(value.x), "=" letter(value.y)          \
+            : "l"(address));                                    \
+        return value;                                           \
     }
-#define TCONV_LOAD_4(name, instruction, scalar, vector, letter)                              \
-    TCONV_DEVICE vector name(const scalar* address) {                                        \
-        vector value;                                                                        \
-        asm(instruction " {%0, %1, %2, %3}, [%4];"                                           \
-            : "=" letter(value.x), "=" letter(value.y), "=" letter(value.z),                 \
-              "=" letter(value.w)                                                            \
-            : "l"(address));                                                                 \
-        return value;                                                                        \
+#define TCONV_LOAD_4(name, instruction, scalar, vector, letter)                                  \
+    TCONV_DEVICE vector name(const scalar* address) {                                            \
+        vector value;                                                                            \
+        asm(instruction " {%0, %1, %2, %3}, [%4];"                                               \
+            : "=" letter(value.x), "=" letter(value.y), "=" letter(value.z), "=" letter(value.w) \
+            : "l"(address));                                                                     \
+        return value;                                                                            \
     }
 
 TCONV_LOAD_1(ld_global_nc, "ld.global.nc.f32", float, "f")
@@ -45,8 +44,8 @@ TCONV_LOAD_4(ld_global_nc_v4, "ld.global.nc.v4.b32", uint32_t, uint4, "r")
 // What is read once and never again: does not push other data out of L1.
 TCONV_LOAD_4(ld_global_nc_L1_no_allocate_v4, "ld.global.nc.L1::no_allocate.v4.f32", float, float4,
              "f")
-TCONV_LOAD_4(ld_global_nc_L1_no_allocate_v4, "ld.global.nc.L1::no_allocate.v4.b32", uint32_t,
-             uint4, "r")
+TCONV_LOAD_4(ld_global_nc_L1_no_allocate_v4, "ld.global.nc.L1::no_allocate.v4.b32", uint32_t, uint4,
+             "r")
 
 // sm_80: also fetches the rest of the 256 bytes around it into L2.
 TCONV_LOAD_4(ld_global_nc_L2_256B_v4, "ld.global.nc.L2::256B.v4.f32", float, float4, "f")
@@ -85,20 +84,20 @@ TCONV_DEVICE uint4 ld_global_nc_L2_hint_v4(const uint32_t* address, uint64_t pol
     return value;
 }
 
-#define TCONV_STORE_1(name, instruction, scalar, letter)                                     \
-    TCONV_DEVICE void name(scalar* address, scalar value) {                                  \
-        asm volatile(instruction " [%0], %1;" ::"l"(address), letter(value) : "memory");     \
+#define TCONV_STORE_1(name, instruction, scalar, letter)                                 \
+    TCONV_DEVICE void name(scalar* address, scalar value) {                              \
+        asm volatile(instruction " [%0], %1;" ::"l"(address), letter(value) : "memory"); \
     }
-#define TCONV_STORE_2(name, instruction, scalar, vector, letter)                             \
-    TCONV_DEVICE void name(scalar* address, vector value) {                                  \
-        asm volatile(instruction " [%0], {%1, %2};" ::"l"(address), letter(value.x),         \
-                     letter(value.y)                                                         \
-                     : "memory");                                                            \
+#define TCONV_STORE_2(name, instruction, scalar, vector, letter)                     \
+    TCONV_DEVICE void name(scalar* address, vector value) {                          \
+        asm volatile(instruction " [%0], {%1, %2};" ::"l"(address), letter(value.x), \
+                     letter(value.y)                                                 \
+                     : "memory");                                                    \
     }
 #define TCONV_STORE_4(name, instruction, scalar, vector, letter)                             \
     TCONV_DEVICE void name(scalar* address, vector value) {                                  \
-        asm volatile(instruction " [%0], {%1, %2, %3, %4};" ::"l"(address),                  \
-                     letter(value.x), letter(value.y), letter(value.z), letter(value.w)      \
+        asm volatile(instruction " [%0], {%1, %2, %3, %4};" ::"l"(address), letter(value.x), \
+                     letter(value.y), letter(value.z), letter(value.w)                       \
                      : "memory");                                                            \
     }
 
@@ -120,7 +119,8 @@ TCONV_STORE_4(st_global_cs_v4, "st.global.cs.v4.b32", uint32_t, uint4, "r")
 #undef TCONV_STORE_2
 #undef TCONV_STORE_4
 
-// Stores where `exists`, by a predicate: beside products that are under way there must be no branch.
+// Stores where `exists`, by a predicate: beside products that are under way there must be no
+// branch.
 TCONV_DEVICE void st_global_cs_if(float* address, float value, bool exists) {
     asm volatile(
         "{\n"

@@ -24,7 +24,7 @@ TCONV_DEVICE void prefetch_tensormap(const TensorMap* map) {
 // Loads: the box's bytes, those outside the tensor included, count for the barrier's phase.
 
 TCONV_DEVICE void cp_async_bulk_tensor_1d_global_to_shared(void* destination, const TensorMap* map,
-                                                          int c0, uint64_t* barrier) {
+                                                           int c0, uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2}], [%3];" ::"r"(cvta_to_shared(destination)),
@@ -33,7 +33,7 @@ TCONV_DEVICE void cp_async_bulk_tensor_1d_global_to_shared(void* destination, co
 }
 
 TCONV_DEVICE void cp_async_bulk_tensor_2d_global_to_shared(void* destination, const TensorMap* map,
-                                                          int c0, int c1, uint64_t* barrier) {
+                                                           int c0, int c1, uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3}], [%4];" ::"r"(cvta_to_shared(destination)),
@@ -42,7 +42,8 @@ TCONV_DEVICE void cp_async_bulk_tensor_2d_global_to_shared(void* destination, co
 }
 
 TCONV_DEVICE void cp_async_bulk_tensor_3d_global_to_shared(void* destination, const TensorMap* map,
-                                                          int c0, int c1, int c2, uint64_t* barrier) {
+                                                           int c0, int c1, int c2,
+                                                           uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(cvta_to_shared(destination)),
@@ -51,7 +52,8 @@ TCONV_DEVICE void cp_async_bulk_tensor_3d_global_to_shared(void* destination, co
 }
 
 TCONV_DEVICE void cp_async_bulk_tensor_4d_global_to_shared(void* destination, const TensorMap* map,
-                                                          int c0, int c1, int c2, int c3, uint64_t* barrier) {
+                                                           int c0, int c1, int c2, int c3,
+                                                           uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(cvta_to_shared(destination)),
@@ -60,7 +62,8 @@ TCONV_DEVICE void cp_async_bulk_tensor_4d_global_to_shared(void* destination, co
 }
 
 TCONV_DEVICE void cp_async_bulk_tensor_5d_global_to_shared(void* destination, const TensorMap* map,
-                                                          int c0, int c1, int c2, int c3, int c4, uint64_t* barrier) {
+                                                           int c0, int c1, int c2, int c3, int c4,
+                                                           uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(cvta_to_shared(destination)),
@@ -71,16 +74,15 @@ TCONV_DEVICE void cp_async_bulk_tensor_5d_global_to_shared(void* destination, co
 // Stores: waited for in the thread's groups of bulk stores, see <ptx/bulk.cuh>.
 
 TCONV_DEVICE void cp_async_bulk_tensor_1d_shared_to_global(const TensorMap* map, int c0,
-                                                          const void* source) {
+                                                           const void* source) {
     asm volatile(
-        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%1}], [%2];" ::"l"(
-            map),
+        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%1}], [%2];" ::"l"(map),
         "r"(c0), "r"(cvta_to_shared(source))
         : "memory");
 }
 
 TCONV_DEVICE void cp_async_bulk_tensor_2d_shared_to_global(const TensorMap* map, int c0, int c1,
-                                                          const void* source) {
+                                                           const void* source) {
     asm volatile(
         "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
             map),
@@ -88,29 +90,30 @@ TCONV_DEVICE void cp_async_bulk_tensor_2d_shared_to_global(const TensorMap* map,
         : "memory");
 }
 
-TCONV_DEVICE void cp_async_bulk_tensor_3d_shared_to_global(const TensorMap* map, int c0, int c1, int c2,
-                                                          const void* source) {
+TCONV_DEVICE void cp_async_bulk_tensor_3d_shared_to_global(const TensorMap* map, int c0, int c1,
+                                                           int c2, const void* source) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
-            map),
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::
+            "l"(map),
         "r"(c0), "r"(c1), "r"(c2), "r"(cvta_to_shared(source))
         : "memory");
 }
 
-TCONV_DEVICE void cp_async_bulk_tensor_4d_shared_to_global(const TensorMap* map, int c0, int c1, int c2, int c3,
-                                                          const void* source) {
+TCONV_DEVICE void cp_async_bulk_tensor_4d_shared_to_global(const TensorMap* map, int c0, int c1,
+                                                           int c2, int c3, const void* source) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(
-            map),
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], "
+        "[%5];" ::"l"(map),
         "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(cvta_to_shared(source))
         : "memory");
 }
 
-TCONV_DEVICE void cp_async_bulk_tensor_5d_shared_to_global(const TensorMap* map, int c0, int c1, int c2, int c3, int c4,
-                                                          const void* source) {
+TCONV_DEVICE void cp_async_bulk_tensor_5d_shared_to_global(const TensorMap* map, int c0, int c1,
+                                                           int c2, int c3, int c4,
+                                                           const void* source) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(
-            map),
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], "
+        "[%6];" ::"l"(map),
         "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(cvta_to_shared(source))
         : "memory");
 }

@@ -37,12 +37,13 @@ TCONV_DEVICE void wgmma_wait_group() {
 template <int N>
 TCONV_DEVICE void wgmma_m64k8_tf32(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
-#define TCONV_CASE(n, placeholders, operands, p0, p1, p2, p3, p4, p5)                            \
-    if constexpr (N == n) {                                                                      \
-        asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n                \
-                     "k8.f32.tf32.tf32 {" placeholders "}, " p0 ", " p1 ", keep, 1, 1;\n}"       \
-                     : TCONV_LIST operands                                                       \
-                     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                       \
+#define TCONV_CASE(n, placeholders, operands, p0, p1, p2, p3, p4, p5)                         \
+    if constexpr (N == n) {                                                                   \
+        asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n             \
+                                           "k8.f32.tf32.tf32 {" placeholders "}, " p0 ", " p1 \
+                                           ", keep, 1, 1;\n}"                                 \
+                     : TCONV_LIST operands                                                    \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                    \
     }
     TCONV_FOR_EACH_N(TCONV_CASE)
 #undef TCONV_CASE
@@ -52,64 +53,65 @@ template <int N>
 TCONV_DEVICE void wgmma_m64k8_tf32(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
                                    bool accumulate) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
-#define TCONV_CASE(n, placeholders, operands, p0, p1, p2, p3, p4, p5)                            \
-    if constexpr (N == n) {                                                                      \
-        asm volatile(TCONV_WGMMA_BEGIN(p5) "wgmma.mma_async.sync.aligned.m64n" #n                \
-                     "k8.f32.tf32.tf32 {" placeholders "}, {" p0 ", " p1 ", " p2 ", " p3 "}, "   \
-                     p4 ", keep, 1, 1;\n}"                                                       \
-                     : TCONV_LIST operands                                                       \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                       \
-                       "r"(static_cast<int>(accumulate)));                                       \
+#define TCONV_CASE(n, placeholders, operands, p0, p1, p2, p3, p4, p5)                          \
+    if constexpr (N == n) {                                                                    \
+        asm volatile(TCONV_WGMMA_BEGIN(p5) "wgmma.mma_async.sync.aligned.m64n" #n              \
+                                           "k8.f32.tf32.tf32 {" placeholders "}, {" p0 ", " p1 \
+                                           ", " p2 ", " p3 "}, " p4 ", keep, 1, 1;\n}"         \
+                     : TCONV_LIST operands                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                     \
+                       "r"(static_cast<int>(accumulate)));                                     \
     }
     TCONV_FOR_EACH_N(TCONV_CASE)
 #undef TCONV_CASE
 }
 
 // The 16-bit types, one after the other: only the names differ. "Transposed" is MN-major.
-#define TCONV_WGMMA_16(name, type)                                                               \
-    template <int N, bool a_transposed = false, bool b_transposed = false>                       \
-    TCONV_DEVICE void name(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {         \
-        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "N is a multiple of 8 up to 256");       \
-        TCONV_FOR_EACH_N(TCONV_CASE_SHARED_##type)                                               \
-    }                                                                                            \
-    template <int N, bool b_transposed = false>                                                  \
-    TCONV_DEVICE void name(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,                \
-                           bool accumulate) {                                                    \
-        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "N is a multiple of 8 up to 256");       \
-        TCONV_FOR_EACH_N(TCONV_CASE_REGISTERS_##type)                                            \
+#define TCONV_WGMMA_16(name, type)                                                         \
+    template <int N, bool a_transposed = false, bool b_transposed = false>                 \
+    TCONV_DEVICE void name(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {   \
+        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "N is a multiple of 8 up to 256"); \
+        TCONV_FOR_EACH_N(TCONV_CASE_SHARED_##type)                                         \
+    }                                                                                      \
+    template <int N, bool b_transposed = false>                                            \
+    TCONV_DEVICE void name(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,          \
+                           bool accumulate) {                                              \
+        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "N is a multiple of 8 up to 256"); \
+        TCONV_FOR_EACH_N(TCONV_CASE_REGISTERS_##type)                                      \
     }
 
 // NOTE: immediates take numbers of their own, which must not depend on N: hence a branch each.
-#define TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, flags)                    \
-    asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type    \
-                 "." type " {" placeholders "}, " p0 ", " p1 ", keep, 1, 1, " flags ";\n}"       \
-                 : TCONV_LIST operands                                                           \
+#define TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, flags)                 \
+    asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
+                                       "." type " {" placeholders "}, " p0 ", " p1            \
+                                       ", keep, 1, 1, " flags ";\n}"                          \
+                 : TCONV_LIST operands                                                        \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 
-#define TCONV_SHARED_CASE(n, type, placeholders, operands, p0, p1, p2)                           \
-    if constexpr (N == n && !a_transposed && !b_transposed) {                                    \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "0, 0");                  \
-    } else if constexpr (N == n && !a_transposed) {                                              \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "0, 1");                  \
-    } else if constexpr (N == n && !b_transposed) {                                              \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "1, 0");                  \
-    } else if constexpr (N == n) {                                                               \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "1, 1");                  \
+#define TCONV_SHARED_CASE(n, type, placeholders, operands, p0, p1, p2)          \
+    if constexpr (N == n && !a_transposed && !b_transposed) {                   \
+        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "0, 0"); \
+    } else if constexpr (N == n && !a_transposed) {                             \
+        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "0, 1"); \
+    } else if constexpr (N == n && !b_transposed) {                             \
+        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "1, 0"); \
+    } else if constexpr (N == n) {                                              \
+        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "1, 1"); \
     }
 
-#define TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, flag)      \
-    asm volatile(TCONV_WGMMA_BEGIN(p5) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type    \
-                 "." type " {" placeholders "}, {" p0 ", " p1 ", " p2 ", " p3 "}, " p4           \
-                 ", keep, 1, 1, " flag ";\n}"                                                    \
-                 : TCONV_LIST operands                                                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+#define TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, flag)   \
+    asm volatile(TCONV_WGMMA_BEGIN(p5) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
+                                       "." type " {" placeholders "}, {" p0 ", " p1 ", " p2   \
+                                       ", " p3 "}, " p4 ", keep, 1, 1, " flag ";\n}"          \
+                 : TCONV_LIST operands                                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                        \
                    "r"(static_cast<int>(accumulate)))
 
-#define TCONV_REGISTERS_CASE(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5)            \
-    if constexpr (N == n && !b_transposed) {                                                     \
-        TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, "0");      \
-    } else if constexpr (N == n) {                                                               \
-        TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, "1");      \
+#define TCONV_REGISTERS_CASE(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5)       \
+    if constexpr (N == n && !b_transposed) {                                                \
+        TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, "0"); \
+    } else if constexpr (N == n) {                                                          \
+        TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, "1"); \
     }
 
 #define TCONV_CASE_SHARED_f16(n, placeholders, operands, p0, p1, p2, p3, p4, p5) \

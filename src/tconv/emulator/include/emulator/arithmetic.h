@@ -92,8 +92,8 @@ inline float ceilf(float value) { return __builtin_ceilf(value); }
 inline float sqrtf(float value) { return __builtin_sqrtf(value); }
 inline float copysignf(float a, float b) { return __builtin_copysignf(a, b); }
 
-#define EMULATOR_MIN_MAX(type)                                                  \
-    inline constexpr type min(type a, type b) { return b < a ? b : a; }         \
+#define EMULATOR_MIN_MAX(type)                                          \
+    inline constexpr type min(type a, type b) { return b < a ? b : a; } \
     inline constexpr type max(type a, type b) { return a < b ? b : a; }
 EMULATOR_MIN_MAX(int)
 EMULATOR_MIN_MAX(unsigned)

@@ -13,6 +13,7 @@ extern unsigned char __stop_tconv_shared[] __attribute__((visibility("hidden")))
 static unsigned char emulator_shared_anchor[16]
     __attribute__((section("tconv_shared"), aligned(1024), used));
 
+// clang-format off: each macro closes what the one before opens.
 // Followed by the fields, each as EMULATOR_FIELD(name, kind), and EMULATOR_END.
 #define EMULATOR_BEGIN(kernel)                                                               \
     static void emulator_entry(const void* arguments) {                                      \
@@ -30,6 +31,8 @@ static unsigned char emulator_shared_anchor[16]
     EMULATOR_API extern const emulator::Kernel tconv_emulator_kernel;                        \
     const emulator::Kernel tconv_emulator_kernel = {                                         \
         emulator_name,       emulator_entry,    __start_tconv_shared,                        \
-        __stop_tconv_shared, sizeof(Arguments), sizeof emulator_fields / sizeof(emulator::Field) - 1, \
+        __stop_tconv_shared, sizeof(Arguments),                                              \
+        sizeof emulator_fields / sizeof(emulator::Field) - 1,                                \
         emulator_fields};                                                                    \
     }
+// clang-format on

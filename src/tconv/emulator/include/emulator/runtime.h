@@ -42,8 +42,8 @@ EMULATOR_API void collective(uint32_t mask, const char* what, void* operand, Com
                              Location at);
 
 enum class Shuffle { index, up, down, exclusive_or };
-EMULATOR_API uint64_t shuffle(Shuffle kind, uint32_t mask, uint64_t value, uint32_t lane,
-                              int width, Location at);
+EMULATOR_API uint64_t shuffle(Shuffle kind, uint32_t mask, uint64_t value, uint32_t lane, int width,
+                              Location at);
 EMULATOR_API uint32_t ballot(const char* what, uint32_t mask, bool predicate, Location at);
 EMULATOR_API void warp_barrier(uint32_t mask, Location at);
 EMULATOR_API unsigned lane_index();
@@ -89,8 +89,8 @@ EMULATOR_API void tensor_store(const void* map, unsigned rank, const int* coordi
 EMULATOR_API void check_tensor_map_prefetch(const void* map, Location at);
 
 // Steps of a whole warp on matrices.
-EMULATOR_API void load_matrices(const char* what, uint32_t* destination, const void* row,
-                                int count, bool transposed, Location at);
+EMULATOR_API void load_matrices(const char* what, uint32_t* destination, const void* row, int count,
+                                bool transposed, Location at);
 EMULATOR_API void store_matrices(const char* what, void* row, const uint32_t* source, int count,
                                  bool transposed, Location at);
 

@@ -12,8 +12,8 @@
 #define TCONV_DYNAMIC_SHARED(name) unsigned char* const name = emulator::dynamic_shared()
 #define TCONV_DEVICE inline
 #define TCONV_KERNEL(name, threads, blocks) extern "C" void name(const Arguments& arguments)
-#define TCONV_CHECK(condition)                                                         \
-    ((condition) ? static_cast<void>(0)                                                \
+#define TCONV_CHECK(condition)          \
+    ((condition) ? static_cast<void>(0) \
                  : emulator::fail({__FILE__, __LINE__}, "does not hold: %s", #condition))
 
 #define __device__

@@ -5,10 +5,10 @@
 
 namespace ptx {
 
-#define EMULATOR_LDMATRIX(name, count, transposed)                                           \
-    inline void name(uint32_t (&d)[count], const void* row,                                  \
-                     emulator::Location at = emulator::Location::here()) {                   \
-        emulator::load_matrices(#name, d, row, count, transposed, at);                       \
+#define EMULATOR_LDMATRIX(name, count, transposed)                         \
+    inline void name(uint32_t (&d)[count], const void* row,                \
+                     emulator::Location at = emulator::Location::here()) { \
+        emulator::load_matrices(#name, d, row, count, transposed, at);     \
     }
 
 EMULATOR_LDMATRIX(ldmatrix_x1, 1, false)

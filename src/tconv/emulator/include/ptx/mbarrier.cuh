@@ -10,15 +10,13 @@ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals,
     emulator::mbarrier_init(barrier, arrivals, at);
 }
 
-inline void mbarrier_inval(uint64_t* barrier,
-                           emulator::Location at = emulator::Location::here()) {
+inline void mbarrier_inval(uint64_t* barrier, emulator::Location at = emulator::Location::here()) {
     emulator::mbarrier_inval(barrier, at);
 }
 
 inline void fence_mbarrier_init() {}
 
-inline void mbarrier_arrive(uint64_t* barrier,
-                            emulator::Location at = emulator::Location::here()) {
+inline void mbarrier_arrive(uint64_t* barrier, emulator::Location at = emulator::Location::here()) {
     emulator::mbarrier_arrive(barrier, 1, at);
 }
 

@@ -21,10 +21,10 @@ inline void store_global(void* address, Vector value, const char* what, Location
 
 namespace ptx {
 
-#define EMULATOR_LOAD(name, scalar, vector)                                                  \
-    inline vector name(const scalar* address,                                                \
-                       emulator::Location at = emulator::Location::here()) {                 \
-        return emulator::load_global<vector>(address, #name, at);                            \
+#define EMULATOR_LOAD(name, scalar, vector)                                  \
+    inline vector name(const scalar* address,                                \
+                       emulator::Location at = emulator::Location::here()) { \
+        return emulator::load_global<vector>(address, #name, at);            \
     }
 
 EMULATOR_LOAD(ld_global_nc, float, float)
@@ -56,10 +56,10 @@ inline uint4 ld_global_nc_L2_hint_v4(const uint32_t* address, uint64_t,
     return emulator::load_global<uint4>(address, "ld_global_nc_L2_hint_v4", at);
 }
 
-#define EMULATOR_STORE(name, scalar, vector)                                                 \
-    inline void name(scalar* address, vector value,                                          \
-                     emulator::Location at = emulator::Location::here()) {                   \
-        emulator::store_global<vector>(address, value, #name, at);                           \
+#define EMULATOR_STORE(name, scalar, vector)                               \
+    inline void name(scalar* address, vector value,                        \
+                     emulator::Location at = emulator::Location::here()) { \
+        emulator::store_global<vector>(address, value, #name, at);         \
     }
 
 EMULATOR_STORE(st_global_v2, float, float2)
@@ -96,17 +96,17 @@ inline void st_global_L2_hint_v4(float* address, float4 value, uint64_t,
     emulator::store_global<float4>(address, value, "st_global_L2_hint_v4", at);
 }
 
-#define EMULATOR_LOAD_SHARED(name, scalar, vector)                                           \
-    inline vector name(const scalar* address,                                                \
-                       emulator::Location at = emulator::Location::here()) {                 \
-        emulator::check_shared(address, sizeof(vector), sizeof(vector), #name, at);          \
-        return *reinterpret_cast<const vector*>(address);                                    \
+#define EMULATOR_LOAD_SHARED(name, scalar, vector)                                  \
+    inline vector name(const scalar* address,                                       \
+                       emulator::Location at = emulator::Location::here()) {        \
+        emulator::check_shared(address, sizeof(vector), sizeof(vector), #name, at); \
+        return *reinterpret_cast<const vector*>(address);                           \
     }
-#define EMULATOR_STORE_SHARED(name, scalar, vector)                                          \
-    inline void name(scalar* address, vector value,                                          \
-                     emulator::Location at = emulator::Location::here()) {                   \
-        emulator::check_shared(address, sizeof(vector), sizeof(vector), #name, at);          \
-        *reinterpret_cast<vector*>(address) = value;                                         \
+#define EMULATOR_STORE_SHARED(name, scalar, vector)                                 \
+    inline void name(scalar* address, vector value,                                 \
+                     emulator::Location at = emulator::Location::here()) {          \
+        emulator::check_shared(address, sizeof(vector), sizeof(vector), #name, at); \
+        *reinterpret_cast<vector*>(address) = value;                                \
     }
 
 EMULATOR_LOAD_SHARED(ld_shared_v4, float, float4)

@@ -71,8 +71,8 @@ inline void cp_async_bulk_tensor_4d_shared_to_global(
 }
 
 inline void cp_async_bulk_tensor_5d_global_to_shared(
-    void* destination, const TensorMap* map, int c0, int c1, int c2, int c3, int c4, uint64_t* barrier,
-    emulator::Location at = emulator::Location::here()) {
+    void* destination, const TensorMap* map, int c0, int c1, int c2, int c3, int c4,
+    uint64_t* barrier, emulator::Location at = emulator::Location::here()) {
     const int coordinates[] = {c0, c1, c2, c3, c4};
     emulator::tensor_load(destination, map, 5, coordinates, barrier, at);
 }

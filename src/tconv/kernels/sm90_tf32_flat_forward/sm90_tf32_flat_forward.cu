@@ -9,8 +9,8 @@
 //
 // Layer::half: operands are float16 instead, with TF32's significand, and 64 channels are what is
 // 32 above. The packing has noted what float16 cannot hold. If there is any, another launch,
-// Layer::repair, lays weights and pixels out in TF32 and computes these images' outputs again, or all;
-// otherwise that ends at once (common/sm90_tf32_flat_repair.cuh).
+// Layer::repair, lays weights and pixels out in TF32 and computes these images' outputs again, or
+// all; otherwise that ends at once (sm90_tf32_flat_forward/repair.cuh).
 //
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
 //   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
@@ -22,9 +22,9 @@
 // Both operands lie in shared memory with 128-byte swizzle; a slot is a start address. Outputs go
 // through shared memory too, where phases are interleaved, to be written as pieces of whole rows:
 // by storers beside the next tile's products, some channels after the other, or by the consumers,
-// some columns after the other, which leaves the shared memory to the operands. Where tiles follow each
-// other the second consumer starts `lead` stages of pixels after the first: in step they would wait at
-// the same time.
+// some columns after the other, which leaves the shared memory to the operands. Where tiles follow
+// each other the second consumer starts `lead` stages of pixels after the first: in step they would
+// wait at the same time.
 //
 // Layer::paired: the two consumers have two phases in y of the same channels, which are every other
 // row of the output, and a tile is whole rows of positions. The storers write both rows' pieces in
@@ -33,9 +33,9 @@
 #include <common/division.cuh>
 #include <common/exact_output.cuh>
 #include <common/float16_operands.cuh>
-#include <common/sm90_tf32_flat_repair.cuh>
-#include <common/sm90_tf32_flat_rows.cuh>
-#include <common/sm90_tf32_flat_status.cuh>
+#include <sm90_tf32_flat_forward/repair.cuh>
+#include <sm90_tf32_flat_forward/rows.cuh>
+#include <sm90_tf32_flat_forward/status.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -54,7 +54,7 @@ constexpr int warpgroup = 128;
 constexpr int consumers = 2;
 constexpr int line_bytes = 128;
 constexpr int depth = line_bytes / (Layer::half ? 2 : 4);  // channels of a stage
-constexpr int wgmma_bytes = 32;                            // its depth
+constexpr int wgmma_bytes = 32;  // its depth
 constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int columns = Layer::columns;
 
@@ -92,15 +92,15 @@ constexpr int width = Layer::vector;  // outputs written at a time
 static_assert(!flat::paired || storers, "who writes has the outputs of both consumers");
 
 // Slices of the outputs go to the storers and come back on their own, so that these write one while
-// the other is filled: those of a consumer, or of both where they are written together; of these the
-// first or second half of each warp's rows, where no channel lies in both and several in each.
+// the other is filled: those of a consumer, or of both where they are written together; of these
+// the first or second half of each warp's rows, where no channel lies in both and several in each.
 constexpr int slice_sets = flat::apart || flat::paired ? 1 : consumers;
 constexpr int halves = 8 % flat::row_phases == 0 && flat::row_phases <= 4 ? 2 : 1;
 constexpr int slice_channels = flat::warp_channels / halves;  // of a warp
 
-// Where a position's outputs lie (of a row's first position, where tiles are whole rows): the offset
-// of the first phase of both axes within a channel, and its coordinates. Those of a position that is
-// none lie outside.
+// Where a position's outputs lie (of a row's first position, where tiles are whole rows): the
+// offset of the first phase of both axes within a channel, and its coordinates. Those of a position
+// that is none lie outside.
 struct alignas(16) Place {
     Index offset;
     int y, x;
@@ -112,11 +112,12 @@ struct Shared {
     alignas(1024) unsigned char weights[consumers][Layer::weight_stages][weight_bytes];
     Place places[2][columns];
     float outputs[out_groups][out_channels][out_pitch];
-    // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that it
-    // follows from lie in device memory, where each step of the products would wait for them.
+    // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that
+    // it follows from lie in device memory, where each step of the products would wait for them.
     int starts[Layer::slots];
     float units[consumers * 4];  // of each warp, what its sums are multiplied by
-    bool wrong[consumers][2][4];  // whether some of the outputs of a warp's half rows are not finite
+    bool wrong[consumers][2]
+              [4];  // whether some of the outputs of a warp's half rows are not finite
     uint64_t pixels_full[Layer::pixel_stages];
     uint64_t pixels_empty[Layer::pixel_stages];
     uint64_t weights_full[consumers][Layer::weight_stages];
@@ -166,7 +167,7 @@ struct Tiles {
 struct Position {
     int row_set, group;
     int first;  // position among the outputs' q
-    int left;   // tiles of the same row set and group that follow; of resident weights
+    int left;  // tiles of the same row set and group that follow; of resident weights
 
     template <typename Fields>
     TCONV_DEVICE Position(int tile, const Fields& arguments) {
@@ -319,15 +320,16 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
     }
 }
 
-// Whether float16 holds the weights, and which images' pixels, from what the packing has noted. By a warp of each
-// block, which all have a part of it; then `Status::told`.
+// Whether float16 holds the weights, and which images' pixels, from what the packing has noted. By
+// a warp of each block, which all have a part of it; then `Status::told`.
 template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments) {
     int lane = threadIdx.x % 32;
     auto& status = *static_cast<flat::Status*>(arguments.status);
     const auto* notes = static_cast<const uint32_t*>(arguments.notes);
     uint32_t unfit = 0;
-    for (int i = blockIdx.x * 32 + lane; i < arguments.note_count; i += gridDim.x * 32) unfit += notes[i];
+    for (int i = blockIdx.x * 32 + lane; i < arguments.note_count; i += gridDim.x * 32)
+        unfit += notes[i];
     unfit = ptx::redux_sync_add_u32(unfit);
     if (lane == 0 && unfit > 0) atomicAdd(&status.unfit_weights, unfit);
     // 16 positions at a time, nearly all of them zeros.
@@ -335,10 +337,12 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
     constexpr int positions = 64, planes = Layer::groups * chunks;
     uint32_t most_slight = arguments.most_slight;
 #pragma unroll 4
-    for (Index i = Index(blockIdx.x) * 32 + lane; i < arguments.slight_vectors; i += gridDim.x * 32) {
+    for (Index i = Index(blockIdx.x) * 32 + lane; i < arguments.slight_vectors;
+         i += gridDim.x * 32) {
         uint4 bytes = slight[i];
         if ((bytes.x | bytes.y | bytes.z | bytes.w) == 0) continue;
-        auto first = unsigned(i / (positions / 16) / planes) * positions + unsigned(i % (positions / 16)) * 16;
+        auto first = unsigned(i / (positions / 16) / planes) * positions +
+                     unsigned(i % (positions / 16)) * 16;
 #pragma unroll 1
         for (int k = 0; k < 16; ++k) {
             uint32_t word = k < 8 ? k < 4 ? bytes.x : bytes.y : k < 12 ? bytes.z : bytes.w;
@@ -403,8 +407,8 @@ TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer
     int row = lane / 4 + 8 * half;
     if (row >= flat::warp_channels * flat::row_phases) return;
     int channel = warp * flat::warp_channels + row / flat::row_phases;
-    float* to = shared.outputs[flat::apart ? 0 : consumer][channel] + rows.phase_x +
-                Layer::shift + row % flat::row_phases + lane % 4 * 2 * phases;
+    float* to = shared.outputs[flat::apart ? 0 : consumer][channel] + rows.phase_x + Layer::shift +
+                row % flat::row_phases + lane % 4 * 2 * phases;
     bool swap = swap_bit >= 0 && (lane >> (swap_bit & 31)) % 2 == 1;
     float* to_first = to + (swap ? phases : 0);
     float* to_second = to + (swap ? 0 : phases);
@@ -420,11 +424,13 @@ TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer
     }
 }
 
-// Tells who writes a warp's outputs whether some are not finite. In float16 no image is written for good that has any.
+// Tells who writes a warp's outputs whether some are not finite. In float16 no image is written for
+// good that has any.
 TCONV_DEVICE void tell(Shared& shared, int consumer, int half, const NotFinite<float>& not_finite) {
     if constexpr (!Layer::half) {
         bool wrong = __any_sync(~0u, not_finite.any());
-        if (threadIdx.x % 32 == 0) shared.wrong[consumer][half][threadIdx.x % warpgroup / 32] = wrong;
+        if (threadIdx.x % 32 == 0)
+            shared.wrong[consumer][half][threadIdx.x % warpgroup / 32] = wrong;
     }
 }
 
@@ -455,8 +461,8 @@ TCONV_DEVICE void hand_over(Shared& shared, const flat::WarpRows& rows, bool exi
     }
 }
 
-// What is done with `width` outputs, in device memory and in shared memory: they are copied, or where some of the
-// part are not finite, computed again.
+// What is done with `width` outputs, in device memory and in shared memory: they are copied, or
+// where some of the part are not finite, computed again.
 struct Copying {
     static constexpr bool rolled = false;
 
@@ -482,8 +488,8 @@ struct Repairing {
     }
 };
 
-// Some channels' outputs, of which `channel_count` are real, in shared memory; `destination` is where the first
-// channel and phase in y begin.
+// Some channels' outputs, of which `channel_count` are real, in shared memory; `destination` is
+// where the first channel and phase in y begin.
 struct Part {
     const float (*outputs)[out_pitch];
     const Place* places;
@@ -575,7 +581,8 @@ TCONV_DEVICE void write(const Fields& arguments, const Part& of, bool wrong) {
     }
 }
 
-TCONV_DEVICE float* destination_of(const Arguments& arguments, int group, int channel, int phase_y) {
+TCONV_DEVICE float* destination_of(const Arguments& arguments, int group, int channel,
+                                   int phase_y) {
     return static_cast<float*>(arguments.destination) +
            (Index(group) * Layer::out_channels + channel) * arguments.destination_stride_c +
            phase_y * arguments.destination_stride_h;
@@ -633,11 +640,12 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
             flat::WarpRows rows(at.row_group(set), warp);
             rows.channel += half * slice_channels;
             if (at.row_group(set) < Layer::row_groups && rows.phase_y < Layer::stride_y) {
-                const float(*outputs)[out_pitch] =
+                const float (*outputs)[out_pitch] =
                     shared.outputs[set] + warp * flat::warp_channels + half * slice_channels;
                 write<slice_channels>(
-                    arguments, {outputs, positions, 0, rows.phase_y, Layer::out_channels - rows.channel,
-                                destination_of(arguments, at.group, rows.channel, rows.phase_y)},
+                    arguments,
+                    {outputs, positions, 0, rows.phase_y, Layer::out_channels - rows.channel,
+                     destination_of(arguments, at.group, rows.channel, rows.phase_y)},
                     is_told(shared, set, half, warp));
             }
             ptx::mbarrier_arrive(&shared.slices_empty[set][half]);
@@ -703,12 +711,12 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
     int consumer = threadIdx.x / warpgroup - 1;
     Turn<Layer::pixel_stages> pixels;
     Turn<Layer::weight_stages> weights;
-    Turn<2> places;             // where the consumers write
+    Turn<2> places;  // where the consumers write
     uint32_t slice_parity = 0;  // where they do not
-    uint64_t pixel_matrix = ptx::matrix_descriptor(shared.pixels[0], 16, 8 * line_bytes,
-                                                   ptx::Swizzle::bytes_128);
-    uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[consumer][0], 16,
-                                                    8 * line_bytes, ptx::Swizzle::bytes_128);
+    uint64_t pixel_matrix =
+        ptx::matrix_descriptor(shared.pixels[0], 16, 8 * line_bytes, ptx::Swizzle::bytes_128);
+    uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[consumer][0], 16, 8 * line_bytes,
+                                                    ptx::Swizzle::bytes_128);
     find_unit(arguments, shared);
     if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
     int until_lead = Layer::lead;
@@ -843,15 +851,16 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
     find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;
-    // NOTE: setmaxnreg counts in branches that do not join again: what follows belongs into one of them.
+    // NOTE: setmaxnreg counts in branches that do not join again: what follows belongs into one of
+    // them.
     if (role == 0) {
         if constexpr (storers) ptx::setmaxnreg_dec<producer_registers>();
         int warp = threadIdx.x / 32;
         if (warp == 3) {
             if constexpr (Layer::half) {
                 ptx::griddepcontrol_wait();
-                // NOTE: not before the packing is over: it clears the status that the launch that repairs
-                // looks at.
+                // NOTE: not before the packing is over: it clears the status that the launch that
+                // repairs looks at.
                 ptx::griddepcontrol_launch_dependents();
                 read_notes(arguments);
             }

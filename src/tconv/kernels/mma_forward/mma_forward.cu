@@ -25,22 +25,23 @@
 // temporary: the tensor cores cut their sums after every product, and an ordinary addition, which
 // rounds, takes it to the unit's sums.
 //
-// Layer::team: the warps of a row gather it together and each writes whole rows of some channels, from
-// lines of 128 bytes on: fewer sectors have parts.
+// Layer::team: the warps of a row gather it together and each writes whole rows of some channels,
+// from lines of 128 bytes on: fewer sectors have parts.
 //
-// Layer::bulk: a block walks down the rows of an image, and they leave by bulk copies, in whole sectors
-// (<common/plane_rows.cuh>). Layer::roll: so do the patch's rows, of which one is new to a tile. They
-// come `rows_ahead` at a time, to the places of those that are no longer read: device memory gives
-// neighbouring rows that are asked for together for less.
+// Layer::bulk: a block walks down the rows of an image, and they leave by bulk copies, in whole
+// sectors (<mma_forward/plane_rows.cuh>). Layer::roll: so do the patch's rows, of which one is new
+// to a tile. They come `rows_ahead` at a time, to the places of those that are no longer read:
+// device memory gives neighbouring rows that are asked for together for less.
 //
-// Layer::hands_out: blocks go at different speeds, and even shares of the rows would end at different
-// times. So each walks down `share` rows, then takes further ones, one at a time, from a count of its group
-// tile, which a launch before has cleared. And where the patch's rows roll all blocks ask for the rows ahead in
-// the same halves of `period` nanoseconds, if they need none before: device memory reads and writes in turns.
+// Layer::hands_out: blocks go at different speeds, and even shares of the rows would end at
+// different times. So each walks down `share` rows, then takes further ones, one at a time, from a
+// count of its group tile, which a launch before has cleared. And where the patch's rows roll all
+// blocks ask for the rows ahead in the same halves of `period` nanoseconds, if they need none
+// before: device memory reads and writes in turns.
 #include <common/constant_tables.cuh>
 #include <common/exact_output.cuh>
 #include <common/image_tiles.cuh>
-#include <common/plane_rows.cuh>
+#include <mma_forward/plane_rows.cuh>
 #include <common/split.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/globaltimer.cuh>
@@ -82,15 +83,17 @@ static_assert(chunks == 1 || units <= warps, "sums live through a tile's steps")
 constexpr int skew = Layer::skew;
 constexpr int patch_rows = tile_rows + Layer::span_y;
 constexpr int used_vectors = Layer::patch_vectors;
-static_assert(4 * used_vectors >= skew + tile_columns + Layer::span_x, "a patch has what tiles read");
+static_assert(4 * used_vectors >= skew + tile_columns + Layer::span_x,
+              "a patch has what tiles read");
 constexpr int patch_pitch = 4 * used_vectors;
 // NOTE: 8 modulo 16: four channels by eight neighbouring pixels lie in all 32 banks.
 constexpr int channel_rows = patch_rows + (Layer::roll ? Layer::rows_ahead : 0);
-constexpr int patch_channel = channel_rows * patch_pitch + (24 - channel_rows * patch_pitch % 16) % 16;
+constexpr int patch_channel =
+    channel_rows * patch_pitch + (24 - channel_rows * patch_pitch % 16) % 16;
 constexpr int stages = Layer::roll ? 1 : 2;
 
-// [kind][8 input channels][slot in y][slot in x][fragment of rows][lane][word]. Split: high, middle and low parts, each
-// of row g and of row g + 8, of channels t and t + 4 together.
+// [kind][8 input channels][slot in y][slot in x][fragment of rows][lane][word]. Split: high, middle
+// and low parts, each of row g and of row g + 8, of channels t and t + 4 together.
 constexpr int lane_weights = Layer::split ? 6 : 4;
 constexpr int fragment_weights = 32 * lane_weights;
 constexpr int slot_weights = row_fragments * fragment_weights;
@@ -101,7 +104,8 @@ constexpr int kind_weights = steps_8 * step_weights;
 constexpr int team_warps = Layer::team ? Layer::parts : 1;
 constexpr int teams = warps / team_warps;
 static_assert(warps % team_warps == 0, "a warp's units are all of the same part");
-static_assert(!Layer::roll || (Layer::bulk && tile_rows == 1 && chunks == 1 && Layer::rows_ahead > 0),
+static_assert(!Layer::roll ||
+                  (Layer::bulk && tile_rows == 1 && chunks == 1 && Layer::rows_ahead > 0),
               "tiles of one row follow each other");
 static_assert(teams < 16, "each has a barrier of its own, and 0 is __syncthreads()'s");
 static_assert(!Layer::bulk || (teams == 1 && Layer::row_groups == 1),
@@ -130,15 +134,16 @@ struct Weights {
 
 using Position = image_tiles::Position<channel_tiles, tile_channels>;
 
-// Layer::bulk: a gathered row starts up to a sector behind `lead`, and has one to spare behind its end.
+// Layer::bulk: a gathered row starts up to a sector behind `lead`, and has one to spare behind its
+// end.
 constexpr int lead = Layer::bulk ? plane_rows::sector : 0;
 static_assert(!Layer::bulk || lead + 2 * plane_rows::sector + head + piece <= output_pitch,
               "rows have room on either side");
 
 constexpr bool has_blank_rows = Layer::phases_y < Layer::stride_y;  // that no tap reaches
 
-// The tiles from `begin` to before `end`, in steps of `group_tiles`, follow each other on this block: all of
-// its tiles or, where rows are handed out, its share or one of those.
+// The tiles from `begin` to before `end`, in steps of `group_tiles`, follow each other on this
+// block: all of its tiles or, where rows are handed out, its share or one of those.
 struct Walk {
     Index begin, end;
 };
@@ -239,7 +244,7 @@ struct Block {
         }
     }
 
-    // --- rows that are handed out: templates, since other kernels have no arguments for them --------
+    // --- rows that are handed out: templates, since other kernels have no arguments for them
 
     // The tiles of rows `begin` to before `end`, of this block's group tile.
     template <typename Row>
@@ -264,8 +269,8 @@ struct Block {
     }
 
     // Takes the row behind this walk where its last tile is at hand; there may be none left.
-    // NOTE: before the wait for the tile's copies, which takes as long. ptxas has few scoreboards: the first
-    // thread's next load may wait for this one as well.
+    // NOTE: before the wait for the tile's copies, which takes as long. ptxas has few scoreboards:
+    // the first thread's next load may wait for this one as well.
     template <typename Fields>
     TCONV_DEVICE void take_row(const Fields& arguments) {
         if (threadIdx.x != 0 || next_tile() < end_tile()) return;
@@ -317,7 +322,9 @@ struct Block {
     };
 
     // Layer::roll: where a row of the patch lies; rows are counted from the image's first tile's.
-    TCONV_DEVICE float* rolled(int row) const { return shared.patch[0] + row % channel_rows * patch_pitch; }
+    TCONV_DEVICE float* rolled(int row) const {
+        return shared.patch[0] + row % channel_rows * patch_pitch;
+    }
 
     // Layer::roll: asks for the rows before `end` that have not been asked for.
     TCONV_DEVICE void load_rows(const Position& of, int end) {
@@ -356,12 +363,13 @@ struct Block {
                   out % Layer::unit_channels;
         int slot = Layer::tap_slot_y[tap_y] * Layer::slots_x + Layer::tap_slot_x[tap_x];
         return kind * kind_weights + in / 8 * step_weights + slot * slot_weights +
-               row / 16 * fragment_weights + (row % 8 * 4 + in % 4) * lane_weights + row / 8 % 2 + in / 4 % 2 * 2;
+               row / 16 * fragment_weights + (row % 8 * 4 + in % 4) * lane_weights + row / 8 % 2 +
+               in / 4 % 2 * 2;
     }
 
     // A thread has all taps of two channels.
-    // NOTE: parts lie where the weight of 4 channels on was copied to. Where there is none, what was left there may be
-    // the bits of a NaN: so zeros are copied.
+    // NOTE: parts lie where the weight of 4 channels on was copied to. Where there is none, what
+    // was left there may be the bits of a NaN: so zeros are copied.
     TCONV_DEVICE void load_weights(const Position& of) const {
         constexpr int channels = Layer::split ? 8 * steps_8 : Layer::in_channels;
         Weights& weights = shared.weights;
@@ -378,11 +386,12 @@ struct Block {
             for (int y = 0; y < Layer::kernel_y; ++y) {
 #pragma unroll
                 for (int x = 0; x < Layer::kernel_x; ++x) {
-                    const float* from = source + (inside ? in * arguments.weight_stride_in +
-                                                               channel * arguments.weight_stride_out +
-                                                               y * arguments.weight_stride_h +
-                                                               x * arguments.weight_stride_w
-                                                         : 0);
+                    const float* from =
+                        source +
+                        (inside ? in * arguments.weight_stride_in +
+                                      channel * arguments.weight_stride_out +
+                                      y * arguments.weight_stride_h + x * arguments.weight_stride_w
+                                : 0);
                     ptx::cp_async_ca<4>(&weights.values[weight_place(in, out, y, x)], from, inside);
                 }
             }
@@ -573,8 +582,8 @@ struct Block {
         int lane = own_thread() % 32;
         const float* source = patch + lane % 4 * patch_channel + unit.row * patch_pitch +
                               (unit.part * part_columns + skew + pixel_of(lane / 4));
-        const float* weight = shared.weights.values + unit.kind() * kind_weights +
-                              first_8 * step_weights + lane * 4;
+        const float* weight =
+            shared.weights.values + unit.kind() * kind_weights + first_8 * step_weights + lane * 4;
         int tile_y = Layer::roll ? position().tile_y : 0;
 #pragma unroll 1
         for (int k = 0; k < count; ++k) {
@@ -625,9 +634,9 @@ struct Block {
         }
     }
 
-    // The same with split operands. bfloat16 is twice as deep, so that two products of parts go side by side. Each
-    // step's and slot's leave the tensor cores, which cut what they add: high parts, whose one product has 16 bits,
-    // on their own, and are added as float32 adds.
+    // The same with split operands. bfloat16 is twice as deep, so that two products of parts go
+    // side by side. Each step's and slot's leave the tensor cores, which cut what they add: high
+    // parts, whose one product has 16 bits, on their own, and are added as float32 adds.
     TCONV_DEVICE void multiply_split(const float* patch, const Unit& unit, int first_8, int count) {
         static_assert(!Layer::split || warp_rows == 1, "split tiles have one row of pixels a warp");
         int lane = own_thread() % 32;
@@ -635,8 +644,8 @@ struct Block {
                               (unit.part * part_columns + skew + pixel_of(lane / 4));
         const float* weight = shared.weights.values + unit.kind() * kind_weights +
                               first_8 * step_weights + lane * lane_weights;
-        // NOTE: ptxas loads as many slots ahead as it sees, until it spills. Which fragments of rows
-        // have a tap is the slot's in x alone, but for units of several phases in y.
+        // NOTE: ptxas loads as many slots ahead as it sees, until it spills. Which fragments of
+        // rows have a tap is the slot's in x alone, but for units of several phases in y.
         constexpr bool unrolled = Layer::unit_phases > 1;
         int tile_y = position().tile_y;
 #pragma unroll 1
@@ -667,7 +676,8 @@ struct Block {
                         }
                         auto parts = reinterpret_cast<const Vector<uint32_t, 2>*>(
                             fragment + x * slot_weights + m * fragment_weights);
-                        const auto &high = parts[0].values, &middle = parts[1].values, &low = parts[2].values;
+                        const auto &high = parts[0].values, &middle = parts[1].values,
+                                   &low = parts[2].values;
                         const uint32_t both[4] = {high[0], high[1], middle[0], middle[1]};
 #pragma unroll
                         for (int n = 0; n < fragments; ++n) {
@@ -721,13 +731,13 @@ struct Block {
         return phase;
     }
 
-    // Pieces of output rows, from `part` of the tile on. Element e of a piece lies in a vector of the
-    // row with e - e%stored; the first and the last vector may belong to two tiles.
+    // Pieces of output rows, from `part` of the tile on. Element e of a piece lies in a vector of
+    // the row with e - e%stored; the first and the last vector may belong to two tiles.
     struct Rows {
         float* destination;  // this lane's first vector, of output row 0 and the first channel
-        int first, last;     // the elements of whole vectors
-        int edge;            // the one element that this lane writes apart, or -1
-        int y;               // output row of the tile's first row of pixels and phase 0
+        int first, last;  // the elements of whole vectors
+        int edge;  // the one element that this lane writes apart, or -1
+        int y;  // output row of the tile's first row of pixels and phase 0
         int channel;
 
         TCONV_DEVICE Rows(const Arguments& arguments, const Position& at, int part, int columns) {
@@ -750,7 +760,8 @@ struct Block {
                  lane * stored);
         }
 
-        // Writes the piece, of `count` elements or fewer, of the row where `row` is this lane's place.
+        // Writes the piece, of `count` elements or fewer, of the row where `row` is this lane's
+        // place.
         template <int count, typename Values>
         TCONV_DEVICE void write(float* row, const Values& values) const {
             int lane = int(threadIdx.x) % 32 * stored;
@@ -800,7 +811,9 @@ struct Block {
             return all;
         }
         template <typename Place>
-        TCONV_DEVICE float element(Place) const { return value; }
+        TCONV_DEVICE float element(Place) const {
+            return value;
+        }
     };
 
     // Writes to shared memory what lanes hold of one phase in y and up to 8 channels, each from
@@ -875,7 +888,8 @@ struct Block {
         for (int e = 0; e < 2 * row_fragments * row_pixels; ++e) {
             int row = e / row_pixels * 8 + lane / 4;
             int index = row / Layer::unit_channels, channel = row % Layer::unit_channels;
-            if (row >= unit_rows || index / Layer::phases_x != phase || channel / 8 != half) continue;
+            if (row >= unit_rows || index / Layer::phases_x != phase || channel / 8 != half)
+                continue;
             int x = phase_x(index % Layer::phases_x) + (e % row_pixels * 4 + lane % 4) * stride_x;
             float* to = outputs + channel % 8 * output_pitch + shift(channel % 8) + head + x;
             bool inside = unit_channel + channel < Layer::out_channels &&
@@ -904,11 +918,12 @@ struct Block {
         return found;
     }
 
-    // Where `row` is this lane's place in output row y, of a phase with taps: the rows beside it that no
-    // tap reaches.
-    // NOTE: at once. Rows that follow each other in memory share a sector, and written at other times
-    // take a quarter longer.
-    TCONV_DEVICE void store_empty(const Rows& rows, float* row, int y, int phase, float bias) const {
+    // Where `row` is this lane's place in output row y, of a phase with taps: the rows beside it
+    // that no tap reaches.
+    // NOTE: at once. Rows that follow each other in memory share a sector, and written at other
+    // times take a quarter longer.
+    TCONV_DEVICE void store_empty(const Rows& rows, float* row, int y, int phase,
+                                  float bias) const {
 #pragma unroll
         for (int k = 0; k < Layer::stride_y - Layer::phases_y; ++k) {
             constexpr auto& phases = Layer::phase_y;
@@ -929,7 +944,8 @@ struct Block {
         const float* bias = shared.weights.bias + unit_channel;
 #pragma unroll
         for (int i = 0; i < warp_rows; ++i) {
-            // NOTE: all phases of some channels before the next: their rows are neighbours in memory.
+            // NOTE: all phases of some channels before the next: their rows are neighbours in
+            // memory.
 #pragma unroll
             for (int pass = 0; pass < halves * Layer::unit_phases; ++pass) {
                 int half = pass / Layer::unit_phases, phase = pass % Layer::unit_phases;
@@ -970,7 +986,8 @@ struct Block {
         }
     }
 
-    // Layer::bulk: the same by bulk copies. Rows of a plane ascend, from unit to unit and tile to tile.
+    // Layer::bulk: the same by bulk copies. Rows of a plane ascend, from unit to unit and tile to
+    // tile.
     TCONV_DEVICE void store_rows(const Unit& unit) {
         constexpr int begin = head - Layer::first_output_x;  // of a gathered row: column 0
         const Position& at = position();
@@ -1004,7 +1021,9 @@ struct Block {
                                         y * arguments.destination_stride_h);
                 int first_shift = plane_rows::place(rows - begin);
                 int next_shift = int(arguments.destination_stride_c % plane_rows::sector);
-                auto shift = [&](int c) { return (first_shift + c * next_shift) % plane_rows::sector; };
+                auto shift = [&](int c) {
+                    return (first_shift + c * next_shift) % plane_rows::sector;
+                };
                 float* outputs = shared.outputs[buffer][0] + lead;
                 buffer ^= Layer::buffers - 1;
                 // What was last written from this buffer has been read.
@@ -1023,8 +1042,11 @@ struct Block {
                     float* row = rows + c * arguments.destination_stride_c;
                     float* piece = outputs + (c * output_pitch + shift(c) + begin);
                     float value = bias[8 * half + c];
-                    plane_rows::Plane plane{own, width, shared.carried[unit_channel + 8 * half + c]};
-                    if (exists) plane.write(row, piece, y > first_row, end_of(y, end_row, blank > 0), value);
+                    plane_rows::Plane plane{own, width,
+                                            shared.carried[unit_channel + 8 * half + c]};
+                    if (exists)
+                        plane.write(row, piece, y > first_row, end_of(y, end_row, blank > 0),
+                                    value);
                     if (!has_blank_rows || blank == 0) continue;
                     int blank_channel = Layer::bias ? unit_channel + 8 * half + c : 0;
                     const float* values = shared.blank[blank_channel];
@@ -1083,16 +1105,18 @@ struct Block {
             } else {
                 begin_step(true, 0);
             }
-            // NOTE: where each warp has one unit at most, the next is not counted: the register is wanted.
+            // NOTE: where each warp has one unit at most, the next is not counted: the register is
+            // wanted.
 #pragma unroll 1
-            for (int i = own_thread() / 32; i < units; i = units > warps ? i + warps : units) {
+            for (int i = own_thread() / 32; i < units; i = (units > warps) ? i + warps : units) {
                 Unit unit(i);
                 if (is_outside(unit)) continue;
                 clear_sums();
                 add_products(shared.patch[Layer::roll ? 0 : stage ^ 1], unit, 0, steps_8);
                 // NOTE: found again, what is known of it would not fit the registers beside split
                 // operands.
-                Unit found = Layer::team || Layer::split ? Unit(int(ptx::opaque(uint32_t(i)))) : unit;
+                Unit found =
+                    Layer::team || Layer::split ? Unit(int(ptx::opaque(uint32_t(i)))) : unit;
                 if constexpr (Layer::bulk) {
                     store_rows(found);
                 } else {

@@ -11,7 +11,7 @@
 
 #include <common/division.cuh>
 #include <common/float16_weights.cuh>
-#include <common/sm90_tf32_flat_rows.cuh>
+#include <sm90_tf32_flat_forward/rows.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/memory.cuh>
@@ -55,7 +55,8 @@ struct Shared {
         uint32_t weights[line_words][weight_pitch];
         uint32_t pixels[line_words][position_pitch];
     };
-    // Of 8 channels of a position, which a warp brings, in float16: whether some are slight, or do not fit.
+    // Of 8 channels of a position, which a warp brings, in float16: whether some are slight, or do
+    // not fit.
     unsigned char noted[half ? warps : 1][half ? positions : 1];
 };
 
@@ -71,9 +72,7 @@ TCONV_DEVICE int own_thread() {
     return int(threadIdx.x) - (Layer::threads == threads ? 0 : threads / 2);
 }
 
-[[maybe_unused]] TCONV_DEVICE bool packs() {
-    return unsigned(own_thread()) < unsigned(threads);
-}
+[[maybe_unused]] TCONV_DEVICE bool packs() { return unsigned(own_thread()) < unsigned(threads); }
 
 TCONV_DEVICE void sync() {
     if constexpr (Layer::threads == threads) {
@@ -91,8 +90,8 @@ struct Place {
 };
 
 // Reads `count` places of each of the warp's words, all under way at once, rounds and keeps them:
-// `into` has one row of `pitch` for each word. Of the line's channels `in_left` exist. In float16 they are
-// scaled, and `note` is called with each place and its values.
+// `into` has one row of `pitch` for each word. Of the line's channels `in_left` exist. In float16
+// they are scaled, and `note` is called with each place and its values.
 template <int count, typename Find, typename Note>
 TCONV_DEVICE void stage(uint32_t* into, int pitch, int width, Index step, int in_left,
                         [[maybe_unused]] Scale scale, Find find, [[maybe_unused]] Note note) {
@@ -109,12 +108,12 @@ TCONV_DEVICE void stage(uint32_t* into, int pitch, int width, Index step, int in
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             Place place = find((first + i) * 32 + lane);
-            // NOTE: a pointer that goes on, else each address is computed anew, in ten instructions.
+            // NOTE: a pointer that goes on, else each address is computed anew, in ten
+            // instructions.
             const float* from = place.at + first_channel * step;
 #pragma unroll
             for (int c = 0; c < words * word_channels; ++c) {
-                bool exists =
-                    place.exists && (whole || first_channel + c * next_channel < in_left);
+                bool exists = place.exists && (whole || first_channel + c * next_channel < in_left);
                 values[i][c] = exists ? ptx::ld_global_nc(from) : 0.0f;
                 from = ptx::opaque(from + next_channel * step);
             }
@@ -147,17 +146,19 @@ TCONV_DEVICE uint4 gather(const uint32_t* from, int pitch) {
     return make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
 }
 
-// Some output channels, all phases and slots, a line of input channels. `seen` gets what float16 is to hold.
+// Some output channels, all phases and slots, a line of input channels. `seen` gets what float16 is
+// to hold.
 template <typename Fields>
-TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared, Scale scale,
-                               Seen& seen, int item) {
+TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared,
+                               Scale scale, Seen& seen, int item) {
     int group = item / (chunks * parts * item_phases);
     int rest = item - group * (chunks * parts * item_phases);
     int chunk = rest / (parts * item_phases);
     rest -= chunk * (parts * item_phases);
     int first_channel = rest / item_phases * Layer::part_channels;
     int first_phase = rest % item_phases;
-    int first_row = 0;  // of the kernel, where the item is one of a phase; beyond it if there is none
+    int first_row =
+        0;  // of the kernel, where the item is one of a phase; beyond it if there is none
     if constexpr (row_step > 1) {
         while (first_row < row_step &&
                first_row * Layer::dilation_y % Layer::stride_y != first_phase) {
@@ -166,10 +167,10 @@ TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared
         if (first_row == row_step) first_row = Layer::kernel_y;
     }
 
-    const float* weight = static_cast<const float*>(arguments.weight) +
-                          (Index(group) * Layer::in_channels + chunk * depth) *
-                              arguments.weight_stride_in +
-                          first_channel * arguments.weight_stride_out;
+    const float* weight =
+        static_cast<const float*>(arguments.weight) +
+        (Index(group) * Layer::in_channels + chunk * depth) * arguments.weight_stride_in +
+        first_channel * arguments.weight_stride_out;
     int in_left = Layer::in_channels - chunk * depth;
     int left = (Layer::out_channels - first_channel) * part_taps;
     if (left > part_weights) left = part_weights;
@@ -179,11 +180,10 @@ TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared
         left = min(left, rows * Layer::kernel_x);
     }
     constexpr int rounds = (part_weights + 31) / 32;
-    bool dense = arguments.weight_stride_w == 1 &&
-                 arguments.weight_stride_h == Layer::kernel_x &&
+    bool dense = arguments.weight_stride_w == 1 && arguments.weight_stride_h == Layer::kernel_x &&
                  arguments.weight_stride_out == taps;
     uint32_t* into = shared.weights[0];
-    auto note = [&](int, const float(&values)[thread_channels]) { seen.add(values, scale); };
+    auto note = [&](int, const float (&values)[thread_channels]) { seen.add(values, scale); };
     if (dense) {
         stage<rounds>(
             into, weight_pitch, part_weights, arguments.weight_stride_in, in_left, scale,
@@ -226,10 +226,9 @@ TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared
             flat::RowSlots slots(row_group);
             int begin = slots.begin;
             int count = slots.end - begin;
-            uint32_t* to = packed +
-                           ((Index(group) * Layer::group_slots + slots.packed) * chunks +
-                            Index(chunk) * count) *
-                               (64 * line_words);
+            uint32_t* to = packed + ((Index(group) * Layer::group_slots + slots.packed) * chunks +
+                                     Index(chunk) * count) *
+                                        (64 * line_words);
             constexpr int rows = Layer::part_channels * phases;
 #pragma unroll 1
             for (int i = own_thread() / 8; i < rows * count; i += threads / 8) {
@@ -240,8 +239,7 @@ TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared
                     flat::row_group(phase_y, share_x, channel) != row_group) {
                     continue;
                 }
-                int reach_y =
-                    entry(Layer::slot_y, begin + slot) * Layer::stride_y + phase_y;
+                int reach_y = entry(Layer::slot_y, begin + slot) * Layer::stride_y + phase_y;
                 int reach_x = entry(Layer::slot_x, begin + slot) * Layer::stride_x +
                               share_x * phases + row % phases;
                 int tap_y = reach_y / Layer::dilation_y, tap_x = reach_x / Layer::dilation_x;
@@ -261,21 +259,23 @@ TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared
     }
 }
 
-// Lines of some positions. In float16 `arguments.slight` gets a byte of each: of how many 8 channels some values
-// are slight, and 16 for each 8 of which some do not fit.
+// Lines of some positions. In float16 `arguments.slight` gets a byte of each: of how many 8
+// channels some values are slight, and 16 for each 8 of which some do not fit.
 template <typename Fields>
-TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared& shared, Index item) {
+TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared& shared,
+                              Index item) {
     Index next = item / (Layer::groups * chunks);
     int plane = int(item - next * (Layer::groups * chunks));
     int group = plane / chunks;
     int chunk = plane - group * chunks;
     unsigned first = unsigned(next) * positions;
-    const float* channel = static_cast<const float*>(arguments.source) +
-                           (Index(group) * Layer::in_channels + chunk * depth) *
-                               arguments.source_stride_c;
+    const float* channel =
+        static_cast<const float*>(arguments.source) +
+        (Index(group) * Layer::in_channels + chunk * depth) * arguments.source_stride_c;
     int in_left = Layer::in_channels - chunk * depth;
     stage<positions / 32>(
-        shared.pixels[0], position_pitch, positions, arguments.source_stride_c, in_left, pixel_scale,
+        shared.pixels[0], position_pitch, positions, arguments.source_stride_c, in_left,
+        pixel_scale,
         [&](int place) {
             unsigned position = first + place;
             unsigned image = divide(position, arguments.image_multiplier, arguments.image_shift);
@@ -290,7 +290,7 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
                              Index(x) * arguments.source_stride_w,
                          inside};
         },
-        [&](int place, const float(&values)[thread_channels]) {
+        [&](int place, const float (&values)[thread_channels]) {
             Seen seen;
             seen.add(values, pixel_scale);
             shared.noted[own_thread() / 32][place] =
@@ -309,8 +309,11 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
         if constexpr (half) {
             // The lanes of a position are neighbours: their bits lie in a byte.
             unsigned char noted = shared.noted[piece][p];
-            uint32_t of_slight = __ballot_sync(~0u, noted & slight), misfits = __ballot_sync(~0u, noted & misfit);
-            auto count = [&](uint32_t bits) { return __popc(bits >> threadIdx.x % 32 / 8 * 8 & 0xff); };
+            uint32_t of_slight = __ballot_sync(~0u, noted & slight),
+                     misfits = __ballot_sync(~0u, noted & misfit);
+            auto count = [&](uint32_t bits) {
+                return __popc(bits >> threadIdx.x % 32 / 8 * 8 & 0xff);
+            };
             if (piece == 0) {
                 static_cast<unsigned char*>(arguments.slight)[item * positions + p] =
                     static_cast<unsigned char>(count(of_slight) + 16 * count(misfits));
@@ -321,8 +324,8 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
 
 // An item, into `packed`; the first are weights, which `weights` has seen then.
 template <typename Fields>
-TCONV_DEVICE void pack_item(const Fields& arguments, uint32_t* packed, Shared& shared, Scale weight_scale,
-                            Seen& weights, Index item) {
+TCONV_DEVICE void pack_item(const Fields& arguments, uint32_t* packed, Shared& shared,
+                            Scale weight_scale, Seen& weights, Index item) {
     if (item < arguments.weight_items) {
         pack_weights(arguments, packed, shared, weight_scale, weights, int(item));
     } else {

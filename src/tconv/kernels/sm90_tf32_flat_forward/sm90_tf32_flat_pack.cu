@@ -1,8 +1,8 @@
-// Lays weights and pixels out for sm90_tf32_flat_forward (common/sm90_tf32_flat_packing.cuh). In
-// float16, it notes what it has seen of what that cannot hold: of weights a word for each block, how many
-// 8 channels of a tap have one.
-#include <common/sm90_tf32_flat_packing.cuh>
-#include <common/sm90_tf32_flat_status.cuh>
+// Lays weights and pixels out for sm90_tf32_flat_forward (sm90_tf32_flat_forward/packing.cuh). In
+// float16, it notes what it has seen of what that cannot hold: of weights a word for each block,
+// how many 8 channels of a tap have one.
+#include <sm90_tf32_flat_forward/packing.cuh>
+#include <sm90_tf32_flat_forward/status.cuh>
 #include <ptx/griddepcontrol.cuh>
 
 namespace {
@@ -31,7 +31,8 @@ TCONV_DEVICE void begin_notes(const Fields& arguments, Scale weight_scale) {
 
 // The block's octets of weights that do not fit.
 template <typename Fields>
-TCONV_DEVICE void note(const Fields& arguments, Shared& shared, Scale scale, const flat::packing::Seen& weights) {
+TCONV_DEVICE void note(const Fields& arguments, Shared& shared, Scale scale,
+                       const flat::packing::Seen& weights) {
     uint32_t unfit = scale.holds(weights.largest()) ? weights.slight : float16_operands::too_many;
     unfit = ptx::redux_sync_add_u32(min(unfit, float16_operands::too_many));
     if (threadIdx.x % 32 == 0) shared.unfit[threadIdx.x / 32] = unfit;
@@ -40,7 +41,8 @@ TCONV_DEVICE void note(const Fields& arguments, Shared& shared, Scale scale, con
         unfit = 0;
         for (uint32_t of_warp : shared.unfit) unfit += of_warp;
         // No more than tells the verdict, so that the sum of all blocks' is a number too.
-        static_cast<uint32_t*>(arguments.notes)[blockIdx.x] = min(unfit, float16_operands::too_many);
+        static_cast<uint32_t*>(arguments.notes)[blockIdx.x] =
+            min(unfit, float16_operands::too_many);
     }
 }
 

@@ -1,30 +1,32 @@
-// out[n, co, oy, ox] of layers with few output channels and many taps, on Hopper's tensor cores with
-// TF32 operands rounded to nearest: every input pixel is multiplied by all taps at once, and outputs
-// add up what overlaps, in registers.
+// out[n, co, oy, ox] of layers with few output channels and many taps, on Hopper's tensor cores
+// with TF32 operands rounded to nearest: every input pixel is multiplied by all taps at once, and
+// outputs add up what overlaps, in registers.
 //
 //   row     one of 64 neighbouring pixels of an input row, 16 to a warp; from registers
-//   column  (out channel, tap in y, tap in x); from shared memory, the same for all rows of an image
+//   column  (out channel, tap in y, tap in x); from shared memory, the same for all rows of an
+// image
 //   depth   the input channels
 //
 // With g = lane / 4 and t = lane % 4, a thread has rows g and g + 8 of its warp's 16, which are the
-// neighbours 2g and 2g + 1, and of every 8 columns 2t and 2t + 1. Columns are dealt so that a thread
-// has all taps of a unit, which is an out channel and a phase in y: unit 4 * slot + t.
+// neighbours 2g and 2g + 1, and of every 8 columns 2t and 2t + 1. Columns are dealt so that a
+// thread has all taps of a unit, which is an out channel and a phase in y: unit 4 * slot + t.
 //
 // Warps do not meet: their pixels overlap by `reach` pairs, and a warp's outputs lack those of its
-// first `reach` pairs. Pixel c stands for the outputs x = c * stride_x + r - offset_x, r < stride_x,
-// of which tap k is in pixel c - (k + lead) / stride_x, phase r = (k + lead) % stride_x. So what
-// crosses threads goes from a pair to the next.
+// first `reach` pairs. Pixel c stands for the outputs x = c * stride_x + r - offset_x, r <
+// stride_x, of which tap k is in pixel c - (k + lead) / stride_x, phase r = (k + lead) % stride_x.
+// So what crosses threads goes from a pair to the next.
 //
 // A warpgroup walks down a strip of an image, an input row a step. Products with row y go to the
 // output rows q * stride_y + phase - padding_y, q = y + tap / stride_y, of which q = y is complete
-// then; sums of the others wait in registers, what the thread adds to its own outputs and to those of
-// the next pairs apart: they are passed on once, when a row is complete.
+// then; sums of the others wait in registers, what the thread adds to its own outputs and to those
+// of the next pairs apart: they are passed on once, when a row is complete.
 //
 // All rows of all strips, of an image from the first that its input reaches on, are in one line, or
-// `abreast` strips side by side in lines of their own, and the warpgroups share them out evenly. A share,
-// and each strip in it, begins with those input rows above it that reach into it. Each warpgroup copies
-// its own rows, by cp.async, `stages` - 1 stages of `depth` channels ahead, in whole sectors; it asks for
-// them, and writes the last row, during the products. Warpgroups meet when the weights are in place.
+// `abreast` strips side by side in lines of their own, and the warpgroups share them out evenly. A
+// share, and each strip in it, begins with those input rows above it that reach into it. Each
+// warpgroup copies its own rows, by cp.async, `stages` - 1 stages of `depth` channels ahead, in
+// whole sectors; it asks for them, and writes the last row, during the products. Warpgroups meet
+// when the weights are in place.
 #include <common/element.cuh>
 #include <common/exact_output.cuh>
 #include <ptx/barrier.cuh>
@@ -60,7 +62,7 @@ constexpr int pitch = Layer::pitch;
 constexpr int stage_floats = depth * pitch;
 static_assert(pitch % 16 == 8 && Layer::columns <= pitch, "whole rows in 8 or 24 banks' distance");
 
-// --- how columns are dealt ------------------------------------------------------------------------
+// --- how columns are dealt
 
 constexpr int units = stride_y * Layer::out_channels;  // [phase in y][out channel]
 constexpr int unit_slots = (units + 3) / 4;
@@ -70,7 +72,9 @@ TCONV_DEVICE constexpr int phase_taps(int phase) {
 }
 
 // Taps in y of a slot's units: of its first, which has most.
-TCONV_DEVICE constexpr int slot_taps(int slot) { return phase_taps(slot * 4 / Layer::out_channels); }
+TCONV_DEVICE constexpr int slot_taps(int slot) {
+    return phase_taps(slot * 4 / Layer::out_channels);
+}
 
 // A thread's first column of a slot.
 // NOTE: from an array: where a function counts, the products are indexed too late to be registers.
@@ -91,8 +95,8 @@ constexpr int window = phase_taps(0);
 // Pairs before its own that a pair's outputs reach back to.
 constexpr int reach = ((kernel_x - 1 + Layer::lead) / stride_x + 1) / 2;
 
-// A thread's sums of an output row of a unit. [r][o][h]: phase r in x of the first or second of a pair
-// of pixels, the thread's own or h pairs on.
+// A thread's sums of an output row of a unit. [r][o][h]: phase r in x of the first or second of a
+// pair of pixels, the thread's own or h pairs on.
 using Sums = float[stride_x][2][reach + 1];
 
 // The tap by which the thread's pixel e is in such a sum; outside 0 to kernel_x - 1 if by none.
@@ -106,7 +110,7 @@ TCONV_DEVICE constexpr bool has_sum(int r, int o, int h) {
     return is_tap(tap_of(r, o, h, 0)) || is_tap(tap_of(r, o, h, 1));
 }
 
-// --- shared memory --------------------------------------------------------------------------------
+// --- shared memory
 
 constexpr int line_bytes = 128;  // 32 channels of a column
 constexpr int block_bytes = columns * line_bytes;
@@ -133,18 +137,19 @@ struct Shared {
     alignas(1024) unsigned char weights[lines * block_bytes];
     alignas(16) float pixels[warpgroups][stages][stage_floats];
     alignas(16) float outputs[warps][gathered];
-    // Of an input channel's weights, (out channel, tap in y, tap in x): where each lies, and its column.
+    // Of an input channel's weights, (out channel, tap in y, tap in x): where each lies, and its
+    // column.
     Index weight_offsets[elements];
     int weight_columns[elements];
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// --- where a warpgroup is -------------------------------------------------------------------------
+// --- where a warpgroup is
 
 // The rows of a strip that belong to a warpgroup's share, and the input row of this step.
 struct Walk {
-    Index line, end;   // of the strip's rows in its line of rows; of the share
-    int first_strip;   // of the line
+    Index line, end;  // of the strip's rows in its line of rows; of the share
+    int first_strip;  // of the line
     Index image;
     int strip;
     int y;
@@ -179,21 +184,22 @@ private:
     }
 };
 
-// --- copies ---------------------------------------------------------------------------------------
+// --- copies
 
 TCONV_DEVICE int after(int stage) { return stage + 1 < stages ? stage + 1 : 0; }
 
 constexpr int copied = Layer::source_vectors ? 4 : 1;
 constexpr int row_copies = Layer::columns / copied;
 // Threads side by side on a channel; each copies the same columns of every so many channels.
-constexpr int copy_lanes = Layer::source_vectors ? (row_copies <= 8 ? 8 : 16)
-                                                 : (row_copies <= 32 ? 32 : 64);
+constexpr int copy_lanes =
+    Layer::source_vectors ? (row_copies <= 8 ? 8 : 16) : (row_copies <= 32 ? 32 : 64);
 constexpr int lane_copies = (row_copies + copy_lanes - 1) / copy_lanes;
 constexpr int channel_lanes = warpgroup / copy_lanes;
 constexpr int lane_channels = (depth + channel_lanes - 1) / channel_lanes;
 static_assert(Layer::columns % copied == 0 && Layer::columns % 2 == 0, "whole copies and pairs");
 // Whether copies are asked for during the products.
-// NOTE: where threads part, or go on to further products, ptxas would wait for each product by itself.
+// NOTE: where threads part, or go on to further products, ptxas would wait for each product by
+// itself.
 constexpr bool copies_beside =
     chunks == 1 && row_copies % copy_lanes == 0 && depth % channel_lanes == 0;
 
@@ -201,7 +207,7 @@ struct Copies {
     const Arguments& arguments;
     Walk at;
     const float* row[lane_copies];  // of input row y, in the first of the thread's channels
-    bool inside[lane_copies];       // is this column of the image?
+    bool inside[lane_copies];  // is this column of the image?
     int chunk = 0;
     Index group;
     int own;
@@ -256,8 +262,8 @@ struct Copies {
     TCONV_DEVICE void end() const { ptx::cp_async_wait_all(); }
 
 private:
-    // The next stage's copies, zeros where there is none. Always a group, so that groups of copies are
-    // stages.
+    // The next stage's copies, zeros where there is none. Always a group, so that groups of copies
+    // are stages.
     TCONV_DEVICE void load(int stage) {
         bool exists = at.exists() && at.y < arguments.source_height;
         float* to = place + stage * stage_floats;
@@ -318,7 +324,7 @@ private:
     }
 };
 
-// --- weights --------------------------------------------------------------------------------------
+// --- weights
 
 // Where channel `in` of a product's column lies.
 TCONV_DEVICE int weight_place(int column, int in) {
@@ -341,7 +347,8 @@ TCONV_DEVICE int column_of(int element) {
 // All weights of a group, rounded, by the whole block; zeros where a column has no tap. `beside` is
 // done while the first come.
 template <typename Action>
-TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, Shared& shared, Action beside) {
+TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, Shared& shared,
+                               Action beside) {
     constexpr int threads = Layer::threads;
     constexpr int count = Layer::in_channels * elements;
     constexpr int own = (count + threads - 1) / threads;  // of a thread
@@ -359,8 +366,8 @@ TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, Shared& 
                           group * Layer::in_channels * arguments.weight_stride_in;
 #pragma unroll 1
     for (int b = 0; b < batches; ++b) {
-        // NOTE: neighbouring threads take neighbours in memory, which all blocks read at the same time,
-        // and ask for all before the first is there.
+        // NOTE: neighbouring threads take neighbours in memory, which all blocks read at the same
+        // time, and ask for all before the first is there.
         int first = b * batch * threads + thread;
         float values[batch];
 #pragma unroll
@@ -392,10 +399,10 @@ TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, Shared& 
     }
 }
 
-// --- products -------------------------------------------------------------------------------------
+// --- products
 
-// One chunk's. `pixels`: the thread's first pair in the first of its channels. `beside` is done during the
-// products.
+// One chunk's. `pixels`: the thread's first pair in the first of its channels. `beside` is done
+// during the products.
 template <int count, typename Action>
 TCONV_DEVICE void multiply(const float* pixels, uint64_t weights, int chunk, Products& products,
                            Action beside) {
@@ -419,17 +426,18 @@ TCONV_DEVICE void multiply(const float* pixels, uint64_t weights, int chunk, Pro
 #pragma unroll
     for (int k = 0; k < count / wgmma_depth; ++k) {
         int in = chunk * depth + k * wgmma_depth;
-        ptx::wgmma_m64k8_tf32<columns>(
-            products, a[k], ptx::advance(weights, in / 32 * block_bytes + in % 32 * 4),
-            chunk > 0 || k > 0);
+        ptx::wgmma_m64k8_tf32<columns>(products, a[k],
+                                       ptx::advance(weights, in / 32 * block_bytes + in % 32 * 4),
+                                       chunk > 0 || k > 0);
     }
     ptx::wgmma_commit_group();
     beside();
     ptx::wgmma_wait_group<0>();
-    ptx::fence_registers(products);  // NOTE: here, before any branch, else ptxas waits for each by itself.
+    ptx::fence_registers(
+        products);  // NOTE: here, before any branch, else ptxas waits for each by itself.
 }
 
-// --- outputs --------------------------------------------------------------------------------------
+// --- outputs
 
 // Writes neighbouring outputs, where they exist.
 TCONV_DEVICE void store(float* destination, const float* v, bool exist) {
@@ -448,10 +456,10 @@ struct Outputs {
     float waiting[unit_slots][window > 1 ? window - 1 : 1][stride_x][2][reach + 1];
     float bias[unit_slots];
     Index offset[places];  // from the first unit's
-    int row[places];       // of the outputs, less q * stride_y
-    float* to;             // of output row y * stride_y, in the first out channel
-    int first_row;         // y * stride_y, both of the last row that was added
-    uint32_t live;         // a bit for each of the pair's outputs in x, or for each place
+    int row[places];  // of the outputs, less q * stride_y
+    float* to;  // of output row y * stride_y, in the first out channel
+    int first_row;  // y * stride_y, both of the last row that was added
+    uint32_t live;  // a bit for each of the pair's outputs in x, or for each place
     uint32_t pending = 0;  // of these, what of that row is gathered and not yet written
 
     TCONV_DEVICE Outputs(const Arguments& arguments, Index group, float* staged)
@@ -522,7 +530,8 @@ struct Outputs {
         }
     }
 
-    // Adds the products with the walk's input row, and writes the rows that are complete if they are its own.
+    // Adds the products with the walk's input row, and writes the rows that are complete if they
+    // are its own.
     TCONV_DEVICE void add(const Products& products, const Walk& at, Index group) {
         Sums complete[unit_slots];
         each_sum([&](int slot, int i, int r, int o, int h) {
@@ -652,12 +661,13 @@ private:
                 unsigned(x) >= unsigned(arguments.destination_width)) {
                 continue;
             }
-            float* place = gathers ? staged + unit * row_outputs + (pair - reach) * (2 * stride_x) + column
-                                   : static_cast<float*>(arguments.destination) +
-                                         (at.image * arguments.destination_stride_n +
-                                          (group * Layer::out_channels + channel) *
-                                              arguments.destination_stride_c +
-                                          y * arguments.destination_stride_h + x);
+            float* place =
+                gathers ? staged + unit * row_outputs + (pair - reach) * (2 * stride_x) + column
+                        : static_cast<float*>(arguments.destination) +
+                              (at.image * arguments.destination_stride_n +
+                               (group * Layer::out_channels + channel) *
+                                   arguments.destination_stride_c +
+                               y * arguments.destination_stride_h + x);
             if (is_finite(*place)) continue;
             *place = exact::output<true>(arguments, at.image, group, channel, y, x);
         }
@@ -677,7 +687,7 @@ private:
     }
 };
 
-// --- a warpgroup ----------------------------------------------------------------------------------
+// --- a warpgroup
 
 TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
     // NOTE: the same in all lanes, and known to be so.
@@ -687,7 +697,8 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
     Index share = arguments.step == 1 ? block * warpgroups + own : block + own * arguments.step;
     int strip = int(share % arguments.abreast);
     Index begin = share / arguments.abreast * arguments.share;
-    Index end = begin + arguments.share < arguments.lines ? begin + arguments.share : arguments.lines;
+    Index end =
+        begin + arguments.share < arguments.lines ? begin + arguments.share : arguments.lines;
 
     Walk at(arguments, begin, end, strip);
     Copies copies(arguments, at, group, shared, own);
@@ -702,10 +713,11 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
     // NOTE: of a narrow image not all were copied; these have no outputs, any others will do.
     if (first > Layer::columns - 2) first = Layer::columns - 2;
     first += lane % 4 * pitch;
-    uint64_t weights = ptx::matrix_descriptor(shared.weights, 16, 8 * line_bytes,
-                                              ptx::Swizzle::bytes_128);
+    uint64_t weights =
+        ptx::matrix_descriptor(shared.weights, 16, 8 * line_bytes, ptx::Swizzle::bytes_128);
     Outputs outputs(arguments, group, shared.outputs[threadIdx.x / 32]);
-    // NOTE: here, so that the first product of a row overwrites those of the last: no one clears them.
+    // NOTE: here, so that the first product of a row overwrites those of the last: no one clears
+    // them.
     Products products = {};
     do {
         outputs.finish_rows();

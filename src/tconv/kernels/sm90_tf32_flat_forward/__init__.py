@@ -89,7 +89,7 @@ MOST_HALF_BLOCKS = 4096
 """Of a packing in float16: the blocks of the kernel read a word of each."""
 
 STATUS_WORDS = 8
-"""Room for `Status` of common/sm90_tf32_flat_status.cuh, in 4 bytes."""
+"""Room for `Status` of sm90_tf32_flat_forward/status.cuh, in 4 bytes."""
 
 
 @dataclass(frozen=True)
@@ -470,7 +470,7 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     in_y = [{tap.shift for tap in phase.taps} for phase in y.phases]
     any_x = set().union(*in_x)
     channel_tiles = -(-problem.out_channels_per_group // (WARP_ROWS // x.stride))
-    # The slots in y and x of each row group, as common/sm90_tf32_flat_rows.cuh orders them.
+    # The slots in y and x of each row group, as sm90_tf32_flat_forward/rows.cuh orders them.
     row_slots: list[tuple[set[int], set[int]]] = []
     if tile.apart:
         groups = -(-problem.out_channels_per_group // GROUP_ROWS)

@@ -1,4 +1,5 @@
-// What the launches of one call of sm90_tf32_flat_forward in float16 tell each other. The packing clears it.
+// What the launches of one call of sm90_tf32_flat_forward in float16 tell each other. The packing
+// clears it.
 #pragma once
 
 #include <ptx/cuda.cuh>
@@ -9,9 +10,10 @@ struct Status {
     int weight_exponent;     // of the power of two that weights are multiplied by
     uint32_t unfit_weights;  // octets
     uint32_t unfit_images;
-    uint32_t told;     // blocks of the kernel that have looked at their part of what the packing has noted
+    uint32_t
+        told;  // blocks of the kernel that have looked at their part of what the packing has noted
     uint32_t packing;  // items that some block of the launch that repairs packs or has packed
-    uint32_t packed;   // has packed
+    uint32_t packed;  // has packed
 };
 
 }  // namespace flat

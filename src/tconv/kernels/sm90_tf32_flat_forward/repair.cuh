@@ -1,12 +1,13 @@
-// What the launch behind sm90_tf32_flat_forward in float16 does before it computes outputs again in TF32,
-// of those images that do not fit or of all: it asks whether that is needed, and lays the operands out.
+// What the launch behind sm90_tf32_flat_forward in float16 does before it computes outputs again in
+// TF32, of those images that do not fit or of all: it asks whether that is needed, and lays the
+// operands out.
 //
-// Items are handed out by a counter, and only a block that runs holds any, so that none waits for one
-// that cannot start.
+// Items are handed out by a counter, and only a block that runs holds any, so that none waits for
+// one that cannot start.
 #pragma once
 
-#include <common/sm90_tf32_flat_packing.cuh>
-#include <common/sm90_tf32_flat_status.cuh>
+#include <sm90_tf32_flat_forward/packing.cuh>
+#include <sm90_tf32_flat_forward/status.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/griddepcontrol.cuh>
 
@@ -27,23 +28,24 @@ TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
 // Whether all images are computed again, or only those that do not fit.
 template <typename Fields>
 TCONV_DEVICE bool repairs_all(const Fields& arguments) {
-    return static_cast<const volatile flat::Status*>(arguments.status)->unfit_weights > Layer::most_unfit_weights;
+    return static_cast<const volatile flat::Status*>(arguments.status)->unfit_weights >
+           Layer::most_unfit_weights;
 }
 
 // After the kernel in front.
 template <typename Fields>
 TCONV_DEVICE bool repairs(const Fields& arguments, unsigned image) {
-    return repairs_all(arguments) ||
-           static_cast<const volatile uint32_t*>(arguments.images)[image] > unsigned(arguments.most_slight);
+    return repairs_all(arguments) || static_cast<const volatile uint32_t*>(
+                                         arguments.images)[image] > unsigned(arguments.most_slight);
 }
 
 // Whether the launch has anything to compute.
 //
 // Most blocks know while the kernel in front still runs, and are gone before its end; one waits, so
 // that this launch is not over first.
-// NOTE: blocks that come early, where the kernel in front leaves room, look until it has told, which it is
-// about to. If they waited for its end instead, the others would only come behind that: 4% of hifigan_k16s8.
-// They do not look for ever: it is no condition of the result.
+// NOTE: blocks that come early, where the kernel in front leaves room, look until it has told,
+// which it is about to. If they waited for its end instead, the others would only come behind that:
+// 4% of hifigan_k16s8. They do not look for ever: it is no condition of the result.
 template <typename Fields>
 TCONV_DEVICE bool is_needed(const Fields& arguments) {
     const auto& status = *static_cast<const volatile flat::Status*>(arguments.status);
@@ -61,8 +63,9 @@ TCONV_DEVICE bool is_needed(const Fields& arguments) {
 }
 
 // Weights and pixels in TF32, by all blocks of the launch; then they may be copied.
-// NOTE: only those that pack meet after each item: with all threads at __syncthreads, and these at their
-// own barrier between, compute-sanitizer's racecheck takes the item for written while it is read.
+// NOTE: only those that pack meet after each item: with all threads at __syncthreads, and these at
+// their own barrier between, compute-sanitizer's racecheck takes the item for written while it is
+// read.
 template <typename Fields>
 TCONV_DEVICE void pack(const Fields& arguments, void* memory) {
     struct Shared {

@@ -3,7 +3,7 @@
 // swizzle in which a plain bulk copy brings it to shared memory. Columns that are none keep what
 // was there: their products are never stored.
 #include <common/constant_tables.cuh>
-#include <common/sm90_tf32_wide_columns.cuh>
+#include <sm90_tf32_wide_forward/columns.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
 
@@ -23,8 +23,8 @@ constexpr int pitch = item_weights | 1;
 using Shared = uint32_t[depth][pitch];
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// Some output channels of 32 input channels, all taps, each of the warp's rows with four loads under
-// way.
+// Some output channels of 32 input channels, all taps, each of the warp's rows with four loads
+// under way.
 template <typename Load>
 TCONV_DEVICE void stage(Shared& shared, Load load) {
     constexpr int batch = 4;
@@ -61,11 +61,11 @@ TCONV_DEVICE void write(const Arguments& arguments, const Shared& shared, int gr
     int column_tile = unit / wide::part_units;
     int line = unit % wide::part_units * 8 + channel % wide::unit_channels * wide::low_phases;
     int column_class = entry(Layer::column_class, column_tile);
-    uint32_t* to = static_cast<uint32_t*>(arguments.packed) +
-                   ((Index(group) * Layer::group_blocks + entry(Layer::block_begin, column_tile)) *
-                        chunks +
-                    Index(chunk) * entry(Layer::class_blocks, column_class)) *
-                       (wide::part_bytes / 4);
+    uint32_t* to =
+        static_cast<uint32_t*>(arguments.packed) +
+        ((Index(group) * Layer::group_blocks + entry(Layer::block_begin, column_tile)) * chunks +
+         Index(chunk) * entry(Layer::class_blocks, column_class)) *
+            (wide::part_bytes / 4);
     for (int mask = 0; mask < Layer::masks; ++mask) {
         int begin = entry(Layer::slot_begin, column_class * Layer::masks + mask);
         int end = entry(Layer::slot_begin, column_class * Layer::masks + mask + 1);
@@ -82,8 +82,8 @@ TCONV_DEVICE void write(const Arguments& arguments, const Shared& shared, int gr
                     int tap_x = reach_x / Layer::dilation_x;
                     uint4 values = make_uint4(0, 0, 0, 0);
                     if (row_exists && reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x) {
-                        const uint32_t* tap = shared[piece * 4] + from * taps +
-                                              tap_y * Layer::kernel_x + tap_x;
+                        const uint32_t* tap =
+                            shared[piece * 4] + from * taps + tap_y * Layer::kernel_x + tap_x;
                         values = make_uint4(tap[0], tap[pitch], tap[2 * pitch], tap[3 * pitch]);
                     }
                     int row = line + low;
@@ -107,10 +107,10 @@ TCONV_KERNEL(sm90_tf32_wide_pack, Layer::threads, sizeof(Index) == 8 ? 4 : 5) {
         int first_channel = (item - rest * items) * Layer::item_channels;
         int group = rest / chunks;
         int chunk = rest - group * chunks;
-        const float* weight = static_cast<const float*>(arguments.weight) +
-                              (Index(group) * Layer::in_channels + chunk * depth) *
-                                  arguments.weight_stride_in +
-                              first_channel * arguments.weight_stride_out;
+        const float* weight =
+            static_cast<const float*>(arguments.weight) +
+            (Index(group) * Layer::in_channels + chunk * depth) * arguments.weight_stride_in +
+            first_channel * arguments.weight_stride_out;
         int in_left = Layer::in_channels - chunk * depth;
         int channels_left = Layer::out_channels - first_channel;
         int count = min(channels_left, Layer::item_channels);

@@ -1,9 +1,10 @@
-// Rows of an output plane that follow each other in memory, written one after another by the same warp.
+// Rows of an output plane that follow each other in memory, written one after another by the same
+// warp.
 //
-// Rows begin anywhere in a sector of 32 bytes. They leave by bulk copies of whole sectors, beside the
-// warps' work: what a row has of its last sector waits in shared memory for the next row, or, where that
-// is of one value, takes its first elements along. Device memory fetches a sector of which L2 has got a
-// part alone, and such reads between its writes cost more than their bytes.
+// Rows begin anywhere in a sector of 32 bytes. They leave by bulk copies of whole sectors, beside
+// the warps' work: what a row has of its last sector waits in shared memory for the next row, or,
+// where that is of one value, takes its first elements along. Device memory fetches a sector of
+// which L2 has got a part alone, and such reads between its writes cost more than their bytes.
 #pragma once
 
 #include <ptx/bulk.cuh>
@@ -45,8 +46,8 @@ struct Plane {
     int width;       // of a row: two sectors or more
     float* carried;  // the elements of a sector that are not yet written
 
-    // Writes a row that lies at `piece`, as far behind a multiple of 32 bytes as `row`, with a sector to
-    // spare on either side.
+    // Writes a row that lies at `piece`, as far behind a multiple of 32 bytes as `row`, with a
+    // sector to spare on either side.
     //
     // follows: the row above left its last sector.
     // filling: the value of the row below, if that is blank.
@@ -73,8 +74,8 @@ struct Plane {
         }
     }
 
-    // Writes a row of one value, which shared memory holds `count` times from `values` on, a multiple of
-    // 16 bytes. Its copies are of no group yet.
+    // Writes a row of one value, which shared memory holds `count` times from `values` on, a
+    // multiple of 16 bytes. Its copies are of no group yet.
     //
     // follows: the row above took this row's first elements along.
     template <int count>

@@ -20,7 +20,8 @@ constexpr int warp_channels = 16 / row_phases;
 constexpr int channel_tiles = (Layer::out_channels + warp_channels - 1) / warp_channels;
 constexpr int channel_groups = (channel_tiles + 3) / 4;
 constexpr int group_channels = 4 * warp_channels;
-[[maybe_unused]] constexpr int shares_x = Layer::stride_x / row_phases;  // row groups among which phases are shared
+[[maybe_unused]] constexpr int shares_x =
+    Layer::stride_x / row_phases;  // row groups among which phases are shared
 
 // The rows of one warp: those of a phase in y beyond the last are none.
 struct WarpRows {
@@ -65,8 +66,8 @@ TCONV_DEVICE int first_row(int phase_y, int channel) {
     return warp_tile(phase_y, channel) % 4 * 16 + channel % warp_channels * row_phases;
 }
 
-// The slots of a row group: their first among all classes' and behind the last, and their first among
-// those of all row groups.
+// The slots of a row group: their first among all classes' and behind the last, and their first
+// among those of all row groups.
 struct RowSlots {
     int begin, end, packed;
 
@@ -74,7 +75,8 @@ struct RowSlots {
         int row_class = entry(Layer::row_class, row_group);
         begin = entry(Layer::class_begin, row_class);
         end = entry(Layer::class_begin, row_class + 1);
-        packed = Layer::classes == 1 ? row_group * (end - begin) : entry(Layer::row_begin, row_group);
+        packed =
+            Layer::classes == 1 ? row_group * (end - begin) : entry(Layer::row_begin, row_group);
     }
 };
 

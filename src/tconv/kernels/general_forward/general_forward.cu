@@ -27,7 +27,10 @@ struct ForwardMap {
 
     TCONV_DEVICE explicit ForwardMap(int variant)
         : phase_y(from_first(Layer::first_phase_y, Layer::stride_y, variant / chunks_x)),
-          first_x(variant % chunks_x * phases), taps_y(0), first_tap_y(0), first_shift_y(0) {
+          first_x(variant % chunks_x * phases),
+          taps_y(0),
+          first_tap_y(0),
+          first_shift_y(0) {
         // Taps of one phase lie tap_step apart; the first is among the first tap_step.
         for (int t = 0; t < Layer::tap_step_y && t < Layer::kernel_y; ++t) {
             if (t * Layer::dilation_y % Layer::stride_y == phase_y) {

@@ -32,7 +32,8 @@ struct InputGradientMap {
     TCONV_DEVICE static int source_y(int y) { return y * Layer::stride_y - Layer::padding_y; }
     TCONV_DEVICE static int source_x(int x) { return x * Layer::stride_x - Layer::padding_x; }
 
-    TCONV_DEVICE static bool destination(int y, int x, int, int& in_y, int& in_x, const Arguments&) {
+    TCONV_DEVICE static bool destination(int y, int x, int, int& in_y, int& in_x,
+                                         const Arguments&) {
         in_y = y;
         in_x = x;
         return true;

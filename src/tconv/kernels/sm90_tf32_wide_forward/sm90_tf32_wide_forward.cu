@@ -1,8 +1,8 @@
-// out[n, co, oy, ox] on Hopper's tensor cores, for layers with many output channels and phases: TF32
-// operands rounded to nearest, float32 sums.
+// out[n, co, oy, ox] on Hopper's tensor cores, for layers with many output channels and phases:
+// TF32 operands rounded to nearest, float32 sums.
 //
-// Rows of the matrix product are pixels, columns are (phase in y, output channel, phase in x), depth
-// is (32 input channels, slot, channel), where a slot is one shift of both axes.
+// Rows of the matrix product are pixels, columns are (phase in y, output channel, phase in x),
+// depth is (32 input channels, slot, channel), where a slot is one shift of both axes.
 //
 // Pixels are the wgmma's A, from registers: they lie in shared memory as in the image, [channel]
 // [position], so that a thread finds its operands at any shift, and rounds them on the way. Nothing
@@ -13,14 +13,15 @@
 //   warps 0 to 2:     pixels of 32 channels, zeros beyond the image
 //   warp 3:           weights of a slot at a time
 //   warpgroups 1, 2:  consumers, each with 64 * pixel_tiles pixels, on the same weights; the second
-//                     starts `lead` slots after the first: in step they would write at the same time
+//                     starts `lead` slots after the first: in step they would write at the same
+// time
 //
-// A tile is 128 * pixel_tiles pixels by `parts` * part_columns columns. Its pixels are neighbours in
-// the line of all positions, row after row with zeros between rows and between images (`flat`), or
-// tile_rows x tile_columns pixels of one image.
+// A tile is 128 * pixel_tiles pixels by `parts` * part_columns columns. Its pixels are neighbours
+// in the line of all positions, row after row with zeros between rows and between images (`flat`),
+// or tile_rows x tile_columns pixels of one image.
 #include <common/element.cuh>
 #include <common/exact_output.cuh>
-#include <common/sm90_tf32_wide_columns.cuh>
+#include <sm90_tf32_wide_forward/columns.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/cp_async.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -46,15 +47,16 @@ constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int pixel_tiles = Layer::pixel_tiles;  // of a consumer
 constexpr int tile_pixels = consumers * pixel_tiles * wgmma_rows;
 
-// A warp copies a channel's positions, `copied` neighbours a lane. Channels lie 8 banks apart, for the
-// loads of four channels x eight positions.
+// A warp copies a channel's positions, `copied` neighbours a lane. Channels lie 8 banks apart, for
+// the loads of four channels x eight positions.
 constexpr int copied = Layer::copied;
 constexpr int lane_copies = (Layer::patch_positions + 32 * copied - 1) / (32 * copied);
 constexpr int plane = (Layer::patch_positions + 23) / 32 * 32 + 8;
 static_assert(plane >= Layer::patch_positions && plane % 32 == 8, "channels 8 banks apart");
 constexpr int weight_bytes = parts * wide::part_bytes;
 constexpr int slots = sizeof(Layer::slot_y) / sizeof(int);
-static_assert(Layer::lead < Layer::weight_stages, "the first consumer must not meet the ring's end");
+static_assert(Layer::lead < Layer::weight_stages,
+              "the first consumer must not meet the ring's end");
 static_assert(Layer::flat || Layer::tile_rows * Layer::tile_columns == tile_pixels,
               "whole rows of a tile");
 static_assert(Layer::flat || Layer::tile_columns % 8 == 0, "eight neighbours in a row");
@@ -88,8 +90,8 @@ struct Turn {
 // Column tiles innermost: they share their pixels.
 struct Position {
     int column_tile, group;
-    int first;                // flat: of the line of positions
-    int image, q_y, q_x;      // else: of the tile's first pixel
+    int first;  // flat: of the line of positions
+    int image, q_y, q_x;  // else: of the tile's first pixel
 
     TCONV_DEVICE Position(int tile, const Arguments& arguments) {
         int rest = tile / wide::column_tiles;
@@ -129,8 +131,8 @@ TCONV_DEVICE void hand_back(uint64_t* empty) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
-// The offset of a position of the patch in an image's channel, or -1 beyond the image. Those that are
-// copied together are neighbours in the image, or all beyond it.
+// The offset of a position of the patch in an image's channel, or -1 beyond the image. Those that
+// are copied together are neighbours in the image, or all beyond it.
 TCONV_DEVICE Index source_offset(const Arguments& arguments, const Position& at, int position) {
     int image, y, x;
     if constexpr (Layer::flat) {
@@ -168,9 +170,9 @@ TCONV_DEVICE void produce_pixels(const Arguments& arguments, Shared& shared, int
         for (int i = 0; i < lane_copies; ++i) {
             offsets[i] = source_offset(arguments, at, (i * 32 + lane) * copied);
         }
-        const float* from = static_cast<const float*>(arguments.source) +
-                            (Index(at.group) * Layer::in_channels + warp) *
-                                arguments.source_stride_c;
+        const float* from =
+            static_cast<const float*>(arguments.source) +
+            (Index(at.group) * Layer::in_channels + warp) * arguments.source_stride_c;
         for (int chunk = 0; chunk < chunks; ++chunk) {
             ptx::mbarrier_wait_parity(&shared.pixels_empty[turn.stage], turn.parity ^ 1);
             float* stage = shared.pixels[turn.stage] + warp * plane + lane * copied;
@@ -250,8 +252,8 @@ static_assert(Layer::stride_y <= 32 && Layer::stride_x <= 32, "a word says which
 
 // Where a pixel has its outputs.
 struct Place {
-    float* to;         // of the first phase of both axes
-    uint32_t rows;     // a bit for each phase in y whose output exists
+    float* to;  // of the first phase of both axes
+    uint32_t rows;  // a bit for each phase in y whose output exists
     uint32_t columns;  // a bit for each phase in x, likewise
 };
 
@@ -297,8 +299,8 @@ TCONV_DEVICE void write(float* to, uint32_t live, const float (&values)[Layer::s
     for (int phase = 0; phase < Layer::stride_x; phase += vector) {
         if (!(live >> phase & 1)) continue;  // the bits of a vector are alike
         if constexpr (vector == 4) {
-            *reinterpret_cast<float4*>(to + phase) = make_float4(
-                values[phase], values[phase + 1], values[phase + 2], values[phase + 3]);
+            *reinterpret_cast<float4*>(to + phase) =
+                make_float4(values[phase], values[phase + 1], values[phase + 2], values[phase + 3]);
         } else if constexpr (vector == 2) {
             *reinterpret_cast<float2*>(to + phase) = make_float2(values[phase], values[phase + 1]);
         } else {
@@ -320,11 +322,13 @@ TCONV_DEVICE void repair(const Arguments& arguments, const Position& at, int fir
         int unit = at.column_tile * wide::part_units + j;
         int phase_y = unit / wide::phase_units;
         int channel = unit % wide::phase_units * wide::unit_channels + lane % 4 * channels + e;
-        Place place = place_of(arguments, at, first_pixel + half / 2 * wgmma_rows + lane / 4 + half % 2 * 8);
+        Place place =
+            place_of(arguments, at, first_pixel + half / 2 * wgmma_rows + lane / 4 + half % 2 * 8);
         if (phase_y < Layer::stride_y && channel < Layer::out_channels &&
             (place.rows >> phase_y & 1) && (place.columns >> phase & 1)) {
-            exact::repair<true>(arguments, place.to + (channel * arguments.destination_stride_c +
-                                                       phase_y * arguments.destination_stride_h + phase));
+            exact::repair<true>(arguments,
+                                place.to + (channel * arguments.destination_stride_c +
+                                            phase_y * arguments.destination_stride_h + phase));
         }
     }
 }
@@ -351,8 +355,8 @@ TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int firs
 #pragma unroll
         for (int e = 0; e < channels; ++e) {
             int channel = first_channel + lane % 4 * channels + e;
-            bool exists = Layer::out_channels % wide::unit_channels == 0 ||
-                          channel < Layer::out_channels;
+            bool exists =
+                Layer::out_channels % wide::unit_channels == 0 || channel < Layer::out_channels;
             float bias = 0.0f;
             if constexpr (Layer::bias) {
                 if (exists) {
@@ -360,8 +364,8 @@ TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int firs
                         arguments.bias)[at.group * Layer::out_channels + channel];
                 }
             }
-            Index offset = channel * arguments.destination_stride_c +
-                           phase_y * arguments.destination_stride_h;
+            Index offset =
+                channel * arguments.destination_stride_c + phase_y * arguments.destination_stride_h;
 #pragma unroll
             for (int m = 0; m < pixel_tiles; ++m) {
 #pragma unroll
@@ -427,15 +431,17 @@ struct Walk {
         origin = shared.pixels[pixels.stage] - shift;
     }
 
-    TCONV_DEVICE int next_shift() const { return shared.shifts[slot + 1 == end ? begin : slot + 1]; }
+    TCONV_DEVICE int next_shift() const {
+        return shared.shifts[slot + 1 == end ? begin : slot + 1];
+    }
 
     TCONV_DEVICE void load(Fragments& a, int k) const {
 #pragma unroll
         for (int m = 0; m < pixel_tiles; ++m) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                a[m][i] = __float_as_uint(
-                    origin[own[m][i % 2] + (k * wgmma_depth + i / 2 * 4) * plane]);
+                a[m][i] =
+                    __float_as_uint(origin[own[m][i % 2] + (k * wgmma_depth + i / 2 * 4) * plane]);
             }
         }
     }
@@ -507,8 +513,7 @@ TCONV_DEVICE void multiply(Shared& shared, int column_class, Walk& walk,
                             if (Layer::part_masks[mask] >> part & 1) {
                                 ptx::wgmma_m64k8_tf32<Layer::part_columns>(
                                     sums[m][part], a[k][m],
-                                    ptx::advance(b,
-                                                 block * wide::part_bytes + k * wgmma_depth * 4),
+                                    ptx::advance(b, block * wide::part_bytes + k * wgmma_depth * 4),
                                     true);
                                 ++block;
                             }
@@ -592,8 +597,9 @@ TCONV_KERNEL(sm90_tf32_wide_forward, Layer::threads, 1) {
             produce_weights(arguments, shared);
         }
     } else {
-        // NOTE: in the branch that never joins the other: ptxas ignores it elsewhere. Without it more
-        // than 128 sums and the second pixel tile's operands make ptxas serialise the products.
+        // NOTE: in the branch that never joins the other: ptxas ignores it elsewhere. Without it
+        // more than 128 sums and the second pixel tile's operands make ptxas serialise the
+        // products.
         ptx::setmaxnreg_inc<Layer::consumer_registers>();
         consume(arguments, shared, warp);
     }

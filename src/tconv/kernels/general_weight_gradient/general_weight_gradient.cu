@@ -138,8 +138,7 @@ struct Tile {
             int out_x = x * Layer::stride_x - Layer::padding_x;
             bool exists = pixel < last_pixel;
             pixels.x_offset[threadIdx.x] =
-                exists ? batch * arguments.x_stride_n +
-                             Index(group) * rows * arguments.x_stride_c +
+                exists ? batch * arguments.x_stride_n + Index(group) * rows * arguments.x_stride_c +
                              y * arguments.x_stride_h + x * arguments.x_stride_w
                        : Index(-1);
             pixels.y_offset[threadIdx.x] = batch * arguments.y_stride_n +
@@ -314,11 +313,13 @@ struct Tile {
         Real sum = 0;
         // Once it is not a number, a sum stays so.
 #pragma unroll 1
-        for (Index pixel = first_pixel; pixel < last_pixel && __all_sync(~0u, sum == sum); pixel += 32) {
+        for (Index pixel = first_pixel; pixel < last_pixel && __all_sync(~0u, sum == sum);
+             pixel += 32) {
             Index own = pixel + threadIdx.x % 32;
             Index line = own / arguments.width;
             Index batch = line / arguments.height;
-            int in_y = int(line - batch * arguments.height), in_x = int(own - line * arguments.width);
+            int in_y = int(line - batch * arguments.height),
+                in_x = int(own - line * arguments.width);
             int out_y = in_y * Layer::stride_y + dy, out_x = in_x * Layer::stride_x + dx;
             if (own >= last_pixel || out_y < 0 || out_y >= arguments.out_height || out_x < 0 ||
                 out_x >= arguments.out_width) {
@@ -333,8 +334,8 @@ struct Tile {
         return sum;
     }
 
-    // Replaces what the warp has stored and is not finite: a tile also multiplies zeros, where a tap has no
-    // output, and an infinity or NaN times zero is a NaN. The lanes divide the pixels.
+    // Replaces what the warp has stored and is not finite: a tile also multiplies zeros, where a
+    // tap has no output, and an infinity or NaN times zero is a NaN. The lanes divide the pixels.
     TCONV_DEVICE void store_exact(Index split) const {
         int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -372,8 +373,13 @@ TCONV_KERNEL(general_weight_gradient, Layer::threads, Layer::blocks) {
         Index split = rest / Layer::groups;
         Index first_pixel = split * arguments.split_pixels;
         Index last_pixel = first_pixel + arguments.split_pixels;
-        Tile work{arguments, shared, group, row_tile * block_rows, column_tile * block_columns,
-                  first_pixel, last_pixel < arguments.pixels ? last_pixel : arguments.pixels};
+        Tile work{arguments,
+                  shared,
+                  group,
+                  row_tile * block_rows,
+                  column_tile * block_columns,
+                  first_pixel,
+                  last_pixel < arguments.pixels ? last_pixel : arguments.pixels};
         work.accumulate();
         work.add_slices();
         bool finite = work.store_partial(split);

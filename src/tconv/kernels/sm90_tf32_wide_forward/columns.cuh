@@ -1,4 +1,5 @@
-// Where sm90_tf32_wide_forward keeps its matrix columns, and sm90_tf32_wide_pack puts their weights.
+// Where sm90_tf32_wide_forward keeps its matrix columns, and sm90_tf32_wide_pack puts their
+// weights.
 //
 // The columns of a tile are `parts` times part_columns: part p holds the phases in x from
 // p * low_phases on. Eight columns of every part are a unit: unit_channels output channels of one

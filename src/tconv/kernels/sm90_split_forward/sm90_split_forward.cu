@@ -1,16 +1,16 @@
-// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of float16 for one. A value
-// is high + low, both float16, pixels and weights scaled so that the low ones have room.
+// out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of float16 for one.
+// A value is high + low, both float16, pixels and weights scaled so that the low ones have room.
 //
 // Rows, columns, depth, patches and tiles are those of sm90_tf32_forward in float16
 // (<common/sm90_patches.cuh>). The producers store two patches a stage, weights come split.
 //
-// Tiles whose values do not fit are noted and computed again, as sm90_tf32_forward's are in TF32, but in
-// bfloat16: six products for one, two at a time (<common/split.cuh>), 8 channels a stage. Their weights
-// stay whole until a consumer splits its fragments in registers.
+// Tiles whose values do not fit are noted and computed again, as sm90_tf32_forward's are in TF32,
+// but in bfloat16: six products for one, two at a time (<common/split.cuh>), 8 channels a stage.
+// Their weights stay whole until a consumer splits its fragments in registers.
 //
 // The tensor cores cut their sums after every product, which 100 of them in a row would show. So
-// sums leave them early: the products of one row with a group of `most_group` slots or fewer go to a
-// temporary, the small ones first, while there is little to cut; then it is added to the row's
+// sums leave them early: the products of one row with a group of `most_group` slots or fewer go to
+// a temporary, the small ones first, while there is little to cut; then it is added to the row's
 // sums, as float32 adds. With two temporaries one row is multiplied while the other is added.
 #include <common/sm90_patches.cuh>
 
@@ -46,15 +46,18 @@ struct WeightsOf<true, unroll> {
 };
 
 constexpr int rows = Layer::tile_rows;
-// Of a pair: its first weights with the first patch, its second with the second, its second with the first. In float16
+// Of a pair: its first weights with the first patch, its second with the second, its second with
+// the first. In float16
 //   low * high, high * low, high * high
-// without low * low, 2^-24 of the whole in the mean, and at most 2^-22: tiles in which single products may decide an
-// output are not computed in it. In bfloat16 two products side by side each time:
+// without low * low, 2^-24 of the whole in the mean, and at most 2^-22: tiles in which single
+// products may decide an output are not computed in it. In bfloat16 two products side by side each
+// time:
 //   low * high + high * middle, high * low + middle * high, high * high + middle * middle
 [[maybe_unused]] constexpr int products = 3;
 constexpr int temporaries = Layer::temporaries;
 static_assert(Layer::m_tiles == 1, "a group's slots have the same 64 rows");
-static_assert(Layer::half || (Layer::rolled && !Layer::resident), "bfloat16 repairs: weights in the order of use");
+static_assert(Layer::half || (Layer::rolled && !Layer::resident),
+              "bfloat16 repairs: weights in the order of use");
 static_assert(temporaries == 1 || (temporaries == 2 && rows > 1), "a row is added beside another");
 
 TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weights)[4],
@@ -75,14 +78,16 @@ struct SplitWeights {
         Split top(__uint_as_float(whole.x), __uint_as_float(whole.z));
         Split bottom(__uint_as_float(whole.y), __uint_as_float(whole.w));
         first[0] = top.low, first[1] = bottom.low, first[2] = top.high, first[3] = bottom.high;
-        second[0] = top.high, second[1] = bottom.high, second[2] = top.middle, second[3] = bottom.middle;
+        second[0] = top.high, second[1] = bottom.high, second[2] = top.middle,
+        second[3] = bottom.middle;
     }
 };
 
-// By a loop over pairs, each a group of its own whose weights come when they are multiplied: less to compile.
+// By a loop over pairs, each a group of its own whose weights come when they are multiplied: less
+// to compile.
 template <int row_class>
-TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                                  Turns& turns, Sums& sums) {
+TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at,
+                                  int warp, Turns& turns, Sums& sums) {
     StreamedWeights<1> weights(at, arguments, shared, warp);
     auto& turn = turns.pixels;
     int ring = (warp / 4 - 1) % rings;
@@ -91,10 +96,11 @@ TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, co
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
-        uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
-                                                 ptx::Swizzle::bytes_32);
+        uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16,
+                                                 8 * pixel_bytes, ptx::Swizzle::bytes_32);
 #pragma unroll 1
-        for (int pair = Layer::class_begin[row_class]; pair < Layer::class_begin[row_class + 1]; ++pair) {
+        for (int pair = Layer::class_begin[row_class]; pair < Layer::class_begin[row_class + 1];
+             ++pair) {
             const SplitWeights own(weights.load(0, 0));
             int first_pixel = (first_row + pair_row(pair)) * Layer::patch_columns +
                               Layer::pair_pixel[pair] % Layer::patch_columns;
@@ -124,7 +130,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     int ring = (warp / 4 - 1) % rings;
     auto& turn = turns.pixels;
     constexpr int begin = Layer::class_begin[row_class];
-    constexpr int stage_parts = Layer::class_parts[row_class];  // the same slots of x, further on in y
+    constexpr int stage_parts =
+        Layer::class_parts[row_class];  // the same slots of x, further on in y
     constexpr int count = (Layer::class_begin[row_class + 1] - begin) / stage_parts;
     constexpr int groups = Layer::class_groups[row_class];  // of a part
     constexpr int unroll = Layer::class_unroll[row_class];  // stages unrolled together
@@ -133,7 +140,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     constexpr int part_slots = Layer::pair_slot_y[next_part] - Layer::pair_slot_y[begin];
     constexpr int all_groups = unroll * groups;
     constexpr int most_group = (count + groups - 1) / groups;
-    constexpr bool moves = groups % 2 != 0 && unroll == 1;  // the next weights to where this part's were
+    constexpr bool moves =
+        groups % 2 != 0 && unroll == 1;  // the next weights to where this part's were
     static_assert((all_groups % 2 == 0 || moves) && chunks % unroll == 0 && groups <= count &&
                       (stage_parts == 1 || unroll == 1),
                   "a group's registers are known when it is compiled");
@@ -142,7 +150,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     const int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
     // Weights of the group that is multiplied and of the next one.
     uint32_t first_weights[2][most_group][4], second_weights[2][most_group][4];
-    int slots = 0;       // of y, from the first part to the one whose weights are loaded
+    int slots = 0;  // of y, from the first part to the one whose weights are loaded
     int next_stage = 1;  // 0: behind a part's last group comes another part of the stage
     auto keep = [&](uint32_t (&into)[4], const uint4& loaded) {
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
@@ -183,15 +191,18 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
                     for (int i = 0; i < group_count; ++i) {
                         int pair = begin + group_begin + i;
-                        // NOTE: by an argument, which ptxas does not know to be constant: else it would compute
-                        // each start address once and keep it, two registers an address, until it spills.
+                        // NOTE: by an argument, which ptxas does not know to be constant: else it
+                        // would compute each start address once and keep it, two registers an
+                        // address, until it spills.
                         int y = pair_row(pair) + r * Layer::row_step;
                         first += (y - patch_y) * patch_row;
                         patch_y = y;
-                        int start =
-                            pixel[pair] % Layer::patch_columns * pixel_bytes + (product == 1 ? patch_bytes : 0);
-                        multiply_row(partial[t], product == 0 ? first_weights[now][i] : second_weights[now][i],
-                                     (pixels >> 32 << 32) | (first + (start >> 4)), product > 0 || i > 0);
+                        int start = pixel[pair] % Layer::patch_columns * pixel_bytes +
+                                    (product == 1 ? patch_bytes : 0);
+                        multiply_row(partial[t],
+                                     product == 0 ? first_weights[now][i] : second_weights[now][i],
+                                     (pixels >> 32 << 32) | (first + (start >> 4)),
+                                     product > 0 || i > 0);
                     }
                 }
                 ptx::wgmma_commit_group();
@@ -215,14 +226,14 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
             }
         }
         if constexpr (temporaries == 2) {
-            // NOTE: ptxas serialises products that are under way across a loop, the next wait's too, where
-            // registers of other sums are read.
+            // NOTE: ptxas serialises products that are under way across a loop, the next wait's
+            // too, where registers of other sums are read.
             ptx::wgmma_wait_group<0>();
             add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
         }
         if constexpr (moves) {
-            // NOTE: here and no later: else ptxas 13.0 moves weights of one slot among the next stage's products, and
-            // serialises those.
+            // NOTE: here and no later: else ptxas 13.0 moves weights of one slot among the next
+            // stage's products, and serialises those.
 #pragma unroll
             for (int i = 0; i < most_group; ++i) {
 #pragma unroll
@@ -240,8 +251,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
         for (int j = 0; j < columns / 2; ++j) partial[t][j] = 0.0f;
     }
     take(0, 0);
-    // NOTE: ptxas unrolls a loop of two turns whatever the pragma says, and then parts products from the
-    // commit behind them: a kernel in float16 gave wrong results, without a warning.
+    // NOTE: ptxas unrolls a loop of two turns whatever the pragma says, and then parts products
+    // from the commit behind them: a kernel in float16 gave wrong results, without a warning.
     const int end = int(ptx::opaque(uint32_t(chunks)));
     const int last_part = int(ptx::opaque(uint32_t(stage_parts)));
 #pragma unroll 1
@@ -249,16 +260,16 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
-            uint64_t pixels =
-                ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
-                                       ptx::Swizzle::bytes_32);
+            uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16,
+                                                     8 * pixel_bytes, ptx::Swizzle::bytes_32);
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
             first += first_row * patch_row;
             if constexpr (stage_parts == 1) {
                 multiply_part(u, pixels, first, true);
             } else {
 #pragma unroll 1
-                for (int part = 1; part <= last_part; ++part) multiply_part(0, pixels, first, part == last_part);
+                for (int part = 1; part <= last_part; ++part)
+                    multiply_part(0, pixels, first, part == last_part);
             }
             arrive(&shared.empty[ring][turn.stage]);
             turn.advance();

@@ -1,13 +1,14 @@
-// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward, split
-// or, for what repairs, as they are. Where they stream, in the order in which its warpgroups use them,
-// [group][row group][chunk of 8 channels][pair][thread][4]; where they are resident, each once,
-// [group][chunk][reach in y][slot in x][channels of a warp][thread][4]. A thread's four values are
-// its registers of a wgmma's A operand (rows g and g + 8, channels t and t + 4 of the chunk).
+// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward,
+// split or, for what repairs, as they are. Where they stream, in the order in which its warpgroups
+// use them, [group][row group][chunk of 8 channels][pair][thread][4]; where they are resident, each
+// once, [group][chunk][reach in y][slot in x][channels of a warp][thread][4]. A thread's four
+// values are its registers of a wgmma's A operand (rows g and g + 8, channels t and t + 4 of the
+// chunk).
 //
-// In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of two,
-// which each block finds from the same sample of all weights; for sm90_split_forward a warp's high parts,
-// then its low ones. Behind these come the same weights in TF32 or as they are, streamed, for the tiles
-// that are computed again.
+// In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of
+// two, which each block finds from the same sample of all weights; for sm90_split_forward a warp's
+// high parts, then its low ones. Behind these come the same weights in TF32 or as they are,
+// streamed, for the tiles that are computed again.
 #include <common/constant_tables.cuh>
 #include <common/float16_weights.cuh>
 #include <ptx/convert.cuh>
@@ -27,7 +28,7 @@ constexpr int phase_tiles = (Layer::out_channels + Layer::warp_channels - 1) / L
 struct Fragment {
     int group, chunk;
     int channels;  // which of a phase's warps
-    int reach_y;   // negative where the rows are none
+    int reach_y;  // negative where the rows are none
     int slot_x;
 };
 
@@ -45,8 +46,8 @@ TCONV_DEVICE float weight(const Arguments& arguments, const Fragment& of, int ro
                   reach_x >= 0 && reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x;
     if (!exists) return 0;
     Index offset = (Index(of.group) * Layer::in_channels + channel) * arguments.weight_stride_in +
-                   out_channel * arguments.weight_stride_out +
-                   tap_y * arguments.weight_stride_h + tap_x * arguments.weight_stride_w;
+                   out_channel * arguments.weight_stride_out + tap_y * arguments.weight_stride_h +
+                   tap_x * arguments.weight_stride_w;
     return static_cast<const float*>(arguments.weight)[offset];
 }
 
@@ -114,7 +115,8 @@ constexpr int words = 128;
 using float16_operands::Scale;
 
 // The same in float16, scaled; returns how many do not fit.
-TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, uint4* to, Scale scale) {
+TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, uint4* to,
+                                Scale scale) {
     int row = threadIdx.x % 32 / 4;
     int channel = of.chunk * 16 + threadIdx.x % 4 * 2;
     uint4 values, rest;

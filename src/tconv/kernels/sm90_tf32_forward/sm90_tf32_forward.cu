@@ -10,19 +10,20 @@
 // Weights are the wgmma's A, from registers: sm90_tf32_pack has laid them out as each thread needs
 // them. Resident, they lie in shared memory from the block's start to its end; else each consumer
 // copies them there in the order of use, a few pairs at a time. Pixels are B, from shared memory,
-// [pixel][8 channels] with 32-byte swizzle: a slot is another start address in the same staged patch.
+// [pixel][8 channels] with 32-byte swizzle: a slot is another start address in the same staged
+// patch.
 //
 // Layer::half: operands are float16 instead, with TF32's significand, and 16 channels are what is 8
-// here, brought 8 at a time. Tiles that float16 cannot hold the block computes again when it has done all
-// others, with Layer::repair (common/sm90_patch_repairs.cuh).
+// here, brought 8 at a time. Tiles that float16 cannot hold the block computes again when it has
+// done all others, with Layer::repair (common/sm90_patch_repairs.cuh).
 //
 //   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
 //                device memory (zero beyond the image), round, store as [pixel][8 channels]
 //   warpgroups 1, 2: consumers, each with tiles and a ring of stages of its own, so that one's
 //                epilogue runs beside the other's products
 //
-// Layer::rings is 1 where both consumers multiply the same patches, and all producers bring those: the
-// second consumer has the rows below the first's.
+// Layer::rings is 1 where both consumers multiply the same patches, and all producers bring those:
+// the second consumer has the rows below the first's.
 //
 // A tile is m_tiles x 64 rows by tile_rows x tile_columns pixels of one image and group.
 #include <common/sm90_patches.cuh>
@@ -30,12 +31,13 @@
 
 namespace {
 
-// A class is a sequence of (m_tile, slot) pairs; weights are held `ahead` pairs before their product. A stage of many
-// has parts in a loop, which is soon compiled.
+// A class is a sequence of (m_tile, slot) pairs; weights are held `ahead` pairs before their
+// product. A stage of many has parts in a loop, which is soon compiled.
 template <int row_class>
 struct Class {
     static constexpr int begin = Layer::class_begin[row_class];
-    static constexpr int stage_parts = Layer::class_parts[row_class];  // the same slots of x, further on in y
+    static constexpr int stage_parts =
+        Layer::class_parts[row_class];  // the same slots of x, further on in y
     static constexpr int count = (Layer::class_begin[row_class + 1] - begin) / stage_parts;
     static constexpr int ahead = Layer::class_ahead[row_class];
     static constexpr int unroll = Layer::class_unroll[row_class];
@@ -43,7 +45,8 @@ struct Class {
     static_assert(count > 0, "every row group has a slot");
     static_assert(stage_parts > 1 ? unroll == 1 && count % ahead != 1 : count * unroll % ahead == 0,
                   "a pair's registers are known when it is compiled");
-    static_assert(chunks % unroll == 0 && ahead <= count * unroll, "at most the next turn's weights are asked for");
+    static_assert(chunks % unroll == 0 && ahead <= count * unroll,
+                  "at most the next turn's weights are asked for");
     using Staged = StagedWeights<copied, stage_parts * count * chunks / copied>;
 
     // Pairs of the first m_tile, which the second's follow.
@@ -66,7 +69,7 @@ template <int row_class, bool by_copies>
 struct Weights {
     using Of = Class<row_class>;
     ResidentWeights<Of::unroll> weights;
-    int slots = 0;       // of y, from the first part to the one whose weights are loaded
+    int slots = 0;  // of y, from the first part to the one whose weights are loaded
     int next_stage = 1;  // 0: behind a part comes another one of the stage
 
     TCONV_DEVICE Weights(const Position& at, const Arguments& arguments, Shared& shared, int warp,
@@ -79,7 +82,8 @@ struct Weights {
         if constexpr (Of::stage_parts == 1) {
             loaded = weights.load(Of::begin + pair % Of::count, pair / Of::count);
         } else {
-            loaded = weights.load(Of::begin + pair % Of::count, pair / Of::count * next_stage, 0, slots);
+            loaded =
+                weights.load(Of::begin + pair % Of::count, pair / Of::count * next_stage, 0, slots);
         }
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
     }
@@ -88,7 +92,9 @@ struct Weights {
 
     // Those of another part, from the next pair on.
     TCONV_DEVICE void next_part(bool last) {
-        slots = last ? 0 : slots + Layer::pair_slot_y[Of::begin + Of::count] - Layer::pair_slot_y[Of::begin];
+        slots = last ? 0
+                     : slots + Layer::pair_slot_y[Of::begin + Of::count] -
+                           Layer::pair_slot_y[Of::begin];
         next_stage = last;
     }
 
@@ -104,7 +110,8 @@ struct Weights<row_class, true> {
                          Turns& turns)
         : weights(at, arguments, shared, warp, turns.weights) {}
 
-    // `others`: whether more parts or stages follow those unrolled together, else there may be no such pair.
+    // `others`: whether more parts or stages follow those unrolled together, else there may be no
+    // such pair.
     TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool others) {
         bool exists = pair < Of::count * Of::unroll || others;
         if (pair % Of::copied == 0 && pair > 0) weights.turn.advance();
@@ -136,8 +143,8 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
 
 // By loops over pairs, whose weights come when they are multiplied.
 template <int row_class>
-TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                                  Turns& turns, Sums& sums) {
+TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at,
+                                  int warp, Turns& turns, Sums& sums) {
     using Of = Class<row_class>;
     Weights<row_class, staged> weights(at, arguments, shared, warp, turns);
     auto& turn = turns.pixels;
@@ -146,8 +153,8 @@ TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, co
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
-        uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
-                                                 ptx::Swizzle::bytes_32);
+        uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16,
+                                                 8 * pixel_bytes, ptx::Swizzle::bytes_32);
 #pragma unroll
         for (int m = 0; m < Layer::m_tiles; ++m) {
             constexpr int of_first = Of::of_first();
@@ -173,8 +180,8 @@ TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, co
 }
 
 template <int row_class>
-TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at, int warp,
-                                    Turns& turns, Sums& sums) {
+TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at,
+                                    int warp, Turns& turns, Sums& sums) {
     int ring = (warp / 4 - 1) % rings;
     using Of = Class<row_class>;
     constexpr int begin = Of::begin, count = Of::count, ahead = Of::ahead, unroll = Of::unroll;
@@ -222,7 +229,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                     // The next part's first comes beside this one's last, the others beside that.
 #pragma unroll
                     for (int i = 1; i < ahead; ++i) {
-                        if (p == 0 || (i == ahead - 1 && next < count)) weights.load(a[(p + i) % ahead], p + i, true);
+                        if (p == 0 || (i == ahead - 1 && next < count))
+                            weights.load(a[(p + i) % ahead], p + i, true);
                     }
                     if (p == count - 1) {
                         weights.next_part(last);
@@ -237,7 +245,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                 if constexpr (stage_parts > 1) used = nullptr;
             }
         }
-        if constexpr (stage_parts > 1) first += (pair_row(begin + count) - pair_row(begin) - row) * patch_row;
+        if constexpr (stage_parts > 1)
+            first += (pair_row(begin + count) - pair_row(begin) - row) * patch_row;
     };
     // NOTE: where no loop is left, ptxas waits for each row's products by itself (C7517).
     const int end = chunks == unroll ? int(ptx::opaque(uint32_t(chunks))) : chunks;
@@ -249,9 +258,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             ptx::mbarrier_wait_parity(&shared.full[ring][turn.stage], turn.parity);
-            uint64_t pixels =
-                ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16, 8 * pixel_bytes,
-                                       ptx::Swizzle::bytes_32);
+            uint64_t pixels = ptx::matrix_descriptor(shared.pixels[ring][turn.stage], 16,
+                                                     8 * pixel_bytes, ptx::Swizzle::bytes_32);
             uint32_t first = static_cast<uint32_t>(pixels);  // the half that varies
             first += first_row * patch_row;
             if constexpr (stage_parts == 1) {

@@ -56,8 +56,8 @@ struct Swizzle {
     TCONV_DEVICE static int of(int vector) { return vector ^ (vector >> 3 & mask); }
 };
 
-// The patch: [depth][patch_rows][patch_pitch]. Behind `lead` vectors, which make it begin with a sector,
-// its column `skew` is the least input column that the tile's first pixel reads.
+// The patch: [depth][patch_rows][patch_pitch]. Behind `lead` vectors, which make it begin with a
+// sector, its column `skew` is the least input column that the tile's first pixel reads.
 using PatchSwizzle = Swizzle<pixels / 4>;
 constexpr int skew = Layer::skew;
 constexpr int patch_rows = tile_rows + Layer::span_y;
@@ -347,7 +347,8 @@ struct Block {
 
         TCONV_DEVICE Rows(const Arguments& arguments, const Position& at, int thread, int step)
             : channel_step(arguments.destination_stride_c),
-              row_step(arguments.destination_stride_h), height(arguments.destination_height) {
+              row_step(arguments.destination_stride_h),
+              height(arguments.destination_height) {
             int row_of_threads = thread / 32 * warp_segments;
             int x = at.tile_x * (tile_columns * stride_x) + thread % 32 * stored;
             channel = at.first_channel() + row_of_threads % threads_o * channels;
@@ -355,10 +356,9 @@ struct Block {
                 Layer::stride_y;
             width = arguments.destination_width - x;
             float* destination = static_cast<float*>(arguments.destination);
-            first = ptx::opaque(
-                    destination +
-                    at.image * arguments.destination_stride_n +
-                    (at.group() * Layer::out_channels + channel) * channel_step + y * row_step + x);
+            first = ptx::opaque(destination + at.image * arguments.destination_stride_n +
+                                (at.group() * Layer::out_channels + channel) * channel_step +
+                                y * row_step + x);
         }
 
         // Writes the row of channel i of a segment's threads; value(e): from element e on, of
@@ -377,8 +377,8 @@ struct Block {
 #pragma unroll
             for (int k = 0; k < row_outputs + most; k += 32 * stored) {
                 int e = k + lane - behind;
-                bool used = (k >= most || e >= 0) &&
-                            (k + 32 * stored <= row_outputs || e < row_outputs);
+                bool used =
+                    (k >= most || e >= 0) && (k + 32 * stored <= row_outputs || e < row_outputs);
                 if (used && inside && k - behind < width) store(row + k, value(e));
             }
         }
@@ -420,9 +420,10 @@ struct Block {
 #pragma unroll
                 for (int segment = 0; segment < warp_segments; ++segment) {
                     rows.write(segment, i, Layer::slot_phase[slot_y], [&](int e) {
-                        const float* from = outputs + segment * row_outputs +
-                                            4 * OutputSwizzle::of(e / 4) + e % 4;
-                        // NOTE: noted here, where it comes from memory: beside the sums ptxas spills.
+                        const float* from =
+                            outputs + segment * row_outputs + 4 * OutputSwizzle::of(e / 4) + e % 4;
+                        // NOTE: noted here, where it comes from memory: beside the sums ptxas
+                        // spills.
                         Stored value = *reinterpret_cast<const Stored*>(from);
 #pragma unroll
                         for (int v = 0; v < stored; ++v) not_finite.note(value.values[v]);
@@ -461,14 +462,15 @@ struct Block {
     TCONV_DEVICE void repair(int step) const {
         int thread = own_thread();
         int channel = position().first_channel() + thread / threads_x % threads_o * channels;
-        int row = position().tile_y * tile_rows + step * threads_y + thread / (threads_x * threads_o);
+        int row =
+            position().tile_y * tile_rows + step * threads_y + thread / (threads_x * threads_o);
         int y = row * Layer::stride_y;
         int x = (position().tile_x * threads_x + thread % threads_x) * thread_outputs;
-        float* first = static_cast<float*>(arguments.destination) +
-                       (position().image * arguments.destination_stride_n +
-                        (position().group() * Layer::out_channels + channel) *
-                            arguments.destination_stride_c +
-                        y * arguments.destination_stride_h + x);
+        float* first =
+            static_cast<float*>(arguments.destination) +
+            (position().image * arguments.destination_stride_n +
+             (position().group() * Layer::out_channels + channel) * arguments.destination_stride_c +
+             y * arguments.destination_stride_h + x);
 #pragma unroll 1
         for (int e = 0; e < channels * Layer::stride_y * thread_outputs; ++e) {
             int right = e % thread_outputs, down = e / thread_outputs % Layer::stride_y;
