@@ -21,14 +21,9 @@ Constant = int | float | bool | str | tuple[int, ...]
 
 @cache
 def file_of(stem: str) -> str:
-    """A kernel's file, from the folder of kernels on: `<family>/<stem>.cu`.
-
-    Raises:
-        FileNotFoundError: no family has it.
-    """
-    for path in KERNEL_DIRECTORY.glob(f"*/{stem}.cu"):
-        return path.relative_to(KERNEL_DIRECTORY).as_posix()
-    raise FileNotFoundError(f"no folder of {KERNEL_DIRECTORY} has {stem}.cu")
+    """A kernel's file as its text includes it: `<family>/<stem>.cu`, or `<stem>.cu` of no family."""
+    paths = KERNEL_DIRECTORY.glob(f"*/{stem}.cu")
+    return next((path.relative_to(KERNEL_DIRECTORY).as_posix() for path in paths), f"{stem}.cu")
 
 
 TENSOR_MAP = "ptx::TensorMap"
