@@ -43,7 +43,14 @@ def test_weight_gradient_of_scaled_gradients(pick, name):
     assert_right(pick, [name], seed=1)  # an odd one
 
 
-@pytest.mark.parametrize("pick", [pick for pick in FORWARD if pick.repairs], ids=str)
+ORDINARY = [pick for pick in FORWARD if pick.repairs and pick.sees_its_pixels]
+
+
+def test_every_kernel_that_repairs_is_asked_for_ordinary_operands():
+    assert {pick.stem for pick in ORDINARY} == {pick.stem for pick in FORWARD if pick.repairs}
+
+
+@pytest.mark.parametrize("pick", ORDINARY, ids=str)
 @pytest.mark.parametrize("name", [name for name, scale in SCALES.items() if scale.ordinary])
 def test_ordinary_operands_are_not_computed_again(pick, name):
     pair = operands("forward", pick.case, name, 0)
