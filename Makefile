@@ -83,7 +83,7 @@ test-gpu: $(SETUP)
 # The site needs no torch: mkdocstrings reads the sources. It has a virtual environment of its own.
 DOCS_STAMP := .venv-docs/.tconv-installed
 
-ifeq ($(USE_SYSTEM),1)
+ifeq ($(origin USE_SYSTEM),command line)
 docs: DOCS_RUN = $(RUN)
 docs:
 else
