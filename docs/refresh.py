@@ -73,8 +73,8 @@ def current(page: Path) -> str:
 def measured(math: str) -> Group:
     """The rows of one benchmark, "tf32" or "no-tf32", forward and contiguous in float32."""
     text = (RESULTS / f"bench-float32-{math}-contiguous.json").read_text()
-    (group,) = groups([Row(**row) for row in json.loads(text)])
-    return group
+    (forward,) = groups([Row(**row) for row in json.loads(text) if row["direction"] == "forward"])
+    return forward
 
 
 def kernelbench(group: Group) -> Group:
