@@ -1,6 +1,7 @@
 # make demo       the demonstration, on the GPU if there is one, else on the CPU
 # make test       every check that needs no GPU: ruff, clang-format, mypy, pytest tests/cpu
 # make test-gpu   pytest tests/gpu, on a machine with a CUDA device
+# make docs       the documentation as a site, in site/
 # make format     let ruff and clang-format rewrite the sources
 # make clean      remove what the targets above made, the virtual environment included
 #
@@ -38,11 +39,11 @@ SETUP := $(STAMP)
 RUN := $(VENV)/bin/python
 endif
 
-.PHONY: help demo test lint types test-cpu test-gpu format setup clean
+.PHONY: help demo test lint types test-cpu test-gpu docs format setup clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,/^$$/p; /^PYTHON/q' Makefile | head -n 5
+	@sed -n 's/^# \{0,1\}//; 1,/^$$/p; /^PYTHON/q' Makefile | head -n 6
 
 setup: $(SETUP)
 
@@ -79,11 +80,32 @@ test-cpu: $(SETUP)
 test-gpu: $(SETUP)
 	@$(RUN) -m pytest tests/gpu $(ARGS)
 
+# The site needs no torch: mkdocstrings reads the sources. It has a virtual environment of its own.
+DOCS_STAMP := .venv-docs/.tconv-installed
+
+ifeq ($(origin USE_SYSTEM),command line)
+docs: DOCS_RUN = $(RUN)
+docs:
+else
+docs: DOCS_RUN = .venv-docs/bin/python
+docs: $(DOCS_STAMP)
+endif
+	@rm -rf build/pages && mkdir -p build/pages
+	@cp -r --parents README.md CONTRIBUTING.md docs benchmarks/results build/pages
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_RUN) -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt mkdocs mkdocs-material "mkdocstrings[python]"
+	@touch $@
+
 format: $(SETUP)
 	@$(RUN) -m ruff check --fix
 	@$(RUN) -m ruff format
 	@$(RUN) $(CLANG_FORMAT) -i $(SOURCES)
 
 clean:
-	rm -rf $(if $(filter system,$(VENV)),,$(VENV)) demo-output build dist \
+	rm -rf $(if $(filter system,$(VENV)),,$(VENV)) .venv-docs demo-output build dist site \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis

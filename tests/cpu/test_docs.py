@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import doctest
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 from tconv import settings
+from tconv.kernels import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results" / "h200"
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", RESULTS / "README.md", *DOCS.rglob("*.md")]
+)
 
 
 def variables_table() -> str:
@@ -48,7 +53,66 @@ def test_readme_example(capsys):
     assert capsys.readouterr().out == "1 layer replaced\n"
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind its #: the headings, as the site and a repository's pages do."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each).strip().lower().replace(" ", "-") for each in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_in_prose_exist(page):
+    # Paths of this repository, from its root: docs/x.md, benchmarks/results/h200/y.csv.
+    for path in re.findall(r"`((?:docs|benchmarks|tests)/[\w./-]+\.\w+)`", page.read_text()):
+        made = path.startswith("benchmarks/results/cpu/")
+        assert made or (ROOT / path).exists(), path
+
+
+def test_results_are_those_of_the_committed_rows():
+    # If this fails: python docs/refresh.py
+    refresh = runpy.run_path(str(DOCS / "refresh.py"))
+    for page in refresh["PAGES"]:
+        assert refresh["SECTION"].search(page.read_text()), "no section to fill"
+        assert refresh["current"](page) == page.read_text(), page.name
+
+
+@pytest.mark.parametrize("stem", [family.STEM for family in FAMILIES])
+def test_every_family_has_a_page_of_two_screens(stem):
+    page = DOCS / "kernels" / f"{stem}.md"
+    assert page.read_text().startswith(f"# {stem}\n")
+    assert len(page.read_text().splitlines()) <= 100
+    assert f"| [{stem}]({stem}.md) |" in (DOCS / "kernels" / "index.md").read_text()
+
+
+def test_the_site_leads_to_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    named = set(re.findall(r"[\w./-]+\.md", nav))
+    assert named == {page.relative_to(ROOT).as_posix() for page in PAGES}
+
+
+def test_every_kept_row_is_explained_and_there():
+    table = (RESULTS / "README.md").read_text()
+    kept = {file.name for file in RESULTS.iterdir()} - {"README.md"}
+    named = set()
+    for cell in re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", cell)
+        # `a_v1.log`, `_v2.log` and `a.json`, `.csv`: what differs.
+        stem = re.sub(r"(_v\d)?\.\w+$", "", first)
+        named |= {first, *(stem + o if o[0] in "._" else o for o in others)}
+    assert kept == named
+
+
+def test_a_document_or_the_fit_reads_every_kept_row():
+    # A file that neither quotes goes.
+    pages = [page for page in PAGES if page != RESULTS / "README.md"]
+    readers = [*pages, ROOT / "benchmarks" / "fit_costs.py", DOCS / "refresh.py"]
+    text = "\n".join(file.read_text() for file in readers)
+    for file in RESULTS.iterdir():
+        assert file.name.startswith("bench-") or file.name in text, file.name
