@@ -366,7 +366,7 @@ class _Switch:
 _switch = _Switch()
 
 
-class _Turned:
+class _Switched:
     """What `enable` and `disable` return: leaving it as a context restores what was before."""
 
     def __init__(self, on: bool) -> None:
@@ -396,9 +396,9 @@ def enable() -> AbstractContextManager[None]:
     once. A name that other code has bound before (`from torch.nn.functional import
     conv_transpose2d`) is out of reach.
     """
-    return _Turned(True)
+    return _Switched(True)
 
 
 def disable() -> AbstractContextManager[None]:
     """Give PyTorch its conv_transpose2d back: the opposite of `enable`, also as a context."""
-    return _Turned(False)
+    return _Switched(False)

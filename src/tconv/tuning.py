@@ -62,10 +62,10 @@ def autotune() -> Iterator[None]:
 
     It holds in the whole process and all of its threads, so also for the gradients that autograd
     computes in threads of its own. `torch.backends.cudnn.benchmark = True`, which makes cuDNN do
-    the same, has the same effect. A choice is kept in the cache folder and in memory, and serves
-    the calls of this problem wherever tuning is on; where it is not, the model chooses as ever.
+    the same, has the same effect. A choice is kept in the cache folder and in memory. It serves
+    the calls of this problem wherever tuning is on; elsewhere the model chooses.
 
-    While a CUDA graph is captured nothing is timed: what is known then serves, else the model. The
+    Nothing is timed while a CUDA graph is captured: an earlier choice serves, else the model. The
     choice depends on timings, so another machine, or this one after `tconv cache clear`, may choose
     a kernel that sums in another order.
     """
@@ -81,9 +81,9 @@ def autotune() -> Iterator[None]:
 
 @contextlib.contextmanager
 def using(candidate: Candidate) -> Iterator[None]:
-    """Within the block this thread's calls of the candidate's direction run on it, as it is.
+    """Run this thread's calls of the candidate's direction on the candidate, within the block.
 
-    For measuring candidates one by one; the candidate must be able to run the problem.
+    For measuring candidates one by one. The candidate must be able to run the problem.
     """
     token = _forced.set(candidate)
     try:
@@ -176,12 +176,12 @@ def _considered(problem: Problem, device: int | None) -> tuple[Candidate, ...]:
     only = settings.kernel()
     if only is not None and problem.direction != family(only).DIRECTION:
         only = None
-    able = [
+    usable = [
         candidate
         for candidate in candidates(problem, _target(device))
         if candidate.refusal is None and only in (None, candidate.stem)
     ]
-    return tuple(able[:TIMED_CANDIDATES])
+    return tuple(usable[:TIMED_CANDIDATES])
 
 
 def _capturing(device: int | None) -> bool:

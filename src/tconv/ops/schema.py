@@ -32,10 +32,11 @@ Map = Callable[..., Tensor]
 
 def pack(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """A map's arguments from an operator's: five of them become a `Geometry`, lists tuples."""
-    first, second, third, *geometry, groups = (
-        tuple(argument) if isinstance(argument, list) else argument for argument in arguments[:8]
-    )
-    return first, second, third, (*geometry, groups), *arguments[8:]
+    first, second, third, stride, padding, output_padding, dilation, groups, *rest = arguments
+    if isinstance(third, list):
+        third = tuple(third)
+    pairs = tuple(stride), tuple(padding), tuple(output_padding), tuple(dilation)
+    return first, second, third, (*pairs, groups), *rest
 
 
 def flat(function: Map) -> Map:

@@ -85,44 +85,24 @@ class RecordingRun(SimpleNamespace):
         assert output.numel() and input.numel()
         return self.laid_out(output, self.format(input, weight))
 
+    @staticmethod
+    def backward(grad_output, input, weight, geometry) -> tuple[Tensor, Tensor, Tensor]:
+        stride, padding, output_padding, dilation, groups = geometry
+        rest = (stride, padding, dilation, True, output_padding, groups, [True, True, False])
+        return torch.ops.aten.convolution_backward(grad_output, input, weight, None, *rest)
+
     def input_gradient(self, grad_output, weight, input_size, geometry) -> Tensor:
         self.note("input_gradient", (grad_output, weight), input_size, *geometry)
-        stride, padding, output_padding, dilation, groups = geometry
         input = grad_output.new_zeros((len(grad_output), len(weight), *input_size))
-        gradient = torch.ops.aten.convolution_backward(
-            grad_output,
-            input,
-            weight,
-            None,
-            stride,
-            padding,
-            dilation,
-            True,
-            output_padding,
-            groups,
-            [True, False, False],
-        )[0]
+        gradient = self.backward(grad_output, input, weight, geometry)[0]
         return self.laid_out(gradient, self.format(grad_output, weight))
 
     def weight_gradient(
         self, input, grad_output, kernel_size, geometry, like_channels_last
     ) -> Tensor:
         self.note("weight_gradient", (input, grad_output), kernel_size, *geometry)
-        stride, padding, output_padding, dilation, groups = geometry
-        shape = (input.shape[1], grad_output.shape[1] // groups, *kernel_size)
-        gradient = torch.ops.aten.convolution_backward(
-            grad_output,
-            input,
-            input.new_zeros(shape),
-            None,
-            stride,
-            padding,
-            dilation,
-            True,
-            output_padding,
-            groups,
-            [False, True, False],
-        )[1]
+        shape = (input.shape[1], grad_output.shape[1] // geometry[4], *kernel_size)
+        gradient = self.backward(grad_output, input, input.new_zeros(shape), geometry)[1]
         return self.laid_out(
             gradient, torch.channels_last if like_channels_last else torch.contiguous_format
         )
