@@ -367,7 +367,7 @@ _switch = _Switch()
 
 
 class _Switched:
-    """What `enable` and `disable` return: leaving it as a context restores what was before."""
+    """What `enable` and `disable` return: a context whose exit restores the state before it."""
 
     def __init__(self, on: bool) -> None:
         with _switch.lock:

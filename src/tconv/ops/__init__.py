@@ -13,8 +13,8 @@ A CUDA tensor runs our kernels, through `tconv.run`; a CPU tensor runs PyTorch's
 our kernels in the emulator under TCONV_EMULATE=1.
 
 `forward`, `input_gradient` and `weight_gradient` are the ways in for the rest of the package. They
-take the operator, or, where nobody could tell the difference, a shorter path past the dispatcher
-that saves most of the host's time. They take a `Geometry` whole; the operators, whose schemas are
+call the operator or, where the result is the same, a shorter path past the dispatcher that saves
+most of the host's time. They take a `Geometry` whole; the operators, whose schemas are
 flat, pack it once.
 
     schema.py        the operators' schemas, flat arguments <-> a `Geometry`

@@ -1,7 +1,7 @@
 """The three maps, differentiable: autograd's nodes, and the functions that make them.
 
-A node's first argument computes it. For a call that came through the dispatcher that is the
-operator below autograd; for one that went past the dispatcher it is the implementation.
+A node's first argument is its implementation: the operator below autograd for a call through the
+dispatcher, a function of `compute` or `tconv.run` for one past it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _image(tensor: Tensor) -> Pair:
 
 
 def _save(ctx: Any, first: Tensor, second: Tensor) -> None:
-    """Keep of a bilinear map's two arguments what the derivatives that are wanted will read."""
+    """Save those of a bilinear map's two arguments that the wanted derivatives read."""
     needs_first, needs_second = ctx.needs_input_grad[1:3]
     ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
     if forward_ad._current_level >= 0:
         ctx.save_for_forward(first, second)
-        # What has no tangent comes to `jvp` as None, not as zeros to be computed with.
+        # An argument without a tangent reaches `jvp` as None, not as zeros.
         ctx.set_materialize_grads(False)
 
 
@@ -74,7 +74,7 @@ class TconvForward(_Node):
     @staticmethod
     def forward(
         ctx: Any,
-        compute: Map,
+        implementation: Map,
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -87,7 +87,7 @@ class TconvForward(_Node):
         ctx.kernel_size = _image(weight)
         ctx.input_channels_last = is_channels_last(input)
         ctx.weight_channels_last = is_channels_last(weight)
-        output = compute(input, weight, bias, geometry)
+        output = implementation(input, weight, bias, geometry)
         ctx.output_shape = output.shape
         return output
 
@@ -100,7 +100,7 @@ class TconvForward(_Node):
         _, needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
         grad_bias = grad.sum((0, 2, 3)) if needs_bias else None
         if ctx.input_channels_last and (needs_input or needs_weight):
-            # What ran in channels_last goes back in it, whatever the loss made of its gradient.
+            # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
             grad = grad.contiguous(memory_format=torch.channels_last)
         grad_input = grad_weight = None
         if needs_input:
@@ -114,7 +114,7 @@ class TconvForward(_Node):
     @staticmethod
     def jvp(
         ctx: Any,
-        _compute: None,
+        _implementation: None,
         input: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -133,7 +133,7 @@ class TconvInputGradient(_Node):
     @staticmethod
     def forward(
         ctx: Any,
-        compute: Map,
+        implementation: Map,
         grad_output: Tensor,
         weight: Tensor,
         input_size: Pair,
@@ -145,7 +145,7 @@ class TconvInputGradient(_Node):
         ctx.input_size = input_size
         ctx.kernel_size = _image(weight)
         ctx.weight_channels_last = is_channels_last(weight)
-        return compute(grad_output, weight, input_size, geometry)
+        return implementation(grad_output, weight, input_size, geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
@@ -165,7 +165,11 @@ class TconvInputGradient(_Node):
 
     @staticmethod
     def jvp(
-        ctx: Any, _compute: None, grad_output: Tensor | None, weight: Tensor | None, *_rest: None
+        ctx: Any,
+        _implementation: None,
+        grad_output: Tensor | None,
+        weight: Tensor | None,
+        *_rest: None,
     ) -> Tensor | None:
         """The input gradient's tangent."""
         return _sum(
@@ -184,7 +188,7 @@ class TconvWeightGradient(_Node):
     @staticmethod
     def forward(
         ctx: Any,
-        compute: Map,
+        implementation: Map,
         input: Tensor,
         grad_output: Tensor,
         kernel_size: Pair,
@@ -197,7 +201,7 @@ class TconvWeightGradient(_Node):
         ctx.input_size = _image(input)
         ctx.kernel_size = kernel_size
         ctx.channels_last = channels_last
-        return compute(input, grad_output, kernel_size, geometry, channels_last)
+        return implementation(input, grad_output, kernel_size, geometry, channels_last)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
@@ -215,7 +219,11 @@ class TconvWeightGradient(_Node):
 
     @staticmethod
     def jvp(
-        ctx: Any, _compute: None, input: Tensor | None, grad_output: Tensor | None, *_rest: None
+        ctx: Any,
+        _implementation: None,
+        input: Tensor | None,
+        grad_output: Tensor | None,
+        *_rest: None,
     ) -> Tensor | None:
         """The weight gradient's tangent."""
         rest = (ctx.kernel_size, ctx.geometry, ctx.channels_last)
@@ -237,7 +245,7 @@ def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[.
         return below(first, second, third, *geometry, *rest)
 
     def compute_transformed(*arguments: Any) -> Tensor:
-        # A node computes with gradients off, but the transforms further out want theirs.
+        # A node computes with gradients off; transforms further out need them on.
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             return compute_eager(*arguments)
 
@@ -302,8 +310,7 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     Returns:
         [N, Cout, OH, OW], channels_last if the input or the weight is.
 
-    The arguments must be sound: `functional.conv_transpose2d` is where they are checked. Under
-    autocast their dtypes may differ.
+    `functional.conv_transpose2d` has checked the arguments. Under autocast their dtypes may differ.
     """
     if torch.compiler.is_compiling() or not unobserved(input, weight, bias):
         return schema.forward(input, weight, bias, *geometry)
@@ -339,7 +346,7 @@ def cached_forward(
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
 
-    Autocast must be off: it makes arguments sound that are not so without it.
+    Autocast must be off: arguments that are valid under it may be invalid without it.
     """
     run = compute.runner().known(input, weight, bias, geometry)
     if run is None:
@@ -350,7 +357,7 @@ def cached_forward(
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
-    """Let `cached_forward` serve calls like this one: it could, and the arguments are sound.
+    """Let `cached_forward` serve calls like this one, whose arguments are valid.
 
     NOTE: only callers that have checked the arguments may ask for it. A gradient may not: its
     arguments may be those of an operator that was called by its name.

@@ -114,13 +114,13 @@ def known(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
     """`forward` of calls with this one's signature; None where no such call was `remember`ed.
 
     Takes tensors of any sizes, dtypes and devices that are strided and not nested. One look-up
-    answers two questions: whether the arguments are sound, and what to launch.
+    answers two questions: whether the arguments are valid, and what to launch.
     """
     return _known.get(signature(input, weight, bias, geometry))
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
-    """Let `known` find calls like this one. Its arguments are sound and no tensor is empty."""
+    """Let `known` find calls like this one. Its arguments are valid and no tensor is empty."""
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     call = _find_forward(input, weight, bias, geometry)
@@ -130,7 +130,7 @@ def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
 def signature(
     input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> tuple[object, ...]:
-    """Everything that decides whether a call's arguments are sound, and which `Call` it is."""
+    """Everything that decides whether a call's arguments are valid, and which `Call` it is."""
     dtype = input.dtype
     return (
         geometry,
