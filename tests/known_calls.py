@@ -1,7 +1,7 @@
 """Calls that differ in all that a call may depend on, warm and from a cold start.
 
-A call like one before it goes straight to its launches, by what `run.likeness` compares. Its result
-must be the bits that it has where nothing is remembered. Shared by the emulator's tests and the
+A call with the `run.signature` of one before it goes straight to its launches. Its result must be
+the bits that it has where nothing is remembered. Shared by the emulator's tests and the
 device's.
 """
 
@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.func import grad
 
 import tconv
-from tconv import functional, plan, run
+from tconv import functional, plan
 from tconv.errors import TconvError
+from tconv.run import binding
+from tconv.run import calls as run_calls
 
 INPUTS = (
     "contiguous", "channels_last", "transposed", "sliced", "expanded", "misaligned", "negative",
@@ -173,8 +175,8 @@ def calls(device: str) -> st.SearchStrategy[list[Call]]:
 
 def forget() -> None:
     """Clears what calls leave behind for those after them."""
-    run._known.clear()
-    for module in (functional, run, plan):
+    run_calls._known.clear()
+    for module in (functional, run_calls, binding, plan):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

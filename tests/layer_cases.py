@@ -139,9 +139,9 @@ def three_maps(case: Case, tensors: Operands) -> tuple[Tensor, Tensor, Tensor]:
     t = tensors
     with poisoned_memory():
         return (
-            run.forward(t.x, t.w, t.bias, *case.geometry),
-            run.input_gradient(t.grad_output, t.w, case.size, *case.geometry),
-            run.weight_gradient(t.x, t.grad_output, case.kernel, *case.geometry, False),
+            run.forward(t.x, t.w, t.bias, case.geometry),
+            run.input_gradient(t.grad_output, t.w, case.size, case.geometry),
+            run.weight_gradient(t.x, t.grad_output, case.kernel, case.geometry, False),
         )
 
 
@@ -149,7 +149,7 @@ def assert_output_right(case: Case, tensors: Operands, *, tf32: bool = False) ->
     """`assert_maps_right` of the first map alone: what a tile of a forward kernel decides."""
     t = tensors
     with poisoned_memory():
-        out = run.forward(t.x, t.w, t.bias, *case.geometry)
+        out = run.forward(t.x, t.w, t.bias, case.geometry)
     (want,) = expected(case.layer, t, tf32=tf32, output_alone=True)
     wrong = want.why_wrong(out)
     assert wrong is None, f"{case}: {wrong}"

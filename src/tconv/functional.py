@@ -1,7 +1,7 @@
-"""conv_transpose2d: PyTorch's function on our operators, and its stand-in for PyTorch's own name.
+"""conv_transpose2d: PyTorch's function on our operators, and `enable`, which replaces PyTorch's.
 
-A call that is sound goes to `ops`. Any other goes to PyTorch's operator with the arguments as they
-came, so that the error, its type and its text are PyTorch's own, of whatever version and device.
+A call with valid arguments goes to `ops`. Any other goes to PyTorch's operator with the arguments
+as they came, so that the error's type and text are PyTorch's own, of whatever version and device.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import ops, settings
+from .problem import Geometry
 
 logger = logging.getLogger("tconv")
 
@@ -33,14 +34,14 @@ _DEFAULT_RULES = (
     torch._C._disabled_torch_function_impl,
 )
 
-# Longer strides and dilations are PyTorch's, most of whose kernels read 32 bits of them and raise.
-_MOST_STEP = 2**31 - 1
+# PyTorch serves longer strides and dilations; most of its kernels read 32 bits of them and raise.
+_MAX_STEP = 2**31 - 1
 
 _declined: set[str] = set()
 
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
-    """Whether a subclass treats PyTorch's operators its own way, which ours would pass by."""
+    """Whether a subclass overrides how PyTorch's operators act, which ours would bypass."""
     if hasattr(kind, "_mode_key"):
         # The tracers' own classes, FakeTensor and FunctionalTensor, take any operator.
         return False
@@ -115,15 +116,11 @@ def _has_escaped_vmap(*tensors: Tensor | None) -> bool:
     return any(tensor is not None and is_batched(tensor) for tensor in tensors)
 
 
-def _is_sound(
+def _is_valid(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    output_padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
+    geometry: Geometry,
     unobserved: bool,
 ) -> bool:
     """Whether PyTorch would compute the call, and an output with pixels; input is 4-d."""
@@ -145,35 +142,28 @@ def _is_sound(
         input.shape,
         weight.shape,
         None if bias is None else bias.shape,
-        stride,
-        padding,
-        output_padding,
-        dilation,
-        groups,
+        geometry,
     )
     if unobserved:
-        return _has_sound_output(*sizes)
+        return _has_valid_output(*sizes)
     if torch.compiler.is_compiling():
         # The operator's fake implementation refuses what remains, without narrowing the graph's
         # sizes.
-        return _has_sound_sizes(*sizes)
+        return _has_valid_sizes(*sizes)
     try:
-        return _has_sound_output(*sizes)
+        return _has_valid_output(*sizes)
     except TypeError:  # symbolic sizes have no hash
-        return _has_sound_output.__wrapped__(*sizes)
+        return _has_valid_output.__wrapped__(*sizes)
 
 
-def _has_sound_sizes(
+def _has_valid_sizes(
     input: tuple[int, ...],
     weight: tuple[int, ...],
     bias: tuple[int, ...] | None,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    output_padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
+    geometry: Geometry,
 ) -> bool:
     """Whether channels, groups and the layer's parameters fit each other; shapes are given."""
+    stride, padding, output_padding, dilation, groups = geometry
     channels = input[1]
     in_channels, out_channels, kernel_height, kernel_width = weight
     if bias is not None and (len(bias) != 1 or bias[0] != out_channels * groups):
@@ -194,7 +184,7 @@ def _has_sound_sizes(
         extra = output_padding[axis]
         if step < 1 or spread < 1 or padding[axis] < 0 or extra < 0:
             return False
-        if step > _MOST_STEP or spread > _MOST_STEP:
+        if step > _MAX_STEP or spread > _MAX_STEP:
             return False
         if extra >= step and extra >= spread:
             return False
@@ -202,26 +192,21 @@ def _has_sound_sizes(
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_sound_output(
+def _has_valid_output(
     input: tuple[int, ...],
     weight: tuple[int, ...],
     bias: tuple[int, ...] | None,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    output_padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
+    geometry: Geometry,
 ) -> bool:
-    """As `_has_sound_sizes`, and whether the output has pixels.
+    """As `_has_valid_sizes`, and whether the output has pixels.
 
-    Remembered: it runs in each call that `ops.forward_as_before` does not serve.
+    Remembered: it runs in each call that `ops.cached_forward` does not serve.
     """
-    geometry = (stride, padding, output_padding, dilation)
-    if not _has_sound_sizes(input, weight, bias, *geometry, groups):
+    if not _has_valid_sizes(input, weight, bias, geometry):
         return False
     if input[2] < 1 or input[3] < 1:
         return False
-    return min(ops.output_size(input[2:], weight[2:], *geometry)) > 0
+    return min(ops.output_size(input[2:], weight[2:], geometry)) > 0
 
 
 def conv_transpose2d(
@@ -322,15 +307,22 @@ def conv_transpose2d(
     else:
         return _pytorch(*arguments)
     output = None
-    if unobserved and _is_plain(weight) and (bias is None or _is_plain(bias)):
-        output = ops.forward_as_before(batch, weight, bias, geometry)
+    cached = (
+        unobserved
+        and (device == "cuda" or settings.emulate())
+        and not torch._C._is_any_autocast_enabled()
+        and _is_plain(weight)
+        and (bias is None or _is_plain(bias))
+    )
+    if cached:
+        output = ops.cached_forward(batch, weight, bias, geometry)
     if output is None:
-        if not _is_sound(batch, weight, bias, *geometry, unobserved):
+        if not _is_valid(batch, weight, bias, geometry, unobserved):
             return _pytorch(*arguments)
-        if unobserved:
+        if cached:
             ops.remember(batch, weight, bias, geometry)
         forward = ops.forward_unobserved if unobserved else ops.forward
-        output = forward(batch, weight, bias, *geometry)
+        output = forward(batch, weight, bias, geometry)
     return output if dimensions == 4 else output.squeeze(0)
 
 
@@ -374,8 +366,8 @@ class _Switch:
 _switch = _Switch()
 
 
-class _Turned:
-    """What `enable` and `disable` return: leaving it as a context restores what was before."""
+class _Switched:
+    """What `enable` and `disable` return: a context whose exit restores the state before it."""
 
     def __init__(self, on: bool) -> None:
         with _switch.lock:
@@ -404,9 +396,9 @@ def enable() -> AbstractContextManager[None]:
     once. A name that other code has bound before (`from torch.nn.functional import
     conv_transpose2d`) is out of reach.
     """
-    return _Turned(True)
+    return _Switched(True)
 
 
 def disable() -> AbstractContextManager[None]:
     """Give PyTorch its conv_transpose2d back: the opposite of `enable`, also as a context."""
-    return _Turned(False)
+    return _Switched(False)

@@ -35,14 +35,14 @@ Launch = Callable[[Candidate], object]
 Timer = Callable[[Callable[[], object]], float]
 """Seconds that a call takes, once."""
 
-TOP = 6
-"""Candidates that are timed, the cheapest by the model."""
+TIMED_CANDIDATES = 6
+"""How many candidates are timed: the cheapest by the model."""
 
 REPEATS = 5
-"""Timings of each, in turns, after one that is not counted."""
+"""Timings of each candidate, in turns, after one warm-up."""
 
 KEY_PREFIX = "autotune-"
-"""Of the cache entries' keys."""
+"""What the keys of its cache entries start with."""
 
 # Cycles (some 0.2 ms) that a GPU waits before a timing, while the host prepares the launch.
 _HEAD_START = 400_000
@@ -62,10 +62,10 @@ def autotune() -> Iterator[None]:
 
     It holds in the whole process and all of its threads, so also for the gradients that autograd
     computes in threads of its own. `torch.backends.cudnn.benchmark = True`, which makes cuDNN do
-    the same, has the same effect. A choice is kept in the cache folder and in memory, and serves
-    the calls of this problem wherever tuning is on; where it is not, the model chooses as ever.
+    the same, has the same effect. A choice is kept in the cache folder and in memory. It serves
+    the calls of this problem wherever tuning is on; elsewhere the model chooses.
 
-    While a CUDA graph is captured nothing is timed: what is known then serves, else the model. The
+    Nothing is timed while a CUDA graph is captured: an earlier choice serves, else the model. The
     choice depends on timings, so another machine, or this one after `tconv cache clear`, may choose
     a kernel that sums in another order.
     """
@@ -81,9 +81,9 @@ def autotune() -> Iterator[None]:
 
 @contextlib.contextmanager
 def using(candidate: Candidate) -> Iterator[None]:
-    """Within the block this thread's calls of the candidate's direction run on it, as it is.
+    """Run this thread's calls of the candidate's direction on the candidate, within the block.
 
-    For measuring candidates one by one; the candidate must be able to run the problem.
+    For measuring candidates one by one. The candidate must be able to run the problem.
     """
     token = _forced.set(candidate)
     try:
@@ -92,15 +92,10 @@ def using(candidate: Candidate) -> Iterator[None]:
         _forced.reset(token)
 
 
-def is_on() -> bool:
-    """Whether a call may be timed, or run on what was chosen by timing."""
-    # What torch.backends.cudnn.benchmark reads, which takes a microsecond to get there.
-    return _depth > 0 or torch._C._get_cudnn_benchmark()
-
-
 def may_choose() -> bool:
-    """Whether `choose` may have something to say: tuning is on, or this thread within `using`."""
-    return is_on() or _forced.get() is not None
+    """Whether `choose` may return a candidate: tuning is on, or this thread is within `using`."""
+    # What torch.backends.cudnn.benchmark reads, which takes a microsecond to get there.
+    return _depth > 0 or torch._C._get_cudnn_benchmark() or _forced.get() is not None
 
 
 def timer_for(device: int | None) -> Timer | None:
@@ -114,9 +109,8 @@ def choose(problem: Problem, device: int | None, launch: Launch) -> Candidate | 
     Args:
         problem: the call's.
         device: its ordinal; None in the emulator.
-        launch: runs the problem with a candidate on the call's own tensors. The result's memory is
-            the scratch of the timings: nobody has seen it yet, and the launch that is to come
-            writes all of it.
+        launch: runs the problem with a candidate on the call's own tensors. The timings write into
+            the result: nobody has read it yet, and the final launch writes all of it.
 
     Raises:
         CompileError, LaunchError, MissingDependencyError: a candidate cannot be compiled or run.
@@ -124,7 +118,7 @@ def choose(problem: Problem, device: int | None, launch: Launch) -> Candidate | 
     forced = _forced.get()
     if forced is not None and problem.direction == family(forced.stem).DIRECTION:
         return forced
-    if not is_on():
+    if not (_depth > 0 or torch._C._get_cudnn_benchmark()):
         return None
     key = _key(problem, device)
     found = _chosen.get(key)
@@ -182,12 +176,12 @@ def _considered(problem: Problem, device: int | None) -> tuple[Candidate, ...]:
     only = settings.kernel()
     if only is not None and problem.direction != family(only).DIRECTION:
         only = None
-    able = [
+    usable = [
         candidate
         for candidate in candidates(problem, _target(device))
         if candidate.refusal is None and only in (None, candidate.stem)
     ]
-    return tuple(able[:TOP])
+    return tuple(usable[:TIMED_CANDIDATES])
 
 
 def _capturing(device: int | None) -> bool:

@@ -15,6 +15,7 @@ from tconv import run
 from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.memory_format import is_channels_last, memory_format
+from tconv.run import binding, calls, execution
 
 STREAM = 0x1000
 
@@ -44,12 +45,12 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
         device=0,
         partial_shape=None,
         packed_elements=5 if packed else 0,
-        filled=lambda addresses: launches,
+        launches_at=lambda addresses: launches,
     )
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     real = torch.zeros(1, 16, 4, 4)
     for _ in range(2):  # the second call's packing is no dependent launch either
-        run._launch(call, real, real, real)  # type: ignore[arg-type]
+        execution._launch(call, real, real, real, None)  # type: ignore[arg-type]
     expected = [(8, b"kernel", STREAM, packed)]
     if packed:
         expected.insert(0, (7, b"packing", STREAM, False))
@@ -70,11 +71,11 @@ def test_the_output_has_the_strides_that_torch_would_give_it(
     if channels_last == "weight":
         w = w.to(memory_format=torch.channels_last)
     geometry = ((2, 1), (0, 0), (1, 0), (1, 1), 1)
-    call = run._find("forward", geometry, x, w, None)
+    call = calls._find_forward(x, w, None, geometry)
     size = torch.nn.functional.conv_transpose2d(x, w, None, *geometry[:3], 1, geometry[3]).shape
     format_ = memory_format(is_channels_last(x) or is_channels_last(w))
     expected = torch.empty(size, memory_format=format_)
-    assert (call.y_shape, call.strides[2]) == (expected.shape, expected.stride())
+    assert (call.shape, call.result_strides) == (expected.shape, expected.stride())
 
 
 def test_arguments_are_filled_in_once_for_the_same_addresses(
@@ -88,7 +89,7 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
         encoded.append(address)
         return address.to_bytes(128, "little")
 
-    monkeypatch.setattr(run.tensor_map, "encode", encode)
+    monkeypatch.setattr(binding.tensor_map, "encode", encode)
 
     launch = Launch(
         "kernel",
@@ -101,12 +102,12 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
         },
     )
     kernel: Any = Recorded([])
-    bound = run._Bound(kernel, launch.grid, launch.bind({}))
-    call = run._Call(None, (), ((), (), ()), (None, "", False), 0)  # type: ignore[arg-type]
+    bound = binding.BoundKernel(kernel, launch.grid, launch.bind({}))
+    call = binding.Call(None, (), (), ((), (), ()), (None, "", False), 0)  # type: ignore[arg-type]
     call.__dict__["launches"] = (bound,)
     for _ in range(2):
         for base in (0x1000, 0x2000):
-            (filled,) = call.filled((base, base + 1, base + 2, 0, 0, 0))
+            (filled,) = call.launches_at((base, base + 1, base + 2, 0, 0, 0))
             assert isinstance(filled, Recorded)
             grid, written = filled.of
             assert grid == 3
@@ -146,8 +147,8 @@ def test_calls_that_differ_are_not_alike(name: str) -> None:
         "geometry": ((1, 1), (1, 1), (0, 0), (1, 1), 1),
     }
     other = {"input": torch.ones(2, 4, 5, 8)}
-    assert run.likeness(**call) == run.likeness(**(call | other))
-    assert run.likeness(**call) != run.likeness(**(call | CHANGES[name]))
+    assert run.signature(**call) == run.signature(**(call | other))
+    assert run.signature(**call) != run.signature(**(call | CHANGES[name]))
 
 
 @pytest.mark.parametrize("variable", ["TCONV_KERNEL", "TCONV_EMULATE_ARCH", "TCONV_SANITIZE"])
@@ -155,17 +156,17 @@ def test_calls_under_another_setting_are_not_alike(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     call: Any = (torch.zeros(2, 4, 5, 8), torch.zeros(4, 6, 3, 3), None, ((1, 1),) * 4 + (1,))
-    before = run.likeness(*call)
+    before = run.signature(*call)
     values = {"TCONV_KERNEL": "forward", "TCONV_EMULATE_ARCH": "sm_80", "TCONV_SANITIZE": "1"}
     monkeypatch.setenv(variable, values[variable])
-    assert run.likeness(*call) != before
+    assert run.signature(*call) != before
 
 
 def test_calls_with_and_without_tf32_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     call: Any = (torch.zeros(2, 4, 5, 8), torch.zeros(4, 6, 3, 3), None, ((1, 1),) * 4 + (1,))
-    before = run.likeness(*call)
+    before = run.signature(*call)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not run.tf32_allowed())
-    assert run.likeness(*call) != before
+    assert run.signature(*call) != before
 
 
 def test_tf32_is_not_allowed_without_cudnn() -> None:
@@ -190,12 +191,12 @@ def test_nvidias_override_can_forbid_tf32_but_not_allow_it(value: str, allowed: 
 
 
 def test_known_calls_are_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_known", {})
-    monkeypatch.setattr(run, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(calls, "_known", {})
+    monkeypatch.setattr(calls, "_MOST_KNOWN", 3)
     weight, geometry = torch.zeros(4, 6, 3, 3), ((1, 1), (1, 1), (0, 0), (1, 1), 1)
     for batch in range(1, 9):
         call: Any = (torch.zeros(batch, 4, 5, 8), weight, None, geometry)
         assert run.known(*call) is None
         run.remember(*call)
         assert run.known(*call) is not None
-        assert len(run._known) <= 3
+        assert len(calls._known) <= 3

@@ -8,7 +8,7 @@ import pytest
 from torch.func import vmap
 
 import tconv
-from tconv import run
+from tconv.run import execution
 from transform_cases import CASES, assert_case_is_pytorchs, leaked, operands
 
 
@@ -17,13 +17,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The emulator serves CPU tensors; the directions of what it launches."""
     monkeypatch.setenv("TCONV_EMULATE", "1")
     noted: list[str] = []
-    launch = run._launch
+    launch = execution._launch
 
     def note(call: Any, *tensors: Any) -> Any:
         noted.append(call.problem.direction)
         return launch(call, *tensors)
 
-    monkeypatch.setattr(run, "_launch", note)
+    monkeypatch.setattr(execution, "_launch", note)
     return noted
 
 

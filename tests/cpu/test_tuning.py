@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 
 import tconv
-from tconv import run, tuning
+from tconv import tuning
 from tconv.emulator.compile import compiler
 from tconv.errors import LaunchError, MissingDependencyError
 from tconv.jit.cache import DiskCache
 from tconv.jit.target import Target
 from tconv.layers import Layer
 from tconv.plan import candidates, plan
+from tconv.run.binding import Call
 
 TARGET = Target.named("sm_90a")
 LAYER = Layer.parse("32,32,4,2,1,bias=no", "2x16x16")
@@ -92,8 +93,8 @@ def test_the_fastest_of_the_best_is_chosen(machine, monkeypatch, way):
     assert chosen == able()[2]
     assert plan(PROBLEM, TARGET).tile != chosen.tile
     # Each candidate as often as any other, in turns, and no more of them than the best few.
-    assert machine.launched == able()[: tuning.TOP] * (1 + tuning.REPEATS)
-    assert len(able()) > tuning.TOP
+    assert machine.launched == able()[: tuning.TIMED_CANDIDATES] * (1 + tuning.REPEATS)
+    assert len(able()) > tuning.TIMED_CANDIDATES
 
 
 def test_a_choice_is_made_once(machine):
@@ -118,7 +119,7 @@ def test_a_choice_outlives_the_process(machine):
     assert payload["chosen"] == {"kernel": first.stem, "tile": str(first.tile)}
     measured = [candidate["measured_seconds"] for candidate in payload["candidates"]]
     assert measured.index(min(measured)) == 2
-    assert len(measured) == tuning.TOP
+    assert len(measured) == tuning.TIMED_CANDIDATES
 
 
 @pytest.mark.parametrize("what", ["gpu", "batch", "source", "candidates"])
@@ -138,7 +139,7 @@ def test_another_key_is_timed_again(machine, monkeypatch, what):
                 tuning, "source_digest", lambda text, *a: honest(text and text + "// new", *a)
             )
         else:
-            monkeypatch.setattr(tuning, "TOP", 5)
+            monkeypatch.setattr(tuning, "TIMED_CANDIDATES", 5)
         monkeypatch.setattr(machine, "time", lambda call: call() or float(len(machine.launched)))
         assert machine.choose(problem) == able(problem)[0]  # by a clock that only goes up
         assert machine.launched
@@ -178,7 +179,7 @@ def test_it_holds_for_all_threads_and_times_once(machine):
         for thread in threads:
             thread.join()
     assert found == [able()[2]] * 4
-    assert len(machine.launched) == tuning.TOP * (1 + tuning.REPEATS)
+    assert len(machine.launched) == tuning.TIMED_CANDIDATES * (1 + tuning.REPEATS)
 
 
 def test_nested_blocks_and_errors(machine):
@@ -233,21 +234,21 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     except MissingDependencyError as error:
         pytest.skip(str(error))
     monkeypatch.setenv("TCONV_EMULATE", "1")
-    monkeypatch.setattr(tuning, "TOP", 2)
+    monkeypatch.setattr(tuning, "TIMED_CANDIDATES", 2)
     monkeypatch.setattr(tuning, "REPEATS", 1)
     cache = DiskCache(tmp_path)
     monkeypatch.setattr(tuning, "default_cache", lambda: cache)
     clock = iter(range(100, 0, -1))  # what is timed last is the fastest
     monkeypatch.setattr(tuning, "timer_for", lambda device: lambda call: call() or next(clock))
     used = []
-    honest = run._Call.on
+    honest = Call.on
 
     def on(call, candidate):  # timed or chosen
         call = honest(call, candidate)
         used.append((call.problem, (call.plan.stem, call.plan.tile)))
         return call
 
-    monkeypatch.setattr(run._Call, "on", on)
+    monkeypatch.setattr(Call, "on", on)
     tuning.forget()
 
     x, w = torch.randn(1, 3, 4, 4), torch.randn(3, 2, 3, 3)

@@ -102,16 +102,15 @@ def flags(*, benchmark: bool, tf32: bool) -> Iterator[None]:
 def ours(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
     """The call to tconv: the public function, or the operator of a gradient."""
     stride, padding, output_padding, dilation, groups = layer.geometry
-    geometry = (stride, padding, output_padding, dilation, groups)
     if direction == "forward":
         return lambda: conv_transpose2d(
             t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
         )
     y = _gradient(t)
     if direction == "input_gradient":
-        return lambda: ops.input_gradient(y, t.w, layer.size, *geometry)
+        return lambda: ops.input_gradient(y, t.w, layer.size, layer.geometry)
     last = is_channels_last(t.w)
-    return lambda: ops.weight_gradient(t.x, y, layer.kernel_size, *geometry, last)
+    return lambda: ops.weight_gradient(t.x, y, layer.kernel_size, layer.geometry, last)
 
 
 def pytorch(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 from tconv import run
 from tconv.layers import DIRECTIONS, Layer, read_layers
 from tconv.reference import operands, random_layers
+from tconv.run import binding
 
 
 def test_positions_are_those_of_pytorch():
@@ -103,18 +104,20 @@ def test_refused_files(tmp_path, text, says):
 def test_problem_is_what_a_call_plans(monkeypatch, layout, tf32):
     """`explain` asks the planner the very question that a call of the layer asks."""
     asked = {}
-    monkeypatch.setattr(run, "_prepare", lambda problem, *rest: asked.update({problem: 1}) or 1 / 0)
+    monkeypatch.setattr(
+        binding, "_prepare", lambda problem, *rest: asked.update({problem: 1}) or 1 / 0
+    )
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     for text in ("20,18,3,2,1", "40,6,3x4,groups=2", "4,20,2,2"):
         layer = Layer.parse(text, "2x5x7")
         t = operands(layer, torch.float32, layout, "cpu")
         calls = (
-            lambda t=t, g=layer.geometry: run.forward(t.x, t.w, t.bias, *g),
+            lambda t=t, g=layer.geometry: run.forward(t.x, t.w, t.bias, g),
             lambda t=t, g=layer.geometry, s=layer.size: run.input_gradient(
-                t.grad_output, t.w, s, *g
+                t.grad_output, t.w, s, g
             ),
             lambda t=t, g=layer.geometry, k=layer.kernel_size: run.weight_gradient(
-                t.x, t.grad_output, k, *g, False
+                t.x, t.grad_output, k, g, False
             ),
         )
         for direction, call in zip(DIRECTIONS, calls, strict=True):

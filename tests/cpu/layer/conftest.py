@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tconv import ops
-from tconv.run import likeness
+from tconv.ops import compute
+from tconv.run import signature
 
 # The machine's cores belong to the test runner's processes.
 torch.set_num_threads(1)
@@ -69,88 +69,40 @@ class RecordingRun(SimpleNamespace):
         return result.copy_(tensor)
 
     def known(self, *call):
-        return self.forward if likeness(*call) in self.remembered else None
+        if signature(*call) not in self.remembered:
+            return None
+        return lambda *tensors_and_geometry: self.forward(*tensors_and_geometry[:3], call[3])
 
     def remember(self, *call) -> None:
-        self.remembered.add(likeness(*call))
+        self.remembered.add(signature(*call))
 
-    def forward(
-        self, input, weight, bias, stride, padding, output_padding, dilation, groups
-    ) -> Tensor:
-        self.note(
-            "forward", (input, weight, bias), stride, padding, output_padding, dilation, groups
-        )
+    def forward(self, input, weight, bias, geometry) -> Tensor:
+        self.note("forward", (input, weight, bias), *geometry)
+        stride, padding, output_padding, dilation, groups = geometry
         output = torch.ops.aten.convolution(
             input, weight, bias, stride, padding, dilation, True, output_padding, groups
         )
         assert output.numel() and input.numel()
         return self.laid_out(output, self.format(input, weight))
 
-    def input_gradient(
-        self, grad_output, weight, input_size, stride, padding, output_padding, dilation, groups
-    ) -> Tensor:
-        self.note(
-            "input_gradient",
-            (grad_output, weight),
-            input_size,
-            stride,
-            padding,
-            output_padding,
-            dilation,
-            groups,
-        )
+    @staticmethod
+    def backward(grad_output, input, weight, geometry) -> tuple[Tensor, Tensor, Tensor]:
+        stride, padding, output_padding, dilation, groups = geometry
+        rest = (stride, padding, dilation, True, output_padding, groups, [True, True, False])
+        return torch.ops.aten.convolution_backward(grad_output, input, weight, None, *rest)
+
+    def input_gradient(self, grad_output, weight, input_size, geometry) -> Tensor:
+        self.note("input_gradient", (grad_output, weight), input_size, *geometry)
         input = grad_output.new_zeros((len(grad_output), len(weight), *input_size))
-        gradient = torch.ops.aten.convolution_backward(
-            grad_output,
-            input,
-            weight,
-            None,
-            stride,
-            padding,
-            dilation,
-            True,
-            output_padding,
-            groups,
-            [True, False, False],
-        )[0]
+        gradient = self.backward(grad_output, input, weight, geometry)[0]
         return self.laid_out(gradient, self.format(grad_output, weight))
 
     def weight_gradient(
-        self,
-        input,
-        grad_output,
-        kernel_size,
-        stride,
-        padding,
-        output_padding,
-        dilation,
-        groups,
-        like_channels_last,
+        self, input, grad_output, kernel_size, geometry, like_channels_last
     ) -> Tensor:
-        self.note(
-            "weight_gradient",
-            (input, grad_output),
-            kernel_size,
-            stride,
-            padding,
-            output_padding,
-            dilation,
-            groups,
-        )
-        shape = (input.shape[1], grad_output.shape[1] // groups, *kernel_size)
-        gradient = torch.ops.aten.convolution_backward(
-            grad_output,
-            input,
-            input.new_zeros(shape),
-            None,
-            stride,
-            padding,
-            dilation,
-            True,
-            output_padding,
-            groups,
-            [False, True, False],
-        )[1]
+        self.note("weight_gradient", (input, grad_output), kernel_size, *geometry)
+        shape = (input.shape[1], grad_output.shape[1] // geometry[4], *kernel_size)
+        gradient = self.backward(grad_output, input, input.new_zeros(shape), geometry)[1]
         return self.laid_out(
             gradient, torch.channels_last if like_channels_last else torch.contiguous_format
         )
@@ -161,5 +113,5 @@ def run(monkeypatch: pytest.MonkeyPatch) -> RecordingRun:
     """CPU tensors go where CUDA tensors go, and the way is recorded."""
     monkeypatch.setenv("TCONV_EMULATE", "1")
     recording = RecordingRun()
-    monkeypatch.setattr(ops, "_runner", lambda: recording)
+    monkeypatch.setattr(compute, "runner", lambda: recording)
     return recording

@@ -60,11 +60,12 @@ def test_gradients_of_first_and_second_order(name, way):
     forward = ops.forward if direct else forward_op
     input_gradient = ops.input_gradient if direct else input_gradient_op
     weight_gradient = ops.weight_gradient if direct else weight_gradient_op
+    given = (geometry,) if direct else geometry
     for function, arguments in (
-        (lambda x, w, b: forward(x, w, b, *geometry), (input, weight, bias)),
-        (lambda y, w: input_gradient(y, w, input.shape[2:], *geometry), (grad, weight)),
+        (lambda x, w, b: forward(x, w, b, *given), (input, weight, bias)),
+        (lambda y, w: input_gradient(y, w, input.shape[2:], *given), (grad, weight)),
         (
-            lambda x, y: weight_gradient(x, y, weight.shape[2:], *geometry, False),
+            lambda x, y: weight_gradient(x, y, weight.shape[2:], *given, False),
             (input, grad),
         ),
     ):
@@ -88,7 +89,7 @@ def test_a_third_derivative_is_pytorchs():
             value = value / 1e6
         return value
 
-    actual = third(lambda *tensors: tconv.ops.forward(*tensors, *geometry))
+    actual = third(lambda *tensors: tconv.ops.forward(*tensors, geometry))
     torch.testing.assert_close(actual, third(reference(geometry)))
 
 
@@ -109,7 +110,7 @@ def test_only_the_gradients_that_are_wanted_are_computed(needs):
             self.names.append(function.name())
             return function(*args, **(kwargs or {}))
 
-    output = ops.forward(*leaves, *geometry)
+    output = ops.forward(*leaves, geometry)
     assert output.requires_grad == any(needs)
     if not any(needs):
         return
@@ -131,11 +132,11 @@ def test_saves_only_what_the_gradients_read():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ops.forward(input.requires_grad_(), weight, bias, *geometry)
+        ops.forward(input.requires_grad_(), weight, bias, geometry)
         assert saved == [weight.shape]
-        ops.forward(input.detach(), weight.requires_grad_(), bias, *geometry)
+        ops.forward(input.detach(), weight.requires_grad_(), bias, geometry)
         assert saved == [weight.shape, input.shape]
-        ops.forward(input.detach(), weight.detach(), bias.requires_grad_(), *geometry)
+        ops.forward(input.detach(), weight.detach(), bias.requires_grad_(), geometry)
         assert saved == [weight.shape, input.shape]
 
 
@@ -250,7 +251,7 @@ def test_grad_of_grad_and_jacobians():
     expected = reference(geometry)
 
     def actual(input, weight, bias):
-        return tconv.ops.forward(input, weight, bias, *geometry)
+        return tconv.ops.forward(input, weight, bias, geometry)
 
     for transform in (
         lambda f: grad(lambda *t: f(*t).pow(3).sum(), (0, 1, 2))(*tensors),
@@ -278,7 +279,7 @@ def test_vmap(mapped):
             dimensions[index] = dimension
 
     def actual(input, weight, bias):
-        return tconv.ops.forward(input, weight, bias, *geometry)
+        return tconv.ops.forward(input, weight, bias, geometry)
 
     def gradients(function):
         return grad(lambda *tensors: function(*tensors).pow(3).sum(), (0, 1, 2))
@@ -363,7 +364,7 @@ def test_flops_are_counted_as_pytorchs():
     geometry = GEOMETRIES["empty phases"]
     leaves = [tensor.requires_grad_() for tensor in sample(geometry)[:3]]
     totals = []
-    for function in (reference(geometry), lambda *t: ops.forward(*t, *geometry)):
+    for function in (reference(geometry), lambda *t: ops.forward(*t, geometry)):
         with FlopCounterMode(display=False) as counter:
             function(*leaves).sum().backward()
         totals.append(counter.get_total_flops())
@@ -373,7 +374,7 @@ def test_flops_are_counted_as_pytorchs():
 def test_batched_backward():
     geometry = GEOMETRIES["plain"]
     input, weight, bias, grad = sample(geometry)
-    output = ops.forward(input.requires_grad_(), weight.requires_grad_(), bias, *geometry)
+    output = ops.forward(input.requires_grad_(), weight.requires_grad_(), bias, geometry)
     grads = torch.stack([grad, 2 * grad])
     batched = torch.autograd.grad(
         output, (input, weight), grads, is_grads_batched=True, retain_graph=True

@@ -1,0 +1,38 @@
+"""Autocast of `forward`, as of aten::conv_transpose2d.
+
+The gradients run in the dtype of the saved tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tconv.ops import schema
+
+
+def cast(tensor: Any, device: str, dtype: torch.dtype) -> Any:
+    """The tensor as autocast on that device passes it on; anything else as it is."""
+    eligible = (
+        isinstance(tensor, Tensor)
+        and tensor.device.type == device
+        and tensor.is_floating_point()
+        and tensor.dtype != torch.float64
+    )
+    return tensor.to(dtype) if eligible else tensor
+
+
+def dispatched(device: str) -> Callable[..., Tensor]:
+    """What the dispatcher runs for the autocast key of a device."""
+    key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
+    excluded = torch._C.DispatchKeySet(key)
+
+    def kernel(*arguments: Any) -> Tensor:
+        dtype = torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return schema.forward(*(cast(argument, device, dtype) for argument in arguments))
+
+    return kernel

@@ -1,0 +1,411 @@
+"""The three maps, differentiable: autograd's nodes, and the functions that make them.
+
+A node's first argument is its implementation: the operator below autograd for a call through the
+dispatcher, a function of `compute` or `tconv.run` for one past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+from tconv.memory_format import is_channels_last
+from tconv.ops import autocast, compute, schema
+from tconv.ops.schema import Map
+from tconv.problem import Geometry, Pair
+
+
+class _Node(_SingleLevelFunction):
+    """A differentiable call of one operator.
+
+    NOTE: this is `torch.autograd.Function` without its Python-level `apply`, which would send a
+    call under torch.func's transforms back to the top of their stack. These nodes are made below
+    that, where the dispatcher has already unwrapped one level, as PyTorch's own C++ nodes are.
+    """
+
+    apply: Callable[..., Tensor]
+
+
+def _image(tensor: Tensor) -> Pair:
+    return tensor.shape[2], tensor.shape[3]
+
+
+def _save(ctx: Any, first: Tensor, second: Tensor) -> None:
+    """Save those of a bilinear map's two arguments that the wanted derivatives read."""
+    needs_first, needs_second = ctx.needs_input_grad[1:3]
+    ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
+    if forward_ad._current_level >= 0:
+        ctx.save_for_forward(first, second)
+        # An argument without a tangent reaches `jvp` as None, not as zeros.
+        ctx.set_materialize_grads(False)
+
+
+def _product_rule(
+    ctx: Any, first: Tensor | None, second: Tensor | None, bilinear: Callable[..., Tensor]
+) -> list[Tensor]:
+    """The terms of a bilinear map's tangent, one for each argument that has a tangent."""
+    primal_first, primal_second = ctx.saved_tensors
+    terms = []
+    if first is not None:
+        terms.append(bilinear(first, primal_second))
+    if second is not None:
+        terms.append(bilinear(primal_first, second))
+    return terms
+
+
+def _sum(terms: list[Tensor]) -> Tensor | None:
+    if not terms:
+        return None
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+class TconvForward(_Node):
+    """forward(x, w, b): x's gradient is an input_gradient, w's a weight_gradient, b's a sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        implementation: Map,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+    ) -> Tensor:
+        """Compute the output and note what its derivatives need."""
+        _save(ctx, input, weight)
+        ctx.geometry = geometry
+        ctx.input_size = _image(input)
+        ctx.kernel_size = _image(weight)
+        ctx.input_channels_last = is_channels_last(input)
+        ctx.weight_channels_last = is_channels_last(weight)
+        output = implementation(input, weight, bias, geometry)
+        ctx.output_shape = output.shape
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        """Gradients of the input, the weight and the bias, each only where it is wanted."""
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        input, weight = ctx.saved_tensors
+        _, needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        grad_bias = grad.sum((0, 2, 3)) if needs_bias else None
+        if ctx.input_channels_last and (needs_input or needs_weight):
+            # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
+            grad = grad.contiguous(memory_format=torch.channels_last)
+        grad_input = grad_weight = None
+        if needs_input:
+            grad_input = input_gradient(grad, weight, ctx.input_size, ctx.geometry)
+        if needs_weight:
+            grad_weight = weight_gradient(
+                input, grad, ctx.kernel_size, ctx.geometry, ctx.weight_channels_last
+            )
+        return None, grad_input, grad_weight, grad_bias, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        _implementation: None,
+        input: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        _geometry: None,
+    ) -> Tensor | None:
+        """The output's tangent, from those of the input, the weight and the bias."""
+        terms = _product_rule(ctx, input, weight, lambda x, w: forward(x, w, None, ctx.geometry))
+        if bias is not None:
+            terms.append(bias.view(1, -1, 1, 1).expand(ctx.output_shape))
+        return _sum(terms)
+
+
+class TconvInputGradient(_Node):
+    """input_gradient(y, w): y's gradient is a forward, w's a weight_gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        implementation: Map,
+        grad_output: Tensor,
+        weight: Tensor,
+        input_size: Pair,
+        geometry: Geometry,
+    ) -> Tensor:
+        """Compute the input's gradient and note what its own derivatives need."""
+        _save(ctx, grad_output, weight)
+        ctx.geometry = geometry
+        ctx.input_size = input_size
+        ctx.kernel_size = _image(weight)
+        ctx.weight_channels_last = is_channels_last(weight)
+        return implementation(grad_output, weight, input_size, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        """Gradients of the output's gradient and of the weight, each only where it is wanted."""
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        grad_output, weight = ctx.saved_tensors
+        _, needs_output, needs_weight, *_ = ctx.needs_input_grad
+        grad_grad_output = grad_weight = None
+        if needs_output:
+            grad_grad_output = forward(grad, weight, None, ctx.geometry)
+        if needs_weight:
+            grad_weight = weight_gradient(
+                grad, grad_output, ctx.kernel_size, ctx.geometry, ctx.weight_channels_last
+            )
+        return None, grad_grad_output, grad_weight, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        _implementation: None,
+        grad_output: Tensor | None,
+        weight: Tensor | None,
+        *_rest: None,
+    ) -> Tensor | None:
+        """The input gradient's tangent."""
+        return _sum(
+            _product_rule(
+                ctx,
+                grad_output,
+                weight,
+                lambda y, w: input_gradient(y, w, ctx.input_size, ctx.geometry),
+            )
+        )
+
+
+class TconvWeightGradient(_Node):
+    """weight_gradient(x, y): x's gradient is an input_gradient, y's a forward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        implementation: Map,
+        input: Tensor,
+        grad_output: Tensor,
+        kernel_size: Pair,
+        geometry: Geometry,
+        channels_last: bool,
+    ) -> Tensor:
+        """Compute the weight's gradient and note what its own derivatives need."""
+        _save(ctx, input, grad_output)
+        ctx.geometry = geometry
+        ctx.input_size = _image(input)
+        ctx.kernel_size = kernel_size
+        ctx.channels_last = channels_last
+        return implementation(input, grad_output, kernel_size, geometry, channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        """Gradients of the input and of the output's gradient, each only where it is wanted."""
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        input, grad_output = ctx.saved_tensors
+        _, needs_input, needs_output, *_ = ctx.needs_input_grad
+        grad_input = grad_grad_output = None
+        if needs_input:
+            grad_input = input_gradient(grad_output, grad, ctx.input_size, ctx.geometry)
+        if needs_output:
+            grad_grad_output = forward(input, grad, None, ctx.geometry)
+        return None, grad_input, grad_grad_output, None, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        _implementation: None,
+        input: Tensor | None,
+        grad_output: Tensor | None,
+        *_rest: None,
+    ) -> Tensor | None:
+        """The weight gradient's tangent."""
+        rest = (ctx.kernel_size, ctx.geometry, ctx.channels_last)
+        return _sum(
+            _product_rule(ctx, input, grad_output, lambda x, y: weight_gradient(x, y, *rest))
+        )
+
+
+def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What the dispatcher runs for an operator's autograd keys."""
+
+    def below(*arguments: Any) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    def compute_eager(
+        first: Any, second: Any, third: Any, geometry: Geometry, *rest: Any
+    ) -> Tensor:
+        return below(first, second, third, *geometry, *rest)
+
+    def compute_transformed(*arguments: Any) -> Tensor:
+        # A node computes with gradients off; transforms further out need them on.
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return compute_eager(*arguments)
+
+    def kernel(*arguments: Any) -> Tensor:
+        differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        if not differentiable and forward_ad._current_level < 0:
+            return below(*arguments)
+        arguments = schema.pack(arguments)
+        if not torch._C._are_functorch_transforms_active():
+            return node.apply(compute_eager, *arguments)
+        with enable_single_level_autograd_function():
+            return node.apply(compute_transformed, *arguments)
+
+    return kernel
+
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+# NOTE: a tensor of a torch.func level is a plain Tensor to Python, and stays one when its level has
+# ended and no transform is active: it is the dispatcher that unwraps it, or says what is wrong.
+_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
+    """Whether the dispatcher would do nothing for a call on these tensors but call us.
+
+    True of an ordinary eager call: no subclass, mode, transform, tracer or profiler, and every
+    tensor's values lie in its own memory as they are. Those of a negative view, of a ZeroTensor and
+    of what a torch.func level has wrapped do not. Autocast, which changes `forward` alone, is
+    ignored. Ask `torch.compiler.is_compiling` before.
+    """
+    return (
+        type(first) in _PLAIN
+        and type(second) in _PLAIN
+        and (
+            third is None
+            or (
+                type(third) in _PLAIN
+                and not (third.is_neg() or third._is_zerotensor() or _is_wrapped(third))
+            )
+        )
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._is_tracing()
+        and not torch._C._autograd._profiler_enabled()
+        and forward_ad._current_level < 0
+        and not (first.is_neg() or first._is_zerotensor() or _is_wrapped(first))
+        and not (second.is_neg() or second._is_zerotensor() or _is_wrapped(second))
+    )
+
+
+def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """The transposed convolution.
+
+    Args:
+        input: [N, Cin, H, W].
+        weight: [Cin, Cout/groups, kH, kW], of the input's dtype and device.
+        bias: [Cout] or None.
+        geometry: of the layer.
+
+    Returns:
+        [N, Cout, OH, OW], channels_last if the input or the weight is.
+
+    `functional.conv_transpose2d` has checked the arguments. Under autocast their dtypes may differ.
+    """
+    if torch.compiler.is_compiling() or not unobserved(input, weight, bias):
+        return schema.forward(input, weight, bias, *geometry)
+    return forward_unobserved(input, weight, bias, geometry)
+
+
+def forward_unobserved(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    """As `forward`, of a call that is not compiled and of tensors that are `unobserved`.
+
+    For callers that have asked: asking takes longer than everything else here.
+    """
+    if torch._C._is_any_autocast_enabled():
+        device = input.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            input = autocast.cast(input, device, dtype)
+            weight = autocast.cast(weight, device, dtype)
+            bias = autocast.cast(bias, device, dtype)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
+        return TconvForward.apply(compute.forward, input, weight, bias, geometry)
+    return compute.forward(input, weight, bias, geometry)
+
+
+def cached_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor | None:
+    """`forward_unobserved` of a call whose like was `remember`ed, else None.
+
+    Args:
+        input: of a dtype and on a device that our kernels serve.
+        weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
+        geometry: of the layer.
+
+    Autocast must be off: arguments that are valid under it may be invalid without it.
+    """
+    run = compute.runner().known(input, weight, bias, geometry)
+    if run is None:
+        return None
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
+        return TconvForward.apply(run, input, weight, bias, geometry)
+    return run(input, weight, bias)
+
+
+def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
+    """Let `cached_forward` serve calls like this one, whose arguments are valid.
+
+    NOTE: only callers that have checked the arguments may ask for it. A gradient may not: its
+    arguments may be those of an operator that was called by its name.
+    """
+    if input.numel():
+        compute.runner().remember(input, weight, bias, geometry)
+
+
+def input_gradient(
+    grad_output: Tensor, weight: Tensor, input_size: Pair, geometry: Geometry
+) -> Tensor:
+    """The gradient of `forward` by its input.
+
+    Args:
+        grad_output: [N, Cout, OH, OW].
+        weight: [Cin, Cout/groups, kH, kW].
+        input_size: (H, W), which the output's size alone does not tell.
+        geometry: of the layer.
+
+    Returns:
+        [N, Cin, H, W], channels_last if grad_output or the weight is.
+    """
+    if torch.compiler.is_compiling() or not unobserved(grad_output, weight):
+        return schema.input_gradient(grad_output, weight, input_size, *geometry)
+    arguments = (grad_output, weight, input_size, geometry)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(grad_output, weight):
+        return TconvInputGradient.apply(compute.input_gradient, *arguments)
+    return compute.input_gradient(*arguments)
+
+
+def weight_gradient(
+    input: Tensor, grad_output: Tensor, kernel_size: Pair, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """The gradient of `forward` by its weight.
+
+    Args:
+        input: [N, Cin, H, W].
+        grad_output: [N, Cout, OH, OW].
+        kernel_size: (kH, kW), which the sizes alone do not tell.
+        geometry: of the layer.
+        channels_last: the memory format of the result, which is the weight's.
+
+    Returns:
+        [Cin, Cout/groups, kH, kW].
+    """
+    if torch.compiler.is_compiling() or not unobserved(input, grad_output):
+        return schema.weight_gradient(input, grad_output, kernel_size, *geometry, channels_last)
+    arguments = (input, grad_output, kernel_size, geometry, channels_last)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, grad_output):
+        return TconvWeightGradient.apply(compute.weight_gradient, *arguments)
+    return compute.weight_gradient(*arguments)

@@ -1,0 +1,29 @@
+"""The three maps on tensors: which call it is, what it is bound to, and running it.
+
+    calls.py      tensors -> `Call`, by all that a call depends on
+    binding.py    `Call` -> plan, kernels, launches complete but for addresses
+    execution.py  allocate the result, choose by timing where that is on, launch
+
+For CUDA tensors, and under TCONV_EMULATE=1 for CPU tensors, whose kernels the emulator runs.
+Arguments have been checked by `functional`; none of the tensors is empty.
+"""
+
+from tconv.run.calls import (
+    forward,
+    input_gradient,
+    known,
+    remember,
+    signature,
+    tf32_allowed,
+    weight_gradient,
+)
+
+__all__ = [
+    "forward",
+    "input_gradient",
+    "known",
+    "remember",
+    "signature",
+    "tf32_allowed",
+    "weight_gradient",
+]

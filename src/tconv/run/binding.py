@@ -1,0 +1,149 @@
+"""Binding: from a call to launches that are complete but for the operands' addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tconv.emulator.launch import EmulatedKernel
+from tconv.errors import CompileError
+from tconv.jit import runtime, tensor_map
+from tconv.jit.module import Kernel, Launch
+from tconv.jit.target import Target
+from tconv.kernels.launch import BoundLaunch
+from tconv.kernels.source import KernelSource
+from tconv.plan import Candidate, Plan, make_plan, plan
+from tconv.problem import Problem, Sizes
+
+Settings = tuple[str | None, str, bool]
+"""TCONV_KERNEL, and the emulator's TCONV_EMULATE_ARCH and TCONV_SANITIZE."""
+
+
+class BoundKernel(NamedTuple):
+    """A launch of a call on its kernel, without the operands' addresses.
+
+    Binding takes longer than a launch, so it is done once for all calls on tensors of the same
+    sizes and strides.
+    """
+
+    kernel: Kernel | EmulatedKernel
+    grid: int
+    launch: BoundLaunch
+
+
+@dataclass(frozen=True)
+class Call:
+    """A map on tensors of given sizes, strides and alignment, wherever they lie.
+
+    Attributes:
+        problem: the call's.
+        shape, result_strides: of the tensor that it writes; a weight gradient's partial results
+            have `partial_shape` instead.
+        strides: of x, w and y, in elements.
+        settings: what was read of the environment.
+        device: the device's ordinal; None in the emulator.
+        choice: what the plan is made of; None lets the plan choose.
+    """
+
+    problem: Problem
+    shape: Sizes
+    result_strides: Sizes
+    strides: tuple[Sizes, Sizes, Sizes]
+    settings: Settings
+    device: int | None
+    choice: Candidate | None = None
+
+    def on(self, choice: Candidate) -> Call:
+        """This call on a candidate, untuned."""
+        found = self._chosen.get(choice)
+        if found is None:  # of two threads that make one at a time, both go on with the first's
+            found = self._chosen.setdefault(choice, dataclasses.replace(self, choice=choice))
+        return found
+
+    @functools.cached_property
+    def _chosen(self) -> dict[Candidate, Call]:
+        return {}
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The plan that `launches` come from."""
+        return self._prepared[0]
+
+    @functools.cached_property
+    def launches(self) -> tuple[BoundKernel, ...]:
+        """The plan's, in order."""
+        strides = dict(zip("xwy", self.strides, strict=True))
+        chosen, kernels = self._prepared
+        return tuple(
+            BoundKernel(kernel, launch.grid, launch.bind(strides))
+            for kernel, launch in zip(kernels, chosen.launches, strict=True)
+        )
+
+    @functools.cached_property
+    def launches_at(self) -> Callable[[Sizes], list[Launch]]:
+        """From the operands' addresses to the launches on a device.
+
+        Remembered: a program's calls soon meet the allocator's same few addresses again, and
+        filling in takes longer than a launch.
+        """
+        launches = self.launches  # not `self`, which would hold itself
+
+        def fill(addresses: Sizes) -> list[Launch]:
+            filled = []
+            for bound in launches:
+                assert not isinstance(bound.kernel, EmulatedKernel)
+                arguments = bound.launch.arguments(addresses, tensor_map.encode)
+                filled.append(bound.kernel.prepare(bound.grid, arguments))
+            return filled
+
+        return functools.lru_cache(maxsize=64)(fill)
+
+    @functools.cached_property
+    def packed_elements(self) -> int:
+        """float32 values of the workspace that the launches share; 0 without one."""
+        return self.plan.packed
+
+    @functools.cached_property
+    def partial_shape(self) -> Sizes | None:
+        """[splits, Cin, Cout/groups, kH, kW] of the partial results; None without them."""
+        return (self.plan.splits, *self.problem.w_shape) if self.plan.splits else None
+
+    @functools.cached_property
+    def _prepared(self) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
+        return _prepare(self.problem, self.device, *self.settings, self.choice)
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare(
+    problem: Problem,
+    device: int | None,
+    forced: str | None,
+    arch: str,
+    sanitize: bool,
+    choice: Candidate | None,
+) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
+    """The plan and the compiled kernels of its launches.
+
+    `forced`, which `plan` reads again, is there to be part of the key.
+    """
+    target = Target.named(arch) if device is None else Target.for_device(device)
+    chosen = plan(problem, target) if choice is None else make_plan(problem, target, choice)
+    sources = [launch.source for launch in chosen.launches]
+
+    def load(source: KernelSource) -> Kernel | EmulatedKernel:
+        if device is None:
+            return EmulatedKernel(source, sanitize=sanitize)
+        return runtime.load(source, device)
+
+    try:
+        # Beside each other: NVRTC takes a second or two for each, and holds no lock meanwhile.
+        with ThreadPoolExecutor(len(sources)) as threads:
+            kernels = tuple(threads.map(load, sources))
+    except CompileError as error:
+        error.plan = chosen
+        raise
+    return chosen, kernels

@@ -1,0 +1,129 @@
+"""Execution: allocates the result of a call, and launches its kernels on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from tconv import tuning
+from tconv.emulator import tensor_map as emulated_map
+from tconv.emulator.launch import EmulatedKernel
+from tconv.errors import LaunchError
+from tconv.memory_format import memory_format
+from tconv.plan import Candidate
+from tconv.problem import Geometry, Sizes
+from tconv.run.binding import Call
+
+
+def forward(
+    call: Call,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    _geometry: Geometry | None = None,
+) -> Tensor:
+    """The layer's output. The call holds the geometry."""
+    if bias is not None:
+        bias = bias.contiguous()
+    output = _empty_strided(input, call.shape, call.result_strides, input.dtype)
+    if tuning.may_choose():
+        call = _tuned(call, input, weight, output, bias)
+    _launch(call, input, weight, output, bias)
+    return output
+
+
+def input_gradient(call: Call, grad_output: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the input."""
+    gradient = _empty_strided(grad_output, call.shape, call.result_strides, grad_output.dtype)
+    if tuning.may_choose():
+        call = _tuned(call, gradient, weight, grad_output, None)
+    _launch(call, gradient, weight, grad_output, None)
+    return gradient
+
+
+def weight_gradient(call: Call, input: Tensor, grad_output: Tensor, channels_last: bool) -> Tensor:
+    """The gradient of the weight, in the memory format asked for."""
+    if tuning.may_choose():
+        call = _tuned(call, input, None, grad_output, None)
+    partial = _launch(call, input, None, grad_output, None)
+    assert partial is not None
+    # In order, and in the sums' own type: torch.sum over the leading dimension is deterministic.
+    total = partial[0] if partial.shape[0] == 1 else partial.sum(0)
+    return total.to(input.dtype, memory_format=memory_format(channels_last))
+
+
+def _empty_strided(like: Tensor, size: Sizes, strides: Sizes, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor on the device of `like`."""
+    if (
+        _EMPTY_CUDA is not None
+        and like.is_cuda
+        and torch._C._cuda_getDevice() == like.get_device()  # it allocates on the current one
+        and not torch._C._get_deterministic_algorithms()  # which may fill it
+    ):
+        return _EMPTY_CUDA(size, strides, dtype)
+    return like.new_empty_strided(size, strides, dtype=dtype)
+
+
+# What torch.compile's code allocates with, past the dispatcher: 2.1 us on a host where
+# `new_empty_strided` took 3.6.
+_EMPTY_CUDA: Callable[..., Tensor] | None = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cuda", None
+)
+
+
+def _tuned(call: Call, x: Tensor, w: Tensor | None, y: Tensor, bias: Tensor | None) -> Call:
+    """The call on the candidate that tuning chooses, timed on these tensors if need be."""
+
+    def launch(candidate: Candidate) -> None:
+        results = _launch(call.on(candidate), x, w, y, bias)
+        if results is not None and len(results) > 1:  # a weight gradient's time includes the sum
+            results.sum(0)
+
+    choice = tuning.choose(call.problem, call.device, launch)
+    return call if choice is None else call.on(choice)
+
+
+def _launch(
+    call: Call, x: Tensor, w: Tensor | None, y: Tensor, bias: Tensor | None
+) -> Tensor | None:
+    """Launches a call's kernels; returns the workspace of partial results, None without one."""
+    partial = packed = None
+    if call.partial_shape is not None:
+        accumulated = torch.float64 if x.dtype is torch.float64 else torch.float32
+        partial = torch.empty(call.partial_shape, dtype=accumulated, device=x.device)
+    if call.packed_elements:
+        packed = _empty_strided(x, (call.packed_elements,), (1,), torch.float32)
+    addresses = (  # in the order of OPERANDS
+        x.data_ptr(),
+        0 if w is None else w.data_ptr(),
+        y.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if packed is None else packed.data_ptr(),
+        0 if partial is None else partial.data_ptr(),
+    )
+    device = call.device
+    if device is None:
+        memory = _allocations(t for t in (x, w, y, bias, packed, partial) if t is not None)
+        for bound in call.launches:
+            assert isinstance(bound.kernel, EmulatedKernel)
+            arguments = bound.launch.arguments(addresses, emulated_map.encode)
+            bound.kernel.launch(bound.grid, arguments, allocations=memory)
+        return partial
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    # The packing waits for all that came before it; the kernel behind it need not wait to start.
+    dependent = False
+    try:
+        for launch in call.launches_at(addresses):
+            launch.start(stream, dependent)
+            dependent = True
+    except LaunchError as error:
+        raise LaunchError(f"{error}\nplan: {call.plan}") from error
+    return partial
+
+
+def _allocations(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Address and bytes of the memory under the tensors, each once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sorted({(s.data_ptr(), s.nbytes()) for s in storages if s.nbytes()})
