@@ -122,16 +122,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
             for (int r = 0; r < Layer::tile_rows; ++r) ptx::fence_registers(sums[m][r]);
         }
         if constexpr (Layer::half) find_unit(shared, warp);
-        // NOTE: the second store is a third of what there is to compile.
-        bool wrong;
-        if constexpr (Layer::rows_aligned) {
-            TCONV_CHECK(aligned);
-            wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
-        } else if (aligned) {
-            wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
-        } else {
-            wrong = store<1>(arguments, shared, at, warp, sums);
-        }
+        TCONV_CHECK(aligned);
+        bool wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
         if constexpr (!Layer::half) {
             if (__any_sync(~0u, wrong)) {
                 Position same(ptx::opaque(tile), arguments, rings == 1 ? consumer : 0);
