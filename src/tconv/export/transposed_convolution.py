@@ -3,6 +3,7 @@
 It runs at the user's end, from Python 3.7 and PyTorch 1.13 on, with nothing of tconv around it.
 Nothing here imports it but the tests and the type checker. KernelBench's static checks read the
 text and its docstrings, so some words of Python must not stand in either: see `static_checks`.
+It is longer than other modules because an exported file is one file, and this is its Python.
 """
 
 # For Python 3.7: no functools.cache, no zip(strict=); and torch documents autograd's methods.
