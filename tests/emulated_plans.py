@@ -163,19 +163,14 @@ def with_blocks(chosen: Plan, blocks: int) -> Plan:
     return dataclasses.replace(chosen, launches=launches)
 
 
-def at_any_address(chosen: Plan) -> Plan:
-    """With the kernel that exported files have, whose outputs' rows begin anywhere."""
-    return chosen.with_source(chosen.kernel.source.for_any_size())
-
-
-def assert_written_alone(chosen: Plan, case: Case, t, place: int, math: str = "tf32") -> None:
-    """Into rows with room on both sides, `place` columns from their start: nothing else changes."""
-    batch, channels, height, width = chosen.problem.y_shape
-    storage = torch.full((batch, channels, height, width + 3), float("nan"))
-    out = storage[..., place : place + width]
+def assert_written_alone(chosen: Plan, case: Case, t, math: str = "tf32") -> None:
+    """Into rows with room on both sides, that begin on vectors: nothing else changes."""
+    *outer, width = chosen.problem.y_shape
+    storage = torch.full((*outer, width + 8), float("nan"))
+    out = storage[..., 4 : 4 + width]
     run(chosen, t, out=out)
     assert_right(out, case, t, math)
-    assert storage[..., :place].isnan().all() and storage[..., place + width :].isnan().all()
+    assert storage[..., :4].isnan().all() and storage[..., 4 + width :].isnan().all()
 
 
 def assert_bias_alone(chosen: Plan, t, rows: list[int]) -> None:

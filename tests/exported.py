@@ -29,72 +29,63 @@ PROBLEMS = Path(__file__).resolve().parent / "problems"
 KERNELBENCH = (57, 65, 69, 71, 75, 78, 81)
 
 
-# Kernels, what their half tiles are to be, a layer, and whether another image's size is served too.
+# Kernels, what their half tiles are to be, and a layer.
 HALF = {
     "streamed": (
         sm90_tf32_forward,
         {"resident": False},
         Layer(36, 20, (3, 3), batch=2, size=(9, 12)),
-        True,
     ),
     "resident": (
         sm90_tf32_forward,
         {"resident": True},
         Layer(36, 24, (4, 4), (2, 2), (1, 1), groups=2, bias=False, batch=2, size=(5, 9)),
-        True,
     ),
     "overlapping": (
         sm90_tf32_forward,
         {"resident": True, "sectors": True},
         Layer(32, 24, (3, 3), batch=2, size=(5, 212)),
-        True,
     ),
-    # Rows of its own size are two tiles that have room for a lead, others are three for it.
+    # Rows are two tiles that have room for a lead.
     "common": (
         sm90_tf32_forward,
         {"resident": True, "sectors": True, "common": True},
         Layer(32, 24, (3, 3), batch=2, size=(11, 188)),
-        True,
     ),
     # Strict float32, which an export is not planned for by itself: `export_half` asks for it.
     "split, streamed": (
         sm90_split_forward,
         {"resident": False},
         Layer(36, 20, (3, 3), (2, 2), (1, 1), (1, 1), batch=2, size=(9, 12)),
-        True,
     ),
     "split, resident": (
         sm90_split_forward,
         {"resident": True},
         Layer(32, 24, (3, 3), groups=2, bias=False, batch=2, size=(5, 9)),
-        True,
     ),
     "flat": (
         sm90_tf32_flat_forward,
         {"storers": False},
         Layer(72, 40, (3, 3), (2, 2), (1, 1), (1, 1), batch=2, size=(6, 9)),
-        False,
     ),
     "flat, paired": (
         sm90_tf32_flat_forward,
         {"paired": True},
         Layer(72, 40, (4, 4), (2, 2), (1, 1), groups=2, bias=False, batch=2, size=(6, 9)),
-        False,
     ),
     "flat, apart": (
         sm90_tf32_flat_forward,
         {"apart": True, "storers": True},
         Layer(68, 20, (3, 3), (2, 2), (1, 1), (1, 1), batch=2, size=(5, 8)),
-        False,
     ),
 }
 
 
 def export_half(
     name: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[types.ModuleType, Layer, bool]:
-    """Writes the exported file of one of `HALF`: its kernel, layer, whether all sizes run it."""
-    family, wanted, layer, other_sizes = HALF[name]
+) -> tuple[types.ModuleType, Layer]:
+    """Writes the exported file of one of `HALF`: its kernel and layer."""
+    family, wanted, layer = HALF[name]
     wanted = {"half": True, **wanted}
     tiles = [t for t in family.TILES if dataclasses.asdict(t).items() >= wanted.items()]
     assert tiles, f"{family.STEM} has no tiles of {wanted}"
@@ -105,7 +96,7 @@ def export_half(
     plan._plan.cache_clear()  # plans are kept by problem, whatever the tiles
     export_file(None, layer, path)
     plan._plan.cache_clear()
-    return family, layer, other_sizes
+    return family, layer
 
 
 def problem(number: int) -> Path:
@@ -153,24 +144,27 @@ def emulated(source: ExportedSource, sanitize: bool) -> EmulatedKernel:
     return EmulatedKernel(source, sanitize=sanitize)
 
 
-def structure(module: types.ModuleType, name: str) -> Any:
-    """The structure of a kernel's arguments."""
-    for planned in module.PLANNED_KERNELS:
-        if name in planned.structures:
-            return planned.structures[name]
+def planned_launches(module: types.ModuleType) -> list[Any]:
+    """The launches of all planned calls, in order."""
+    return [launch for call in module.PLANNED_CALLS for launch in call.launches]
+
+
+def _fields(module: types.ModuleType, name: str) -> tuple[tuple[str, str], ...]:
+    """Name and kind of each argument of a kernel."""
+    for launch in planned_launches(module):
+        if launch.name == name:
+            kinds = {module.Address: "const void*", module.TensorMap: TENSOR_MAP}
+            return tuple((f, kinds.get(type(a), "int")) for f, a in launch.arguments.items())
     weight = name.startswith("any_weight_gradient")
-    return module.general_structure("reduction" if weight else "correlation")
+    names = module.general_structure("reduction" if weight else "correlation").names
+    return tuple((f, "const void*" if f in GENERAL_POINTERS else "int") for f in names)
 
 
-POINTERS = (
-    "source", "weight", "bias", "destination", "packed", "partial", "x", "y", "status", "full",
-    "notes", "verdict", "packed_again", "counts",
-)  # fmt: skip
+GENERAL_POINTERS = ("source", "weight", "bias", "destination", "partial", "x", "y")
 
 
 def kernel_source(module: types.ModuleType, name: str) -> ExportedSource:
     """One kernel, the emulator's ptx/ in the place of the file's, and no kernel but it."""
-    fields = tuple((field, _kind(field)) for field in structure(module, name).names)
     row = re.search(rf"TCONV_ENTRY\((\w+), {name}, (\d+), (\d+)\)", module.CUDA_LAUNCH)
     assert row is not None, name
     namespace, threads, shared_bytes = row[1], int(row[2]), int(row[3])
@@ -181,10 +175,10 @@ def kernel_source(module: types.ModuleType, name: str) -> ExportedSource:
             re.MULTILINE | re.DOTALL,
         )
         assert found is not None, name
-        text = module.ELEMENT_CUH + found[0]
+        text = module.COMMON_ELEMENT_CUH + found[0]
     else:
         dtype = name.rpartition("_")[2]
-        text = module.ELEMENT_CUH + re.sub(
+        text = module.COMMON_ELEMENT_CUH + re.sub(
             rf"^TCONV_(CORRELATIONS|REDUCTION)\((?!{dtype},)\w+, \w+\)\n",
             "",
             module.GENERAL_CU,
@@ -198,22 +192,15 @@ def kernel_source(module: types.ModuleType, name: str) -> ExportedSource:
     return ExportedSource(
         stem=name,
         constants=(),
-        arguments=fields,
+        arguments=_fields(module, name),
         shared_bytes=shared_bytes,
         threads=threads,
         whole=f"{headers}{text}\nusing namespace {namespace};\n",
     )
 
 
-def _kind(field: str) -> str:
-    if field in POINTERS:
-        return "const void*"
-    return TENSOR_MAP if field.endswith("_map") else "int"
-
-
-def _tensor_map(address: int, sizes: Any, strides: Any, box: Any, swizzle: int = 0) -> bytes:
-    spans = {0: 0, 1: 32, 2: 64, 3: 128}  # as the driver numbers them -> bytes
-    return tensor_map.encode(address, "float32", sizes, strides, box, swizzle=spans[swizzle])
+def _tensor_map(address: int, dims: Any, strides: Any, box: Any, swizzle: int) -> bytes:
+    return tensor_map.encode(address, "float32", dims, strides, box, swizzle=swizzle)
 
 
 def _allocations(arguments: bytes) -> list[tuple[int, int]]:
@@ -250,9 +237,8 @@ def on_emulator(
         "check_device": lambda x: None,
         "device_properties": lambda index: (multiprocessors, capability),
         "has_specific_instructions": lambda: True,
+        "tensor_map": _tensor_map,
     }
-    if hasattr(module, "tensor_map"):
-        names["tensor_map"] = _tensor_map
     before = {name: getattr(module, name) for name in names}
     for name, value in names.items():
         setattr(module, name, value)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tconv import includes
+from tconv.jit.target import Target
 from tconv.kernels.source import KERNEL_DIRECTORY, Constant, KernelSource, file_of
 
 DIRECTORY = Path(__file__).resolve().parent
@@ -37,14 +38,21 @@ class NamedKernel:
         name: its stem, which a launch that repairs adds to, with a number where the file has
             several of that name.
         source: the specialised kernel.
-        architecture: (major, minor) of the only architecture that has its instructions, or None.
-        least: (major, minor) of the first architecture that has them, or None.
+        capabilities: compute capabilities (major, minor) of the GPUs that can run it.
     """
 
     name: str
     source: KernelSource
-    architecture: tuple[int, int] | None = None
-    least: tuple[int, int] | None = None
+    capabilities: tuple[tuple[int, int], ...]
+
+    @property
+    def specific(self) -> bool:
+        """Whether it is compiled for architectures such as sm_90a, and not for sm_90.
+
+        What compute capability 9.0 brought is: CUDA 11.8 compiles for sm_90 without it, and CUDA
+        12 brought both it and these architectures.
+        """
+        return min(self.capabilities) >= (9, 0)
 
     @property
     def namespace(self) -> str:
@@ -102,13 +110,12 @@ def cuda_text(planned: list[NamedKernel]) -> CudaText:
         f"{kernel.source.shared_bytes})\n"
         for kernel in planned
     ]
-    launch = (
-        (DIRECTORY / "launch.cu").read_text(encoding="utf-8").replace("@KERNELS@", "".join(rows))
-    )
+    entries = "\n" + "".join(rows)
+    launch = (DIRECTORY / "launch.cu").read_text(encoding="utf-8")
     return CudaText(
         words=_needed("\n".join(words.values()), "".join(files.values())),
         files={name: _renamed(text) for name, text in files.items()},
-        launch=launch,
+        launch=launch.replace("TCONV_ENTRIES", entries),
         binding=(DIRECTORY / "binding.cpp").read_text(encoding="utf-8"),
     )
 
@@ -140,12 +147,14 @@ def guarded(kernel: NamedKernel) -> tuple[list[str], list[str]]:
     Where the architecture that is compiled for lacks the instructions, a kernel that traps stands
     in: the host, compiled once for all, needs its name.
     """
-    if kernel.architecture is not None:
-        major, minor = kernel.architecture
-        lacking = f"!defined(__CUDA_ARCH_FEAT_SM{major}{minor}_ALL)"
-    elif kernel.least is not None:
-        major, minor = kernel.least
-        lacking = f"__CUDA_ARCH__ < {100 * major + 10 * minor}"
+    least = min(kernel.capabilities)
+    if kernel.specific:
+        lacking = " && ".join(
+            f"!defined(__CUDA_ARCH_FEAT_SM{major}{minor}_ALL)"
+            for major, minor in kernel.capabilities
+        )
+    elif least > Target.named(Target.names()[0]).capability:
+        lacking = f"__CUDA_ARCH__ < {100 * least[0] + 10 * least[1]}"
     else:
         return [], []
     return (

@@ -15,7 +15,7 @@ struct Kernel {
     {#name, reinterpret_cast<const void*>(&space::name), threads, shared_bytes, \
      sizeof(space::Arguments)},
 
-static const Kernel kernels[] = {@KERNELS @};
+static const Kernel kernels[] = {TCONV_ENTRIES};
 
 // Null, or what went wrong.
 const char* launch_kernel(const char* name, unsigned blocks, const void* arguments, size_t bytes,

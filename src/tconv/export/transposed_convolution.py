@@ -3,11 +3,14 @@
 It runs at the user's end, from Python 3.7 and PyTorch 1.13 on, with nothing of tconv around it.
 Nothing here imports it but the tests and the type checker. KernelBench's static checks read the
 text and its docstrings, so some words of Python must not stand in either: see `static_checks`.
+It is longer than other modules because an exported file is one file, and this is its Python.
 """
 
 # For Python 3.7: no functools.cache, no zip(strict=); and torch documents autograd's methods.
 # ruff: noqa: B905, D102, UP033
 
+import collections
+import ctypes
 import functools
 import hashlib
 import inspect
@@ -22,7 +25,7 @@ from torch.utils.cpp_extension import load_inline
 CPP_SOURCE = ""
 CUDA_SOURCE = ""
 GENERAL_CU = ""
-PLANNED_KERNELS: "list" = []  # of PlannedKernel
+PLANNED_CALLS: "list" = []  # of PlannedCall
 
 # ----------------------------------------------------------------------------------------------
 
@@ -50,7 +53,7 @@ def load_kernels():  # type: ignore[no-untyped-def]
 
 def architecture_flags() -> "list":
     """nvcc's flags where a planned kernel wants instructions of one architecture alone."""
-    wanted = {kernel.architecture for kernel in PLANNED_KERNELS} - {None}
+    wanted = {one for call in PLANNED_CALLS if call.specific for one in call.capabilities}
     if not wanted or not has_specific_instructions():
         return []
     flags = []
@@ -68,7 +71,7 @@ def has_specific_instructions() -> bool:
 
 @functools.lru_cache(maxsize=None)
 def device_properties(index: int) -> "tuple":
-    """Number of multiprocessors and (major, minor) of a device."""
+    """Number of multiprocessors and compute capability (major, minor) of a device."""
     properties = torch.cuda.get_device_properties(index)
     return properties.multi_processor_count, (properties.major, properties.minor)
 
@@ -89,9 +92,9 @@ class ArgumentStructure:
         body = source.split("struct Arguments {", 1)[1].split("};", 1)[0]
         self.names: list = []
         format, offset, widest = "=", 0, 1
-        for kind, names in re.findall(r"^ +([\w: ]+?\*?) (\w+(?:, \w+)*);", body, re.MULTILINE):
+        for kind, names in re.findall(r"^ +([\w: ]+?\*?) (\w+(?:,\s+\w+)*);", body, re.MULTILINE):
             code, size, alignment = ("Q", 8, 8) if "*" in kind else codes[kind]
-            for name in names.split(", "):
+            for name in re.findall(r"\w+", names):
                 padding = -offset % alignment
                 format += str(padding) + "x" + code
                 offset += padding + size
@@ -148,6 +151,10 @@ class Parameters:
             for i in (0, 1)
         )
 
+    def layer(self) -> "tuple":
+        """What planned calls know a layer by, beside its sizes."""
+        return self.stride, self.padding, self.dilation, self.groups
+
     def arguments(self) -> "dict":
         """As arguments of the general kernels."""
         pairs = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
@@ -158,61 +165,165 @@ class Parameters:
         }
 
 
-class PlannedKernel:
-    """A kernel specialised for one layer, and when it may run.
+# What an argument of a planned launch stands for: the address of an operand's first element and so
+# many bytes more; a stride, in elements; a tensor map, its innermost dimension first. Its strides
+# are those of all other dimensions, each a `Stride` or a number of bytes.
+Address = collections.namedtuple("Address", "operand offset")
+Stride = collections.namedtuple("Stride", "operand axis")
+TensorMap = collections.namedtuple("TensorMap", "address dims strides box swizzle")
 
-    `kernels` are its launches in order, each with the source of its arguments: weights may be laid
-    out or counts cleared by a kernel before, and what float16 cannot hold computed again by kernels
-    behind. `prepare` gives (blocks, arguments) for each of them and the workspace, or None where
-    the kernel cannot take the sizes or strides of the call.
+
+def argument_value(argument, operands: "dict"):  # type: ignore[no-untyped-def]
+    """What an argument of a planned launch is for these tensors; None stands for no tensor."""
+    if isinstance(argument, Address):
+        tensor = operands[argument.operand]
+        return 0 if tensor is None else tensor.data_ptr() + argument.offset
+    if isinstance(argument, Stride):
+        return operands[argument.operand].stride(argument.axis)
+    if isinstance(argument, TensorMap):
+        strides = tuple(
+            step if isinstance(step, int) else 4 * argument_value(step, operands)
+            for step in argument.strides
+        )
+        address = argument_value(argument.address, operands)
+        return tensor_map(address, argument.dims, strides, argument.box, argument.swizzle)
+    return argument
+
+
+@functools.lru_cache(maxsize=1024)
+def tensor_map(address: int, dims: "tuple", strides: "tuple", box: "tuple", swizzle: int) -> bytes:
+    """The driver's description of a float32 tensor, for the copy engine.
+
+    Sizes, strides in bytes (of all but the first) and the box that one instruction copies are
+    given with the innermost dimension first; the swizzle is 0, 32, 64 or 128 bytes.
+    """
+    rank = len(dims)
+    result = ctypes.create_string_buffer(128 + 64)
+    aligned = -(-ctypes.addressof(result) // 64) * 64
+    error = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.c_void_p(aligned),
+        7,  # float32
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * rank)(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),  # every element
+        0,  # not interleaved
+        (swizzle // 32).bit_length(),  # the driver numbers them
+        2,  # 128 bytes at a time into L2
+        0,  # zero outside
+    )
+    if error != 0:
+        raise RuntimeError(f"cuTensorMapEncodeTiled failed with CUDA error {error}")
+    return ctypes.string_at(aligned, 128)
+
+
+class PlannedLaunch:
+    """One launch of a planned call: the kernel, its blocks, and each of its arguments."""
+
+    def __init__(self, name: str, structure: str, blocks: int, arguments: "dict") -> None:
+        self.name = name
+        self.structure = ArgumentStructure(structure)
+        self.blocks = blocks
+        self.arguments = arguments
+
+    def run(self, operands: "dict") -> None:
+        """Launches it on these tensors."""
+        values = {name: argument_value(a, operands) for name, a in self.arguments.items()}
+        launch_kernel(self.name, operands["x"].device, self.blocks, self.structure, values)
+
+
+class PlannedCall:
+    """A call that kernels were planned for, and their launches in order.
+
+    Direction, sizes and layer say which call it is. The kernels are for x and y that are not
+    channels_last. The other conditions are what the kernels count on.
     """
 
     def __init__(  # type: ignore[no-untyped-def]
-        self, direction, layer, has_bias, tf32, architecture, kernels, constants, prepare
-    ) -> None:
+        self, direction, shapes, layer, has_bias, tf32, wide_offsets, x_aligned, y_aligned,
+        whole_rows, capabilities, specific, packed, splits, launches,
+    ) -> None:  # fmt: skip
         self.direction = direction
-        self.layer = layer  # weight's shape, stride, padding, dilation, groups
+        self.shapes = shapes  # of x, the weight and y
+        self.layer = layer  # stride, padding, dilation, groups
         self.has_bias = has_bias
         self.tf32 = tf32
-        self.architecture = architecture  # None: any
-        self.structures = {name: ArgumentStructure(text) for name, text in kernels.items()}
-        self.constants = constants
-        self.prepare = prepare
+        self.wide_offsets = wide_offsets  # whether elements may lie 2**31 from the first one
+        self.x_aligned = x_aligned
+        self.y_aligned = y_aligned  # on 16 bytes
+        self.whole_rows = whole_rows  # whether the rows of y follow each other without a gap
+        self.capabilities = capabilities  # of the GPUs that can run it
+        self.specific = specific  # to one architecture, sm_90a and not sm_90
+        self.packed = packed  # float32 values that the launches hand on; 0: none
+        self.splits = splits  # partial results; 0: none
+        self.launches = launches
 
-    def serves(self, direction, layer, has_bias, tf32, x) -> bool:  # type: ignore[no-untyped-def]
-        """Whether it was made for this call."""
+    def serves(  # type: ignore[no-untyped-def]
+        self, direction, operands, weight_shape, parameters, tf32
+    ) -> bool:
+        """Whether a call is this one."""
+        x, y = operands["x"], operands["y"]
         return (
             self.direction == direction
-            and self.layer == layer
-            and self.has_bias == has_bias
+            and self.shapes == (tuple(x.shape), tuple(weight_shape), tuple(y.shape))
+            and self.layer == parameters.layer()
+            and self.has_bias == (operands["bias"] is not None)
             and self.tf32 == tf32
             and x.dtype == torch.float32
-            and self.architecture in (None, device_properties(x.device.index)[1])
-            and (self.architecture is None or has_specific_instructions())
+            and device_properties(x.device.index)[1] in self.capabilities
+            and (not self.specific or has_specific_instructions())
+            and not (is_channels_last(x) or is_channels_last(y))
+            and (self.wide_offsets or not any(map(has_wide_offsets, operands.values())))
+            and (not self.x_aligned or is_aligned(x))
+            and (not self.y_aligned or y.data_ptr() % 16 == 0)
+            and (not self.whole_rows or y.stride()[2:] == (y.shape[3], 1))
         )
 
+    def run(self, operands: "dict") -> "torch.Tensor | None":
+        """Launches the kernels; gives the partial results [splits, *weight's shape] if any."""
+        packed = partial = None
+        if self.packed:
+            packed = torch.empty(self.packed, dtype=torch.float32, device=operands["x"].device)
+        if self.splits:
+            shape = (self.splits, *self.shapes[1])
+            partial = torch.empty(shape, dtype=torch.float32, device=operands["x"].device)
+        for launch in self.launches:
+            launch.run(dict(operands, packed=packed, partial=partial))
+        return partial
 
-def run_planned(  # type: ignore[no-untyped-def]
-    direction, x, weight_shape, weight, bias, y, parameters, tf32
-):
-    """Runs the planned kernel of the call and returns its workspace; None: there is none."""
-    layer = (
-        tuple(weight_shape),
-        parameters.stride,
-        parameters.padding,
-        parameters.dilation,
-        parameters.groups,
-    )
-    for kernel in PLANNED_KERNELS:
-        if not kernel.serves(direction, layer, bias is not None, tf32, x):
-            continue
-        prepared = kernel.prepare(kernel.constants, x, weight, bias, y, parameters)
-        if prepared is not None:
-            launches, workspace = prepared
-            for (name, structure), (blocks, values) in zip(kernel.structures.items(), launches):
-                launch_kernel(name, x.device, blocks, structure, values)
-            return workspace
+
+def planned_call(  # type: ignore[no-untyped-def]
+    direction, operands, weight_shape, parameters, tf32
+) -> "PlannedCall | None":
+    """The planned call that this one is; None: the general kernels serve."""
+    for planned in PLANNED_CALLS:
+        if planned.serves(direction, operands, weight_shape, parameters, tf32):
+            return planned
     return None
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether channels, and not columns, are neighbours in memory."""
+    return tensor.stride(1) == 1 and tensor.stride(3) > 1
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor map can describe it: adjacent columns, all else on 16 bytes."""
+    steps = tensor.stride()
+    return (
+        steps[3] == 1
+        and tensor.data_ptr() % 16 == 0
+        and all(step > 0 and step * 4 % 16 == 0 for step in steps[:3])
+    )
+
+
+def has_wide_offsets(tensor: "torch.Tensor | None") -> bool:
+    """Whether an element lies further from the first one than 32 bits can count."""
+    if tensor is None:
+        return False
+    return sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride())) > INT_LIMIT
 
 
 # The maps below take float32 operands as TF32 where PyTorch's flags allow it and there are at least
@@ -256,11 +367,6 @@ KERNEL_SUFFIXES = {
 INT_LIMIT = 2**31 - 1
 
 
-def used_phases(y, parameters) -> "tuple":  # type: ignore[no-untyped-def]
-    """How many phases in y and x have outputs."""
-    return tuple(min(parameters.stride[i], y.shape[2 + i]) for i in (0, 1))
-
-
 def run_correlation(  # type: ignore[no-untyped-def]
     output, source, weight, bias, destination, parameters, tf32
 ) -> None:
@@ -276,7 +382,8 @@ def run_correlation(  # type: ignore[no-untyped-def]
             + 1
             for i in (0, 1)
         ]
-        phases = used_phases(destination, parameters)
+        # Those that have outputs.
+        phases = tuple(min(parameters.stride[i], destination.shape[2 + i]) for i in (0, 1))
     else:
         pixels = list(destination.shape[2:])
         phases = (1, 1)
@@ -409,9 +516,12 @@ class OutputMap(torch.autograd.Function):
             return y
         bias = None if bias is None else bias.contiguous()
         tf32 = use_tf32(x, weight.shape[0] // parameters.groups)
-        done = run_planned("forward", x, weight.shape, weight, bias, y, parameters, tf32)
-        if done is None:
+        operands = {"x": x, "w": weight, "y": y, "bias": bias}
+        planned = planned_call("forward", operands, weight.shape, parameters, tf32)
+        if planned is None:
             run_correlation(True, x, weight, bias, y, parameters, tf32)
+        else:
+            planned.run(operands)
         return y
 
     @staticmethod
@@ -446,11 +556,12 @@ class InputGradientMap(torch.autograd.Function):
         if grad_x.numel() == 0:
             return grad_x
         tf32 = use_tf32(grad_output, weight.shape[1])
-        done = run_planned(
-            "input_gradient", grad_x, weight.shape, weight, None, grad_output, parameters, tf32
-        )
-        if done is None:
+        operands = {"x": grad_x, "w": weight, "y": grad_output, "bias": None}
+        planned = planned_call("input_gradient", operands, weight.shape, parameters, tf32)
+        if planned is None:
             run_correlation(False, grad_output, weight, None, grad_x, parameters, tf32)
+        else:
+            planned.run(operands)
         return grad_x
 
     @staticmethod
@@ -478,9 +589,9 @@ class WeightGradientMap(torch.autograd.Function):
             zeros = torch.zeros(tuple(shape), dtype=x.dtype, device=x.device)
             return zeros.contiguous(memory_format=layout)
         tf32 = use_tf32(x, min(shape[0] // parameters.groups, shape[1]))
-        partial = run_planned(
-            "weight_gradient", x, shape, None, None, grad_output, parameters, tf32
-        )
+        operands = {"x": x, "w": None, "y": grad_output, "bias": None}
+        planned = planned_call("weight_gradient", operands, shape, parameters, tf32)
+        partial = None if planned is None else planned.run(operands)
         if partial is None:
             partial = run_reduction(x, grad_output, shape, parameters, tf32)
         total = partial[0] if partial.shape[0] == 1 else partial.sum(0)

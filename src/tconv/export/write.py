@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import re
 import textwrap
@@ -13,11 +14,12 @@ from typing import Any
 from tconv.errors import NoKernelError
 from tconv.export import cuda_text, problem_file, static_checks
 from tconv.export.cuda_text import CudaText, NamedKernel
-from tconv.export.families import EXPORTS
 from tconv.export.layer import Layer
 from tconv.export.problem_file import Call, ExportError, Rewritten
 from tconv.jit.target import Target
-from tconv.plan import Plan, plan
+from tconv.kernels.launch import Launch
+from tconv.kernels.source import KernelSource
+from tconv.plan import Plan, family, plan
 from tconv.problem import Direction, Problem
 
 DEFAULT_ARCH = "sm_90a"
@@ -28,12 +30,18 @@ _DASHES = "# " + "-" * 94 + "\n"
 
 @dataclass(frozen=True)
 class Planned:
-    """One planned call: plan, kernels in the order of their launches, the plan's own one's name."""
+    """One planned call, and the kernels of its launches in order."""
 
     plan: Plan
     kernels: tuple[NamedKernel, ...]
-    name: str
 
+    @property
+    def name(self) -> str:
+        """The plan's own kernel's name."""
+        return self.kernels[self.plan.launches.index(self.plan.kernel)].name
+
+
+Capabilities = tuple[tuple[int, int], ...]
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
 
@@ -120,7 +128,18 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
     planned: list[Planned] = []
     notes: list[str] = []
     seen = set()
+    named: dict[tuple[KernelSource, Capabilities], NamedKernel] = {}
     used: dict[str, int] = {}
+
+    def kernel_of(launch: Launch, capabilities: Capabilities) -> NamedKernel:
+        key = launch.source, capabilities
+        if key not in named:
+            # A repair may be of the same stem as what it repairs.
+            base = launch.source.stem + "_repair" * (launch.role == "repair")
+            count = used[base] = used.get(base, 0) + 1
+            named[key] = NamedKernel(base if count == 1 else f"{base}_{count}", *key)
+        return named[key]
+
     if not calls:
         notes.append("the model called no transposed convolution; only general kernels are held")
     for call in calls:
@@ -129,40 +148,30 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
             continue
         for direction in _DIRECTIONS:
             problem = _problem(call, direction)
-            key = (
-                direction,
-                call.weight_shape,
-                call.stride,
-                call.padding,
-                call.dilation,
-                call.groups,
-                problem.bias,
-            )
-            if key in seen:
+            if problem in seen:
                 continue
-            seen.add(key)
+            seen.add(problem)
             try:
                 chosen = plan(problem, target)
             except NoKernelError as error:
                 first = str(error).splitlines()[0].rstrip(":")
                 notes.append(f"{first}; the general kernel serves")
                 continue
-            if chosen.stem not in EXPORTS:
-                notes.append(f"{chosen.stem} cannot be exported yet; the general kernel serves")
-                continue
-            architecture = EXPORTS[chosen.stem].architecture_of(chosen)
-            least = EXPORTS[chosen.stem].least
-            kernels = []
-            for launch in chosen.launches:
-                source = launch.source
-                # A repair may be of the same stem as what it repairs.
-                base = source.stem + "_repair" * (launch.role == "repair")
-                count = used[base] = used.get(base, 0) + 1
-                name = base if count == 1 else f"{base}_{count}"
-                kernels.append(NamedKernel(name, source.for_any_size(), architecture, least))
-            own = kernels[chosen.launches.index(chosen.kernel)]
-            planned.append(Planned(chosen, tuple(kernels), own.name))
+            capabilities = _capabilities(chosen)
+            kernels = tuple(kernel_of(launch, capabilities) for launch in chosen.launches)
+            planned.append(Planned(chosen, kernels))
     return planned, notes
+
+
+def _capabilities(chosen: Plan) -> Capabilities:
+    """Compute capabilities of the GPUs that can run the plan, of those that `Target` names."""
+    kernel, problem, tile = family(chosen.stem), chosen.problem, chosen.tile
+    return tuple(
+        target.capability
+        for target in map(Target.named, Target.names())
+        if kernel.why_not(problem, target) is None
+        and kernel.tile_why_not(problem, target, tile) is None
+    )
 
 
 def _problem(call: Call, direction: Direction) -> Problem:
@@ -180,13 +189,14 @@ def _problem(call: Call, direction: Direction) -> Problem:
 
 
 def _render(rewritten: Rewritten, name: str, planned: list[Planned], target: Target) -> str:
-    text = cuda_text.cuda_text([kernel for chosen in planned for kernel in chosen.kernels])
-    python = _part("transposed_convolution.py") + _planned_table(planned)
+    text = cuda_text.cuda_text(list(_kernels(planned)))
+    imports, python = _python()
     ours = "".join(
         (
-            _imports(python),
+            imports,
             _sources(text, planned),
             python,
+            f"\n\nPLANNED_CALLS = [\n{''.join(map(_planned_call, planned))}]\n",
             "\n\nif torch.cuda.is_available():\n"
             "    load_kernels()  # now, which takes a while, rather than in the first call\n",
         )
@@ -222,8 +232,9 @@ def _header(name: str, planned: list[Planned], target: Target) -> str:
     ]
     if planned:
         lines.append(
-            f"Specialised kernels, planned for {target.arch}, used where layer, float32 and "
-            "PyTorch's default flags agree; every other call runs the general ones:"
+            f"Specialised kernels, planned for {target.arch} of {target.multiprocessors} "
+            "multiprocessors, used where layer, sizes, float32 and PyTorch's default flags agree; "
+            "every other call runs the general ones:"
         )
     lines += [f"  {chosen.name} {chosen.plan.tile} for {chosen.plan.problem}" for chosen in planned]
     return _comment(lines) + "\n"
@@ -239,21 +250,24 @@ def _comment(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in wrapped)
 
 
-def _imports(text: str) -> str:
-    modules = ("ctypes", "functools", "hashlib", "inspect", "math", "os", "re", "struct")
-    used = (name for name in modules if re.search(rf"^[^#]*\b{name}\.", text, re.MULTILINE))
-    return (
-        "".join(f"import {name}\n" for name in used)
-        + "\nimport torch\nfrom torch.utils.cpp_extension import load_inline\n\n"
-    )
+def _python() -> tuple[str, str]:
+    """The imports of an exported file's Python, and what follows the line of dashes.
+
+    Without the linters' and type checkers' remarks.
+    """
+    path = cuda_text.DIRECTORY / "transposed_convolution.py"
+    head, _, part = path.read_text(encoding="utf-8").partition(_DASHES)
+    imports = head[head.index("import ") : head.index("CPP_SOURCE")]
+    return imports, re.sub(r"  # (type: ignore|noqa|fmt:)[^\n]*", "", part).lstrip("\n")
 
 
-def _part(file: str) -> str:
-    """What follows the line of dashes, without the linters' and type checkers' remarks."""
-    text = (cuda_text.DIRECTORY / file).read_text(encoding="utf-8")
-    _, _, part = text.partition(_DASHES)
-    assert part, f"{file} has no line of dashes"
-    return re.sub(r"  # (type: ignore|noqa)[^\n]*", "", part).lstrip("\n")
+def _kernels(planned: list[Planned]) -> dict[NamedKernel, Plan]:
+    """The kernels, each once, and the first plan that has it."""
+    kernels: dict[NamedKernel, Plan] = {}
+    for chosen in planned:
+        for kernel in chosen.kernels:
+            kernels.setdefault(kernel, chosen.plan)
+    return kernels
 
 
 INNER_BEGIN = "#define TCONV_INNER\nnamespace again {\n"
@@ -272,31 +286,33 @@ def _sources(text: CudaText, planned: list[Planned]) -> str:
         if file in (cuda_text.ELEMENT_HEADER, "general.cu"):
             names.append(_variable(file))
     assembled = [*names]
-    for chosen in planned:
-        parts.append(_comment([str(chosen.plan)]))
-        for kernel in chosen.kernels:
-            source, structs = kernel.source, _structs_name(kernel)
-            files = list(map(_variable, cuda_text.kernel_files(source)))
-            text_of_structs = cuda_text.arguments(source)
-            inside = [structs, *files]
-            if source.again is None:
-                text_of_structs += cuda_text.layer(source)
-            else:
-                inner, outer = (structs.replace("_LAYER", end) for end in ("_INNER", "_OUTER"))
-                parts[-1] += _constant(inner, INNER_BEGIN + cuda_text.layer(source.again))
-                parts[-1] += _constant(outer, INNER_END + cuda_text.layer(source))
-                inside = [structs, inner, *files, outer, *files]
-            parts[-1] += _constant(structs, text_of_structs)
-            if kernel.name != kernel.source.stem:
-                inside[-1] += f'.replace("({kernel.source.stem}, ", "({kernel.name}, ")'
-            if source.again is not None:
-                inside.append(_string("#undef TCONV_AGAIN\n"))
-            before, after = cuda_text.guarded(kernel)
-            inside[1:1] = map(_string, before)
-            inside += map(_string, after)
-            opening = _string(f"\nnamespace {kernel.namespace} {{\n")
-            closing = _string(f"}}  // namespace {kernel.namespace}\n")
-            assembled.append("\n    + ".join((opening, *inside, closing)))
+    said = None
+    for kernel, chosen in _kernels(planned).items():
+        if chosen is not said:
+            parts.append(_comment([str(chosen)]))
+            said = chosen
+        source, structs = kernel.source, _structs_name(kernel)
+        files = list(map(_variable, cuda_text.kernel_files(source)))
+        text_of_structs = cuda_text.arguments(source)
+        inside = [structs, *files]
+        if source.again is None:
+            text_of_structs += cuda_text.layer(source)
+        else:
+            inner, outer = (structs.replace("_LAYER", end) for end in ("_INNER", "_OUTER"))
+            parts[-1] += _constant(inner, INNER_BEGIN + cuda_text.layer(source.again))
+            parts[-1] += _constant(outer, INNER_END + cuda_text.layer(source))
+            inside = [structs, inner, *files, outer, *files]
+        parts[-1] += _constant(structs, text_of_structs)
+        if kernel.name != kernel.source.stem:
+            inside[-1] += f'.replace("({kernel.source.stem}, ", "({kernel.name}, ")'
+        if source.again is not None:
+            inside.append(_string("#undef TCONV_AGAIN\n"))
+        before, after = cuda_text.guarded(kernel)
+        inside[1:1] = map(_string, before)
+        inside += map(_string, after)
+        opening = _string(f"\nnamespace {kernel.namespace} {{\n")
+        closing = _string(f"}}  // namespace {kernel.namespace}\n")
+        assembled.append("\n    + ".join((opening, *inside, closing)))
     parts.append(
         "# All kernels; each planned one in a namespace, with its arguments and constants.\n"
         "CUDA_KERNELS = (\n    " + "\n    + ".join(assembled) + "\n)\n"
@@ -316,7 +332,9 @@ def _string(text: str) -> str:
 
 
 def _variable(file: str) -> str:
-    return re.sub(r"\W", "_", file.rpartition("/")[2]).upper()
+    """A header is named with its folder; the names of .cu files are enough by themselves."""
+    name = file if file.endswith(".cuh") else file.rpartition("/")[2]
+    return re.sub(r"\W", "_", name).upper()
 
 
 def _constant(name: str, text: str) -> str:
@@ -324,72 +342,66 @@ def _constant(name: str, text: str) -> str:
     return f'{name} = r"""\n{text.strip(chr(10))}\n"""\n'
 
 
-def _planned_table(planned: list[Planned]) -> str:
-    functions = _functions(cuda_text.DIRECTORY / "planned_launches.py")
-    wanted = list(dict.fromkeys(EXPORTS[chosen.plan.stem].prepare for chosen in planned))
-    needed = list(wanted)
-    for caller in needed:  # it grows by what the helpers themselves call
-        called = [name for name in functions if f"{name}(" in functions[caller]]
-        needed += [name for name in called if name not in needed]
-    helpers = [name for name in functions if name in needed and name not in wanted]
-    parts = ["\n\n" + functions[name] for name in (*helpers, *wanted)]
-    rows = "".join(map(_planned_row, planned))
-    return "".join(parts) + f"\n\nPLANNED_KERNELS = [\n{rows}]\n"
-
-
-def _planned_row(planned: Planned) -> str:
-    problem, export = planned.plan.problem, EXPORTS[planned.plan.stem]
+def _planned_call(planned: Planned) -> str:
+    """The call and its launches, as Python."""
+    chosen, problem = planned.plan, planned.plan.problem
     y, x = problem.height, problem.width
-    layer = (
-        problem.w_shape,
-        (y.stride, x.stride),
-        (y.padding, x.padding),
-        (y.dilation, x.dilation),
-        problem.groups,
-    )
-    kernels = "".join(
-        f"            {_string(kernel.name)}: {_structs_name(kernel)},\n"
-        for kernel in planned.kernels
-    )
-    constants = _entries(export.constants(planned.plan), 12)
-    return (
-        "    PlannedKernel(\n"
-        f"        direction={_string(problem.direction)},\n"
-        f"        layer={layer!r},\n"
-        f"        has_bias={problem.bias},\n"
-        f"        tf32={problem.math == 'tf32'},\n"
-        f"        architecture={export.architecture!r},\n"
-        f"        kernels={{\n{kernels}        }},\n"
-        f"        constants={{\n{constants}        }},\n"
-        f"        prepare={export.prepare},\n"
-        "    ),\n"
-    )
-
-
-def _entries(values: dict[str, Any], indent: int) -> str:
-    """A dict's entries, one a line."""
-    lines = []
-    for name, value in values.items():
-        text = repr(value)
-        if isinstance(value, dict):
-            text = f"{{\n{_entries(value, indent + 4)}{' ' * indent}}}"
-        lines.append(f"{' ' * indent}{_string(name)}: {text},\n")
-    return "".join(lines)
-
-
-def _functions(path: Path) -> dict[str, str]:
-    """The functions of a part, by name."""
-    part = _part(path.name)
-    lines = part.splitlines(keepends=True)
-    return {
-        node.name: "".join(lines[_first_line(node) - 1 : node.end_lineno])
-        for node in ast.parse(part).body
-        if isinstance(node, ast.FunctionDef)
+    fields = {
+        "direction": problem.direction,
+        "shapes": (problem.x_shape, problem.w_shape, problem.y_shape),
+        "layer": (
+            (y.stride, x.stride),
+            (y.padding, x.padding),
+            (y.dilation, x.dilation),
+            problem.groups,
+        ),
+        "has_bias": problem.bias,
+        "tf32": problem.math == "tf32",
+        "wide_offsets": problem.wide_offsets,
+        "x_aligned": problem.x_aligned,
+        "y_aligned": any(launch.aligned for launch in chosen.launches),
+        "whole_rows": any(launch.whole_rows for launch in chosen.launches),
+        "capabilities": planned.kernels[0].capabilities,
+        "specific": planned.kernels[0].specific,
+        "packed": chosen.packed,
+        "splits": chosen.splits,
     }
+    launches = "".join(map(_planned_launch, planned.kernels, chosen.launches))
+    return (
+        "    PlannedCall(\n"
+        + "".join(_wrapped(f"{name}={_literal(value)},", 8) for name, value in fields.items())
+        + f"        launches=[\n{launches}        ],\n    ),\n"
+    )
 
 
-def _first_line(node: ast.FunctionDef) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+def _planned_launch(kernel: NamedKernel, launch: Launch) -> str:
+    arguments = "".join(
+        _wrapped(f"{_literal(name)}: {_literal(launch.arguments[name])},", 20)
+        for name, _ in kernel.source.arguments
+    )
+    return (
+        "            PlannedLaunch(\n"
+        f"                {_literal(kernel.name)},\n"
+        f"                {_structs_name(kernel)},\n"
+        f"                blocks={launch.grid},\n"
+        f"                arguments={{\n{arguments}                }},\n"
+        "            ),\n"
+    )
+
+
+def _literal(value: Any) -> str:
+    """A value as Python: a number, a string, a tuple, or a symbol of `kernels/launch.py`."""
+    if dataclasses.is_dataclass(value):
+        values = (getattr(value, field.name) for field in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(map(_literal, values))})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_literal, value))}{',' * (len(value) == 1)})"
+    return _string(value) if isinstance(value, str) else repr(value)
+
+
+def _wrapped(text: str, indent: int) -> str:
+    first = " " * indent
+    return textwrap.fill(text, 100, initial_indent=first, subsequent_indent=first + "    ") + "\n"
 
 
 def _top_level(text: str) -> set[str]:

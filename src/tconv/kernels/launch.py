@@ -133,8 +133,7 @@ class Launch:
                     "swizzle": argument.swizzle,
                 }
                 maps.append((offset, OPERANDS.index(first.operand), first.offset, options))
-        aligned = self.aligned or self.source.rows_aligned
-        return BoundLaunch(self.source.stem, aligned, template, tuple(addresses), tuple(maps))
+        return BoundLaunch(self.source.stem, self.aligned, template, tuple(addresses), tuple(maps))
 
 
 def _number(argument: Argument, strides: Strides) -> int | float | bytes:

@@ -8,7 +8,7 @@ host packs, so the two sides cannot disagree.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -21,7 +21,7 @@ Constant = int | float | bool | str | tuple[int, ...]
 
 @cache
 def file_of(stem: str) -> str:
-    """A kernel's file as its text includes it: `<family>/<stem>.cu`, or `<stem>.cu` of no family."""
+    """A kernel's file as its text includes it: `<family>/<stem>.cu`, or `<stem>.cu`."""
     paths = KERNEL_DIRECTORY.glob(f"*/{stem}.cu")
     return next((path.relative_to(KERNEL_DIRECTORY).as_posix() for path in paths), f"{stem}.cu")
 
@@ -56,19 +56,6 @@ class KernelSource:
     shared_bytes: int
     threads: int
     again: KernelSource | None = field(default=None, kw_only=True)
-
-    @property
-    def rows_aligned(self) -> bool:
-        """Whether it counts on output rows that begin on vectors, as the planned size's do."""
-        return bool(dict(self.constants).get("rows_aligned"))
-
-    def for_any_size(self) -> KernelSource:
-        """The same for outputs of any size, at any address."""
-        constants = tuple(
-            (name, False if name == "rows_aligned" else value) for name, value in self.constants
-        )
-        again = None if self.again is None else self.again.for_any_size()
-        return replace(self, constants=constants, again=again)
 
     @property
     def path(self) -> Path:

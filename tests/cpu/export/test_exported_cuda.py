@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from exported import export_half, load
+from exported import export_half, load, planned_launches
 from nvrtc_releases import RELEASES, nvrtc
 from tconv.jit.target import Target
-from tconv.kernels import FAMILIES
 
 ARCHITECTURES = tuple(
     f"sm_{number}" for number in (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
@@ -39,7 +38,7 @@ def test_compiles(release, architecture, exported_files):
         module.CUDA_SOURCE if every_type else float32_alone(module), architecture
     )
     entries = re.findall(r"Compiling entry function '(\w+)'", log)
-    planned = sum(len(kernel.structures) for kernel in module.PLANNED_KERNELS)
+    planned = len({launch.name for launch in planned_launches(module)})
     assert len(entries) == (20 if every_type else 5) + planned
     for report in re.split(r"Compiling entry function ", log)[1:]:
         if re.match(r"'any_\w+_float32'", report):
@@ -49,12 +48,10 @@ def test_compiles(release, architecture, exported_files):
 @pytest.mark.parametrize("release", RELEASES)
 def test_instructions_of_one_architecture_are_guarded(release, exported_files):
     module = load(exported_files[57])
-    specific = [kernel for kernel in module.PLANNED_KERNELS if kernel.architecture is not None]
-    if not specific:
-        pytest.skip(f"no kernel of {[f.STEM for f in FAMILIES]} is for one architecture alone")
+    (specific,) = (call for call in module.PLANNED_CALLS if call.specific)
     compiler = nvrtc(release)
-    assert specific[0].architecture == Target.named("sm_90a").capability
-    name = list(specific[0].structures)[-1]
+    assert specific.capabilities == (Target.named("sm_90a").capability,)
+    name = specific.launches[-1].name
     for architecture in ("sm_80", "sm_90", "sm_90a"):
         if architecture not in compiler.architectures:
             continue
@@ -74,4 +71,4 @@ def test_kernels_that_repair_compile_beside_what_they_repair(release, name, tmp_
     module = load(tmp_path / "model_new.py")
     log = compiler.compile(float32_alone(module), "sm_90a")
     entries = re.findall(r"Compiling entry function '(sm90\w+)'", log)
-    assert sorted(entries) == sorted(module.PLANNED_KERNELS[0].structures)
+    assert sorted(entries) == sorted(launch.name for launch in module.PLANNED_CALLS[0].launches)

@@ -11,17 +11,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exported import HALF, PROBLEMS, assert_right, export_half, load, on_emulator
+from exported import (
+    HALF,
+    PROBLEMS,
+    assert_right,
+    export_half,
+    load,
+    on_emulator,
+    planned_launches,
+)
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
 from tconv import plan
 from tconv.export import Layer, export_file
-from tconv.export.families import EXPORTS
 from tconv.kernels import (
     FAMILIES,
     mma_forward,
     sm90_split_forward,
     sm90_tf32_forward,
-    sm90_tf32_wide_forward,
 )
 from tconv.reference import expected, poisoned_memory
 
@@ -36,7 +42,21 @@ PLANNED = (
     Layer(32, 32, (3, 3), size=(9, 37), batch=2, bias=False),
     Layer(32, 32, (3, 3), size=(9, 40), batch=2),
 )
-STEMS = {family.STEM for family in FAMILIES}
+
+
+def names(module):
+    """The kernels of the planned calls' launches, in order."""
+    return [launch.name for launch in planned_launches(module)]
+
+
+def case_of(layer, batch=None, size=None):
+    """The layer as a case, on an input of the planned size or another."""
+    groups = layer.groups
+    return Case(
+        batch or layer.batch, layer.in_channels // groups, layer.out_channels // groups, groups,
+        size or layer.size, layer.kernel_size, layer.stride, layer.padding, layer.output_padding,
+        layer.dilation, layer.bias,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CORNERS, ids=str)
@@ -91,32 +111,31 @@ def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
         pytest.skip(report.notes[0])
     assert len(report.plans) == 3 and not report.notes
     module = load(tmp_path / "model_new.py")
-    planned = [name for kernel in module.PLANNED_KERNELS for name in kernel.structures]
-    groups = layer.groups
-    for batch, size in ((layer.batch, layer.size), (3, (5, 8))):
-        case = Case(
-            batch, layer.in_channels // groups, layer.out_channels // groups, groups, size,
-            layer.kernel_size, layer.stride, layer.padding, layer.output_padding, layer.dilation,
-            layer.bias,
-        )  # fmt: skip
+    planned = names(module)
+    for batch, size in ((None, None), (3, None), (None, (5, 8))):
+        case = case_of(layer, batch, size)
         tensors = operands(case, torch.float32, "contiguous", "cpu")
         with on_emulator(module) as extension:
             assert_right(module, case, tensors, tf32=True)
-        # A kernel made for the planned size may leave another to the general one.
-        left = size != layer.size and extension.launched[0].startswith("any_forward")
-        assert extension.launched[1 if left else 0 :] == planned[-2 if left else 0 :]
+        if batch is size is None:
+            assert extension.launched == planned
+        else:
+            assert not set(planned) & set(extension.launched)
     # Without TF32 those that use it give way; so does every one to another type.
+    case = case_of(layer)
+    tensors = operands(case, torch.float32, "contiguous", "cpu")
     with on_emulator(module) as extension, without_tf32():
         assert_right(module, case, tensors)
-    tf32 = {name for k in module.PLANNED_KERNELS if k.tf32 for name in k.structures}
-    assert not tf32 & set(extension.launched)
+    strict = [launch.name for c in module.PLANNED_CALLS if not c.tf32 for launch in c.launches]
+    assert [name for name in extension.launched if not name.startswith("any_")] == strict
     with on_emulator(module) as extension:
         assert_right(module, case, operands(case, torch.float64, "contiguous", "cpu"))
     assert not set(planned) & set(extension.launched)
 
 
-@pytest.mark.parametrize("stem", EXPORTS)
-def test_every_family_that_can_be_exported_runs(stem, tmp_path, monkeypatch):
+@pytest.mark.parametrize("stem", [family.STEM for family in FAMILIES])
+def test_the_launches_of_every_family_run(stem, tmp_path, monkeypatch):
+    """What the file says of them is what the plan says; other sizes run the general kernels."""
     channels = 4 if stem == "direct_forward" else 32
     rows = 3 if stem == "direct_forward" or "overlap" in stem else 24
     strict = stem == "sm90_split_forward"
@@ -127,26 +146,28 @@ def test_every_family_that_can_be_exported_runs(stem, tmp_path, monkeypatch):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     export_file(None, layer, tmp_path / "model_new.py")
     module = load(tmp_path / "model_new.py")
-    case = Case(2, channels, rows, 1, layer.size, (4, 4), (2, 2), (1, 1))
-    with on_emulator(module) as extension:
+    planned = names(module)
+    assert stem in planned
+    for batch, size in ((None, None), (1, None), (None, (5, 8))):
+        case = case_of(layer, batch, size)
         tensors = operands(case, torch.float32, "contiguous", "cpu")
-        assert_right(module, case, tensors, tf32=not strict)
-    planned = [name for kernel in module.PLANNED_KERNELS for name in kernel.structures]
-    assert stem in planned and extension.launched == planned
+        with on_emulator(module) as extension:
+            assert_right(module, case, tensors, tf32=not strict)
+        if batch is size is None:
+            assert extension.launched == planned
+        else:
+            assert not set(planned) & set(extension.launched)
 
 
-def test_phases_without_outputs_are_those_of_the_planned_size(tmp_path):
+def test_phases_without_outputs(tmp_path):
     layer = Layer(3, 4, (2, 3), (6, 70_000), (4, 0), (3, 5), batch=2, size=(2, 1))
     export_file(None, layer, tmp_path / "model_new.py")
     module = load(tmp_path / "model_new.py")
-    geometry = ((2, 3), (6, 70_000), (4, 0), (3, 5))
-    for size, planned in (((2, 1), True), ((3, 1), False)):
-        case = Case(2, 3, 4, 1, size, *geometry)
+    for size, forward in (((2, 1), "general_forward"), ((3, 1), "any_forward_narrow_float32")):
+        case = case_of(layer, size=size)
         with on_emulator(module) as extension:
             assert_right(module, case, operands(case, torch.float32, "contiguous", "cpu"))
-        assert extension.launched[0] == (
-            "general_forward" if planned else "any_forward_narrow_float32"
-        )
+        assert extension.launched[0] == forward
 
 
 @contextlib.contextmanager
@@ -169,82 +190,31 @@ def test_what_forbids_tf32(module, monkeypatch):
     assert not load(Path(module.__file__)).tf32_allowed()
 
 
-@pytest.mark.skipif("sm90_tf32_forward" not in STEMS, reason="there is no such kernel")
-def test_inputs_that_a_tensor_map_cannot_describe_run_the_general_kernel(tmp_path, monkeypatch):
+def test_strides_that_were_not_planned_for_run_the_general_kernel(tmp_path, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", "sm90_tf32_forward")
-    export_file(None, PLANNED[-1], tmp_path / "model_new.py")
-    module = load(tmp_path / "model_new.py")
-    layer = module.ModelNew(*module.get_init_inputs())
-    x = torch.randn(1, 32, 6, 9)
-    launched = []
-    for cut in (x[..., :8], x[..., 1:], x.transpose(2, 3), x[:, :, :, :8].contiguous()):
-        with on_emulator(module) as extension, torch.no_grad():
-            layer(cut)
-        launched.append(extension.launched)
-    assert launched[:3] == [["any_forward_float32"]] * 3
-    assert launched[3] == list(module.PLANNED_KERNELS[0].structures)
-
-
-# Channels of TF32, and fewer.
-@pytest.mark.parametrize(
-    ("kernel", "channels"), (("direct_forward", 2), ("mma_forward", 16), ("mma_forward", 2))
-)
-def test_rows_that_whole_vectors_do_not_fill_run_the_general_kernel(
-    kernel, channels, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TCONV_KERNEL", kernel)
-    layer = Layer(4 * channels, 8, (4, 4), (2, 2), (1, 1), groups=4, size=(5, 10))
+    layer = PLANNED[-1]
     export_file(None, layer, tmp_path / "model_new.py")
     module = load(tmp_path / "model_new.py")
-    for columns, planned in ((10, True), (8, True), (9, False)):
-        case = Case(2, channels, 2, 4, (6, columns), (4, 4), (2, 2), (1, 1))
-        with on_emulator(module) as extension:
-            assert_right(
-                module, case, operands(case, torch.float32, "contiguous", "cpu"), tf32=True
-            )
-        assert (extension.launched[0] == kernel) == planned
-
-
-@pytest.mark.parametrize("kernel", ("sm90_tf32_overlap_forward",))
-def test_widths_that_were_not_planned_run_the_general_kernel(kernel, tmp_path, monkeypatch):
-    monkeypatch.setenv("TCONV_KERNEL", kernel)
-    layer = Layer(20, 3, (4, 4), (2, 2), (1, 1), batch=2, size=(9, 70))
-    export_file(None, layer, tmp_path / "model_new.py")
-    module = load(tmp_path / "model_new.py")
-    for batch, size, planned in ((2, (9, 70), True), (3, (30, 70), True), (2, (9, 72), False)):
-        case = Case(batch, 20, 3, 1, size, (4, 4), (2, 2), (1, 1))
-        with on_emulator(module) as extension:
-            assert_right(
-                module, case, operands(case, torch.float32, "contiguous", "cpu"), tf32=True
-            )
-        assert (extension.launched[0] == kernel) == planned
-
-
-@pytest.mark.parametrize("rows", (0, 2), ids=("line", "rows"))
-def test_what_a_tile_of_pixels_was_not_planned_for_runs_the_general_kernel(
-    rows, tmp_path, monkeypatch
-):
-    # A line of positions is for one size of image and any batch, rows of one image for all sizes;
-    # columns that came by copies of 16 bytes must again.
-    monkeypatch.setenv("TCONV_KERNEL", "sm90_tf32_wide_forward")
-    monkeypatch.setattr(
-        sm90_tf32_wide_forward, "TILES", (sm90_tf32_wide_forward.Tile(1, 256, rows=rows),)
-    )
-    channels = 20 + rows  # plans are kept by problem: another one for the other tile
-    layer = Layer(36, channels, (4, 4), (2, 2), (1, 2), batch=2, size=(5, 8))
-    export_file(None, layer, tmp_path / "model_new.py")
-    module = load(tmp_path / "model_new.py")
-    for batch, size, planned in (
-        (2, (5, 8), True),
-        (7, (5, 8), True),
-        (2, (7, 72), rows > 0),
-        (2, (5, 9), False),
+    planned = [launch.name for launch in module.PLANNED_CALLS[0].launches]
+    general = ["any_forward_float32"]
+    wide, odd = torch.randn(2, 32, 9, 48), torch.randn(2, 32, 9, 41)
+    last = wide[..., :40].contiguous(memory_format=torch.channels_last)
+    for x, kernels in (
+        (wide[..., :40].contiguous(), planned),
+        (wide[..., 4:44], planned),
+        (wide[..., 1:41], general),  # its address
+        (odd[..., :40], general),  # its rows
+        (last, general),
+        (last[:1].expand(2, -1, -1, -1), general),
     ):
-        case = Case(batch, 36, channels, 1, size, (4, 4), (2, 2), (1, 2))
-        tensors = operands(case, torch.float32, "contiguous", "cpu")
-        with on_emulator(module) as extension:
-            assert_right(module, case, tensors, tf32=True)
-        assert (extension.launched[0] == "sm90_tf32_wide_pack") == planned
+        assert x.shape == (2, 32, 9, 40)
+        ours = module.ModelNew(*module.get_init_inputs())
+        with on_emulator(module) as extension, torch.no_grad():
+            y = ours(x)
+        assert extension.launched == kernels
+        with torch.no_grad():
+            want = F.conv_transpose2d(x.contiguous(), *ours.parameters())
+        torch.testing.assert_close(y, want, rtol=1e-2, atol=1e-2)
 
 
 def unusual(tensors):
@@ -259,28 +229,22 @@ def unusual(tensors):
 
 @pytest.mark.parametrize("name", HALF)
 def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
-    family, layer, other_sizes = export_half(name, tmp_path / "model_new.py", monkeypatch)
+    family, layer = export_half(name, tmp_path / "model_new.py", monkeypatch)
     module = load(tmp_path / "model_new.py")
     tf32 = family is not sm90_split_forward
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    planned = list(module.PLANNED_KERNELS[0].structures)
+    planned = [launch.name for launch in module.PLANNED_CALLS[0].launches]
     stem, packing = family.STEM, getattr(family, "PACK_STEM", sm90_tf32_forward.PACK_STEM)
     # Other blocks compute again themselves what does not fit.
     repairs = [f"{stem}_repair"] if family.STEM == "sm90_tf32_flat_forward" else []
     assert planned == [packing, stem, *repairs]
-    groups, geometry = layer.groups, (layer.kernel_size, layer.stride, layer.padding)
-    for batch, size in ((2, layer.size), (3, (4, 20)), (1, (3, 196))):
-        case = Case(
-            batch, layer.in_channels // groups, layer.out_channels // groups, groups, size,
-            *geometry, layer.output_padding, bias=layer.bias,
-        )  # fmt: skip
-        served = other_sizes or size == layer.size
-        for tensors in unusual(operands(case, torch.float32, "contiguous", "cpu")):
-            with on_emulator(module) as extension:
-                assert_output_right(module, case, tensors, tf32=tf32)
-            assert extension.launched == (planned if served else ["any_forward_float32"])
+    case = case_of(layer)
+    for tensors in unusual(operands(case, torch.float32, "contiguous", "cpu")):
+        with on_emulator(module) as extension:
+            assert_output_right(module, case, tensors, tf32=tf32)
+        assert extension.launched == planned
     monkeypatch.setenv("TCONV_SANITIZE", "1")
-    with on_emulator(module, multiprocessors=1, schedule="random:3"):
+    with on_emulator(module, schedule="random:3"):
         assert_output_right(module, case, tensors, tf32=tf32)
 
 
@@ -295,19 +259,60 @@ def assert_output_right(module, case, t, *, tf32=True):
     assert wrong is None, f"{case}: {wrong}"
 
 
-def test_planned_kernels_leave_other_devices_and_sizes_to_the_general_one(module):
-    kernel = module.PLANNED_KERNELS[0]
+def test_what_a_planned_call_counts_on(module):
+    call = copy.copy(module.PLANNED_CALLS[0])
     layer = module.ModelNew(*module.get_init_inputs()).conv_transpose2d
-    x = torch.empty(1, layer.in_channels, 1, 1).expand(2**29, -1, 2, 2)  # of no memory
-    y = torch.empty(1, layer.out_channels, 1, 1).expand(2**29, -1, 3, 3)
     parameters = module.Parameters(layer.stride, layer.padding, (0, 0), layer.dilation, 1)
-    with on_emulator(module):
-        assert kernel.prepare(kernel.constants, x, layer.weight, None, y, parameters) is None
-    kernel = copy.copy(kernel)
-    kernel.architecture = (9, 0)
-    for capability, serves in (((9, 0), True), ((8, 0), False)):
+    x_shape, w_shape, y_shape = call.shapes
+    dense = {
+        "x": torch.empty(x_shape),
+        "w": layer.weight,
+        "y": torch.empty(y_shape),
+        "bias": torch.empty(1),
+    }
+
+    def serves(capability=(9, 0), **operands):
         with on_emulator(module, capability=capability):
-            assert kernel.serves("forward", kernel.layer, True, True, x) == serves
+            return call.serves("forward", {**dense, **operands}, w_shape, parameters, call.tf32)
+
+    assert call.has_bias and not (call.wide_offsets or call.x_aligned or call.specific)
+    assert (8, 0) in call.capabilities and (7, 0) not in call.capabilities
+    assert serves() and serves((8, 0)) and not serves((7, 0)) and not serves(bias=None)
+    steps = (2**31, 2**28, 16, 1)
+    assert not serves(x=torch.empty_strided(x_shape, steps, device="meta"))
+    odd = torch.empty(dense["y"].numel() + 1)[1:].view(y_shape)
+    longer = torch.empty(*y_shape[:3], y_shape[3] + 1)[..., :-1]
+    for name, y in (("y_aligned", odd), ("whole_rows", longer)):
+        setattr(call, name, False)
+        assert serves(y=y)
+        setattr(call, name, True)
+        assert serves() and not serves(y=y)
+        setattr(call, name, False)
+    call.specific = True
+    with on_emulator(module):
+        module.has_specific_instructions = lambda: False
+        assert not call.serves("forward", dense, w_shape, parameters, call.tf32)
+
+
+def test_a_layer_on_two_sizes_has_a_plan_for_each(tmp_path):
+    given = tmp_path / "problem.py"
+    given.write_text(
+        "import torch\nimport torch.nn as nn\n\n\nclass Model(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.up = nn.ConvTranspose2d(8, 8, 3)\n\n"
+        "    def forward(self, x):\n        return self.up(self.up(x))\n\n\n"
+        "def get_inputs():\n    return [torch.rand(1, 8, 5, 6)]\n\n\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    export_file(given, None, tmp_path / "model_new.py")
+    module = load(tmp_path / "model_new.py")
+    assert [call.direction for call in module.PLANNED_CALLS].count("forward") == 2
+    theirs, ours = load(given).Model(), module.ModelNew()
+    ours.load_state_dict(theirs.state_dict())
+    (x,) = load(given).get_inputs()
+    with on_emulator(module) as extension:
+        torch.testing.assert_close(ours(x), theirs(x))
+    assert not any(name.startswith("any_") for name in extension.launched)
 
 
 def test_a_model_around_the_layer_trains(exported_files, full_float32):
@@ -488,45 +493,30 @@ def test_no_order_of_threads_changes_a_bit(schedule, module):
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize("multiprocessors", (1, 3))
-def test_blocks_that_walk_down_rows(multiprocessors, tmp_path, monkeypatch):
-    """On sizes that their tile takes; others run the general kernel."""
-    monkeypatch.setenv("TCONV_KERNEL", "mma_forward")
-    layer = Layer(
-        32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=False, dilation=(2, 1), size=(5, 240)
-    )
-    report = export_file(None, layer, tmp_path / "model_new.py")
-    assert "/bulk" in str(report.plans[0])
-    module = load(tmp_path / "model_new.py")
-    for size, planned in (((5, 240), True), ((3, 228), True), ((2, 264), False), ((3, 4), False)):
-        case = Case(1, 8, 16, 4, size, (3, 5), (2, 3), (1, 2), (0, 0), (2, 1), bias=False)
-        tensors = operands(case, torch.float32, "contiguous", "cpu")
-        with on_emulator(module, multiprocessors=multiprocessors) as extension:
-            assert_right(module, case, tensors, tf32=True)
-        assert (extension.launched[0] == "mma_forward") == planned
+WALKED = Layer(
+    32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=False, dilation=(2, 1), batch=3, size=(5, 240)
+)
 
 
-@pytest.mark.parametrize("multiprocessors", (1, 3, 9))
 @pytest.mark.parametrize("bias", (True, False))
-def test_rows_that_are_handed_out(bias, multiprocessors, tmp_path, monkeypatch):
-    """Also on calls of fewer rows than planned for, down to a share of one."""
+@pytest.mark.parametrize("handed_out", (True, False))
+def test_blocks_that_walk_down_rows(handed_out, bias, tmp_path, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", "mma_forward")
-    monkeypatch.setattr(mma_forward, "LEAST_HANDED_OUT", 1)
+    monkeypatch.setattr(mma_forward, "LEAST_HANDED_OUT", 1 if handed_out else 1024)
     plan._plan.cache_clear()  # plans are kept by problem, however few rows are handed out
-    layer = Layer(
-        32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=bias, dilation=(2, 1), batch=3, size=(5, 240)
-    )
+    layer = dataclasses.replace(WALKED, bias=bias)
     report = export_file(None, layer, tmp_path / "model_new.py")
     plan._plan.cache_clear()
     assert "/bulk" in str(report.plans[0])
     module = load(tmp_path / "model_new.py")
-    stems = ["clear_counts", "mma_forward"]
-    assert list(module.PLANNED_KERNELS[0].structures) == stems
-    for batch, size, planned in ((3, (5, 240), True), (1, (1, 228), True), (1, (2, 264), False)):
-        case = Case(
-            batch, 8, 16, 4, size, (3, 5), (2, 3), (1, 2), (0, 0), (2, 1), bias=bias
-        )  # fmt: skip
+    planned = module.PLANNED_CALLS[0]
+    stems = ["clear_counts"] * handed_out + ["mma_forward"]
+    assert [launch.name for launch in planned.launches] == stems
+    # Bulk copies are compiled for sm_90a, sm_100a and so on, and for no older GPU.
+    assert planned.whole_rows and planned.specific and min(planned.capabilities) == (9, 0)
+    for capability, kernels in (((9, 0), stems), ((8, 0), ["any_forward_float32"])):
+        case = case_of(layer)
         tensors = operands(case, torch.float32, "contiguous", "cpu")
-        with on_emulator(module, multiprocessors=multiprocessors) as extension:
+        with on_emulator(module, capability=capability) as extension:
             assert_output_right(module, case, tensors)
-        assert extension.launched == (stems if planned else ["any_forward_float32"])
+        assert extension.launched == kernels

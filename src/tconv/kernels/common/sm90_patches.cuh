@@ -81,11 +81,11 @@ TCONV_DEVICE void find_unit(Shared& shared, int warp) {
 
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) {
     int consumer = warp / 4 - 1;
-    bool aligned = (arguments.destination_stride_n | arguments.destination_stride_c |
-                    arguments.destination_stride_h) %
-                           Layer::vector ==
-                       0 &&
-                   reinterpret_cast<uintptr_t>(arguments.destination) % (4 * Layer::vector) == 0;
+    TCONV_CHECK((arguments.destination_stride_n | arguments.destination_stride_c |
+                 arguments.destination_stride_h) %
+                        Layer::vector ==
+                    0 &&
+                reinterpret_cast<uintptr_t>(arguments.destination) % (4 * Layer::vector) == 0);
     if constexpr (Layer::resident) ptx::mbarrier_wait_parity(&shared.weights_full, 0);
     if constexpr (Layer::half) {
         int exponent = static_cast<const int*>(arguments.status)[1];
@@ -122,16 +122,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
             for (int r = 0; r < Layer::tile_rows; ++r) ptx::fence_registers(sums[m][r]);
         }
         if constexpr (Layer::half) find_unit(shared, warp);
-        // NOTE: the second store is a third of what there is to compile.
-        bool wrong;
-        if constexpr (Layer::rows_aligned) {
-            TCONV_CHECK(aligned);
-            wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
-        } else if (aligned) {
-            wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
-        } else {
-            wrong = store<1>(arguments, shared, at, warp, sums);
-        }
+        bool wrong = store<Layer::vector>(arguments, shared, at, warp, sums);
         if constexpr (!Layer::half) {
             if (__any_sync(~0u, wrong)) {
                 Position same(ptx::opaque(tile), arguments, rings == 1 ? consumer : 0);

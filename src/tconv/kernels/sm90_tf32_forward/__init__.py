@@ -852,7 +852,6 @@ def kernel_source(
         ("repair", repairs is not None),
         ("packed_begin", 0 if repairs is None else repairs.half_bytes // 4),
         ("rolled", laid.rolled),
-        ("rows_aligned", True),
         ("rings", laid.rings),
         ("weight_words", (repairs or laid).weight_words),
         ("tensor_map", problem.x_aligned),
@@ -1064,5 +1063,5 @@ def packed_launches(
             "lays the weights out",
             packed=elements,
         ),
-        Launch("kernel", kernel, grid, arguments),
+        Launch("kernel", kernel, grid, arguments, aligned=True),
     )
