@@ -21,7 +21,7 @@ Constant = int | float | bool | str | tuple[int, ...]
 
 @cache
 def file_of(stem: str) -> str:
-    """A kernel's file as its text includes it: `<family>/<stem>.cu`, or `<stem>.cu` of no family."""
+    """A kernel's file as its text includes it: `<family>/<stem>.cu`, or `<stem>.cu`."""
     paths = KERNEL_DIRECTORY.glob(f"*/{stem}.cu")
     return next((path.relative_to(KERNEL_DIRECTORY).as_posix() for path in paths), f"{stem}.cu")
 
