@@ -12,7 +12,7 @@ from tconv.problem import Direction, Problem
 class Family(Protocol):
     """One kernel: the folder `<STEM>`.
 
-    It holds `<STEM>.cu`, `tiles.py` (the table), `layout.py` (the geometry of a tile over a problem,
+    It holds `<STEM>.cu`, `tiles.py` (the table), `layout.py` (geometry of a tile over a problem,
     and what cannot be served), `cost.py` with `costs.json` (the modelled time) and `launch.py`.
     """
 
