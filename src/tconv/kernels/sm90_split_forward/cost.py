@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import costs, family
 from tconv.kernels.sm90_split_forward.tiles import Tile
 from tconv.kernels.sm90_tf32_forward.layout import CONSUMERS, layout
 from tconv.problem import Problem
+
+_COSTS = costs.load(__file__)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -15,17 +17,14 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 
 def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds of packing and kernel.
-
-    A fit to 49 rows of KernelBench's layers, off by 7% in the root mean square: a stage takes 1000
-    cycles at 1.75 GHz beside its products, and streamed weights keep a tile waiting.
-    """
+    """Modelled seconds of packing and kernel: cycles of a tile's parts, and bytes of memory."""
+    fit = _COSTS
     laid = layout(problem, tile)
     products = 3 * laid.mean_pairs * tile.rows
     added = -(-laid.mean_pairs // tile.group) * tile.rows
-    stage = (0.92 * products + 1.3 * added) * tile.columns / 2 + 1020
-    of_tile = laid.chunks * stage + (0 if tile.resident else 800)
+    stage = (fit.product * products + fit.added * added) * tile.columns / 2 + fit.stage
+    of_tile = laid.chunks * stage + (0 if tile.resident else fit.streamed)
     waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
-    busy = waves * CONSUMERS * of_tile / 1.75e9
-    moved = problem.bytes / 4.2e12
-    return max(busy, moved) + 0.18 * min(busy, moved) + 8e-6
+    busy = waves * CONSUMERS * of_tile / fit.clock
+    moved = problem.bytes / (fit.memory * 1e12)
+    return max(busy, moved) + fit.both * min(busy, moved) + fit.launch * 1e-6
