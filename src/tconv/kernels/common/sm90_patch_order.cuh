@@ -29,17 +29,17 @@ public:
     // To the ring's first tile.
     TCONV_DEVICE void begin() {
         order.count = 0;
-        tell();
+        publish();
     }
 
-    // The last that the other threads were told of.
+    // The last that was published to the other threads.
     TCONV_DEVICE Index now() const { return tile; }
 
     // To the next, unless this one does not exist, which ends it all.
     TCONV_DEVICE void advance() {
         tile = ahead != none ? ahead : take();
         ahead = none;
-        tell();
+        publish();
     }
 
     // Finds the next one already, so that to advance need not wait.
@@ -56,10 +56,10 @@ private:
     Order& order;
     Index tile, ahead = none;
 
-    TCONV_DEVICE void tell() const {
+    TCONV_DEVICE void publish() const {
         uint32_t place = order.count++ % order_size;
         order.tiles[place] = tile;
-        ptx::mbarrier_arrive(&order.told[place]);
+        ptx::mbarrier_arrive(&order.full[place]);
     }
 
     TCONV_DEVICE Index take() const {
@@ -76,22 +76,22 @@ public:
     TCONV_DEVICE Listener(const Fields&, Shared& shared, int ring) : order(shared.order[ring]) {}
 
     TCONV_DEVICE Index next() {
-        ptx::mbarrier_wait_parity(&order.told[heard % order_size], heard / order_size % 2);
-        ++heard;
+        ptx::mbarrier_wait_parity(&order.full[received % order_size], received / order_size % 2);
+        ++received;
         return now();
     }
 
-    TCONV_DEVICE Index now() const { return order.tiles[(heard - 1) % order_size]; }
+    TCONV_DEVICE Index now() const { return order.tiles[(received - 1) % order_size]; }
 
     // To the tile's first stage.
     // NOTE: found again: kept beside the sums that are written, it would spill.
     TCONV_DEVICE void enter(Turn<stages>& pixels) const {
-        pixels = Turn<stages>((heard - 1) * chunks);
+        pixels = Turn<stages>((received - 1) * chunks);
     }
 
 private:
     Order& order;
-    uint32_t heard = 0;
+    uint32_t received = 0;
 };
 
 // Both, of tiles in fixed steps, or of the block's chain.

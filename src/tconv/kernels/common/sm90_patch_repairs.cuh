@@ -1,7 +1,7 @@
 // Tiles whose values float16 cannot hold. A block that multiplies in float16 chains its tiles up,
 // those that do not fit in one chain, the others in a second. It computes those of the first again
 // when it has done all, in TF32 or (Layer::split) in bfloat16, and if weights do not fit, all: the
-// same functions once more, with Layer::repair, in `namespace again`. So no tile is written by one
+// same functions once more, with Layer::repair, in `namespace repair`. So no tile is written by one
 // block and repaired by another.
 //
 // arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the
@@ -50,7 +50,7 @@ TCONV_DEVICE void look_at_weights(const Fields& arguments, Shared& shared, int w
     if (threadIdx.x % 32 == 0) shared.unfit_weights[warp] = unfit;
 }
 
-#ifdef TCONV_AGAIN
+#ifdef TCONV_REPAIR
 // Both chains in one.
 TCONV_DEVICE uint32_t joined(const Arguments& arguments, const Repairs& repairs) {
     volatile uint32_t* next = chain(arguments);

@@ -157,7 +157,7 @@ TCONV_DEVICE void each_mbarrier(Shared& shared, Action action) {
             action(&shared.empty[ring][stage], patch_consumers * warpgroup / 32);
         }
 #pragma unroll unrolled
-        for (uint64_t& told : shared.order[ring].told) action(&told, 1);
+        for (uint64_t& full : shared.order[ring].full) action(&full, 1);
     }
     action(&shared.weights_full, 1);
 #pragma unroll unrolled
@@ -182,12 +182,12 @@ TCONV_DEVICE void prepare_block(Shared& shared, Repairs repairs) {
     for (uint32_t& count : shared.written) count = 0;
 }
 
-#ifdef TCONV_AGAIN
+#ifdef TCONV_REPAIR
 // Both parts of a block are in the same shared memory: where neither has anything else.
 TCONV_DEVICE Handover& handover_of(unsigned char* memory) {
     auto* of_this = reinterpret_cast<unsigned char*>(&reinterpret_cast<Shared*>(memory)->handover);
     auto* of_next =
-        reinterpret_cast<unsigned char*>(&reinterpret_cast<again::Shared*>(memory)->handover);
+        reinterpret_cast<unsigned char*>(&reinterpret_cast<repair::Shared*>(memory)->handover);
     return *reinterpret_cast<Handover*>(of_this > of_next ? of_this : of_next);
 }
 
@@ -207,7 +207,7 @@ TCONV_DEVICE void prepare_repairs(const Arguments& arguments, unsigned char* mem
     if (repairs == 0) return;
     each_mbarrier<1>(shared, [](uint64_t* barrier, int) { ptx::mbarrier_inval(barrier); });
     ptx::fence_proxy_async_shared();  // what was stored there, before copies are
-    again::prepare_block(*reinterpret_cast<again::Shared*>(memory), {repairs, 0});
+    repair::prepare_block(*reinterpret_cast<repair::Shared*>(memory), {repairs, 0});
 }
 
 // By a role's threads when their own part is done: whether there is anything to do again. A
@@ -253,7 +253,7 @@ TCONV_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 
 // The kernel, from its first line to its last.
 TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
     if (threadIdx.x == 0) {
-#ifdef TCONV_AGAIN
+#ifdef TCONV_REPAIR
         prepare_handover(memory);
 #endif
         prepare_block(*reinterpret_cast<Shared*>(memory), {});
@@ -263,10 +263,10 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
     if (warp < warpgroup / 32) {
         if constexpr (Layer::shares) ptx::setmaxnreg_dec<producer_registers>();
         produce_all(arguments, memory, warp);
-#ifdef TCONV_AGAIN
+#ifdef TCONV_REPAIR
         if (repairs_follow<true>(arguments, memory)) {
-            again::produce_all(arguments, memory,
-                               Layer::tensor_map && !Layer::split ? own_warp() : warp);
+            repair::produce_all(arguments, memory,
+                                Layer::tensor_map && !Layer::split ? own_warp() : warp);
         }
 #endif
     } else {
@@ -275,8 +275,8 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
         // it.
         ptx::griddepcontrol_wait();
         consume_all(arguments, memory, warp);
-#ifdef TCONV_AGAIN
-        if (repairs_follow<false>(arguments, memory)) again::consume_all(arguments, memory, warp);
+#ifdef TCONV_REPAIR
+        if (repairs_follow<false>(arguments, memory)) repair::consume_all(arguments, memory, warp);
 #endif
     }
 }

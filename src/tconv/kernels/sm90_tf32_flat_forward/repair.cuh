@@ -43,7 +43,7 @@ TCONV_DEVICE bool repairs(const Fields& arguments, unsigned image) {
 //
 // Most blocks know while the kernel in front still runs, and are gone before its end; one waits, so
 // that this launch is not over first.
-// NOTE: blocks that come early, where the kernel in front leaves room, look until it has told,
+// NOTE: blocks that come early, where the kernel in front leaves room, look until it has reported,
 // which it is about to. If they waited for its end instead, the others would only come behind that:
 // 4% of hifigan_k16s8. They do not look for ever: it is no condition of the result.
 template <typename Fields>
@@ -52,7 +52,7 @@ TCONV_DEVICE bool is_needed(const Fields& arguments) {
     auto all_fit = [&] { return !repairs_all(arguments) && status.unfit_images == 0; };
     constexpr int most_looks = 64;  // each takes what L2 takes to answer
     for (int i = 0; blockIdx.x != 0 && i < most_looks; ++i) {
-        if (status.told == arguments.blocks_in_front) {
+        if (status.reported == arguments.blocks_in_front) {
             __threadfence();
             if (all_fit()) return false;
             break;

@@ -33,6 +33,7 @@
 #include <common/division.cuh>
 #include <common/exact_output.cuh>
 #include <common/float16_operands.cuh>
+#include <common/ring.cuh>
 #include <sm90_tf32_flat_forward/repair.cuh>
 #include <sm90_tf32_flat_forward/rows.cuh>
 #include <sm90_tf32_flat_forward/status.cuh>
@@ -129,20 +130,6 @@ struct Shared {
     uint64_t leading;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
-
-// A ring's next stage, and the parity of its turn.
-template <int stages>
-struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    TCONV_DEVICE void advance() {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 // The tiles of a block: every gridDim.x-th, or neighbours, as many as any other block but for one.
 struct Tiles {
@@ -321,7 +308,7 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
 }
 
 // Whether float16 holds the weights, and which images' pixels, from what the packing has noted. By
-// a warp of each block, which all have a part of it; then `Status::told`.
+// a warp of each block, which all have a part of it; then `Status::reported`.
 template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments) {
     int lane = threadIdx.x % 32;
@@ -360,7 +347,7 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
     }
     __threadfence();
     __syncwarp();
-    if (lane == 0) atomicAdd(&status.told, 1u);
+    if (lane == 0) atomicAdd(&status.reported, 1u);
 }
 
 // By a warp: where each tile's outputs lie.
@@ -401,8 +388,9 @@ using Sums = float[columns / 2];
 
 // Columns from `first` on of a half of a warp's rows, into shared memory.
 template <int first, int half>
-TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer,
-                        const float (&bias)[2], const Sums& sums, NotFinite<float>& not_finite) {
+TCONV_DEVICE void stage_outputs(Shared& shared, const flat::WarpRows& rows, int consumer,
+                                const float (&bias)[2], const Sums& sums,
+                                NotFinite<float>& not_finite) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
     int row = lane / 4 + 8 * half;
     if (row >= flat::warp_channels * flat::row_phases) return;
@@ -426,7 +414,8 @@ TCONV_DEVICE void leave(Shared& shared, const flat::WarpRows& rows, int consumer
 
 // Tells who writes a warp's outputs whether some are not finite. In float16 no image is written for
 // good that has any.
-TCONV_DEVICE void tell(Shared& shared, int consumer, int half, const NotFinite<float>& not_finite) {
+TCONV_DEVICE void report(Shared& shared, int consumer, int half,
+                         const NotFinite<float>& not_finite) {
     if constexpr (!Layer::half) {
         bool wrong = __any_sync(~0u, not_finite.any());
         if (threadIdx.x % 32 == 0)
@@ -435,7 +424,7 @@ TCONV_DEVICE void tell(Shared& shared, int consumer, int half, const NotFinite<f
 }
 
 // Of those of a consumer, or where their rows are written together, of both.
-TCONV_DEVICE bool is_told(const Shared& shared, int consumer, int half, int warp) {
+TCONV_DEVICE bool is_wrong(const Shared& shared, int consumer, int half, int warp) {
     return shared.wrong[consumer][half][warp] ||
            (slice_sets == 1 && shared.wrong[consumers - 1 - consumer][half][warp]);
 }
@@ -452,10 +441,11 @@ TCONV_DEVICE void hand_over(Shared& shared, const flat::WarpRows& rows, bool exi
         ptx::mbarrier_wait_parity(&shared.slices_empty[set][half], parity ^ 1);
         NotFinite<float> not_finite;
         if (exists) {
-            leave<0, half>(shared, rows, consumer, bias, sums, not_finite);
-            if constexpr (halves == 1) leave<0, 1>(shared, rows, consumer, bias, sums, not_finite);
+            stage_outputs<0, half>(shared, rows, consumer, bias, sums, not_finite);
+            if constexpr (halves == 1)
+                stage_outputs<0, 1>(shared, rows, consumer, bias, sums, not_finite);
         }
-        tell(shared, consumer, half, not_finite);
+        report(shared, consumer, half, not_finite);
         ptx::mbarrier_arrive(&shared.slices_full[set][half]);
         hand_over<half + 1>(shared, rows, exists, consumer, bias, sums, parity);
     }
@@ -599,28 +589,27 @@ TCONV_DEVICE float* destination_of(const Arguments& arguments, int group, int ch
 
 // All columns of a warp's outputs, some after the other.
 template <int first = 0>
-TCONV_DEVICE void leave_and_write_out(const Arguments& arguments, Shared& shared,
-                                      const Place* places, const flat::WarpRows& rows, int group,
-                                      int consumer, const float (&bias)[2], const Sums& sums) {
+TCONV_DEVICE void stage_and_write(const Arguments& arguments, Shared& shared, const Place* places,
+                                  const flat::WarpRows& rows, int group, int consumer,
+                                  const float (&bias)[2], const Sums& sums) {
     if constexpr (first < columns) {
         // Of the channels that two warps gather, each writes half.
         constexpr int channels = flat::apart ? flat::warp_channels / 2 : flat::warp_channels;
         int own = flat::apart ? consumer * channels : 0;
         int warp = threadIdx.x % warpgroup / 32;
         NotFinite<float> not_finite;
-        leave<first, 0>(shared, rows, consumer, bias, sums, not_finite);
-        leave<first, 1>(shared, rows, consumer, bias, sums, not_finite);
-        tell(shared, consumer, 0, not_finite);
+        stage_outputs<first, 0>(shared, rows, consumer, bias, sums, not_finite);
+        stage_outputs<first, 1>(shared, rows, consumer, bias, sums, not_finite);
+        report(shared, consumer, 0, not_finite);
         gatherers_sync();
         write<channels>(
             arguments,
             {shared.outputs[flat::apart ? 0 : consumer] + warp * flat::warp_channels + own, places,
              first, rows.phase_y, Layer::out_channels - rows.channel - own,
              destination_of(arguments, group, rows.channel + own, rows.phase_y)},
-            is_told(shared, consumer, 0, warp));
+            is_wrong(shared, consumer, 0, warp));
         gatherers_sync();
-        leave_and_write_out<first + part>(arguments, shared, places, rows, group, consumer, bias,
-                                          sums);
+        stage_and_write<first + part>(arguments, shared, places, rows, group, consumer, bias, sums);
     }
 }
 
@@ -646,7 +635,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
                     arguments,
                     {outputs, positions, 0, rows.phase_y, Layer::out_channels - rows.channel,
                      destination_of(arguments, at.group, rows.channel, rows.phase_y)},
-                    is_told(shared, set, half, warp));
+                    is_wrong(shared, set, half, warp));
             }
             ptx::mbarrier_arrive(&shared.slices_empty[set][half]);
         }
@@ -803,8 +792,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         } else {
             ptx::mbarrier_wait_parity(&shared.places_full[places.stage], places.parity);
             if (work.exists && work.rows.phase_y < Layer::stride_y) {
-                leave_and_write_out(arguments, shared, shared.places[places.stage], work.rows,
-                                    work.at.group, consumer, work.bias, sums);
+                stage_and_write(arguments, shared, shared.places[places.stage], work.rows,
+                                work.at.group, consumer, work.bias, sums);
             }
             ptx::mbarrier_arrive(&shared.places_empty[places.stage]);
             places.advance();

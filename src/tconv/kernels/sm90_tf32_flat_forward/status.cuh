@@ -11,7 +11,7 @@ struct Status {
     uint32_t unfit_weights;  // octets
     uint32_t unfit_images;
     uint32_t
-        told;  // blocks of the kernel that have looked at their part of what the packing has noted
+        reported;  // blocks of the kernel that have looked at their part of what the packing has noted
     uint32_t packing;  // items that some block of the launch that repairs packs or has packed
     uint32_t packed;  // has packed
 };

@@ -17,13 +17,13 @@ PACK_STEM = "sm90_tf32_pack"
 THREADS = 384
 
 MOST_UNFIT_WEIGHTS = 2**16 - 2
-"""That are told of, so that the sum of what all threads of a packing tell is a 32-bit number."""
+"""A packing counts no more, so that the sum over its threads is a 32-bit number."""
 
 UNIT_BYTES = 256
 """Shared memory of what the sums of float16's operands are multiplied by."""
 
 ORDER_BYTES = 272
-"""Shared memory in which a ring's next tiles are told."""
+"""Shared memory of the queue of a ring's next tiles."""
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
@@ -34,10 +34,10 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return ending_with(_forward_source(laid, None), _forward_source(laid.repairing, repairs=laid))
 
 
-def ending_with(kernel: KernelSource, again: KernelSource) -> KernelSource:
+def ending_with(kernel: KernelSource, repair: KernelSource) -> KernelSource:
     """A kernel whose blocks end with another's functions, in the same shared memory."""
-    shared = max(kernel.shared_bytes, again.shared_bytes)
-    return dataclasses.replace(kernel, again=again, shared_bytes=shared)
+    shared = max(kernel.shared_bytes, repair.shared_bytes)
+    return dataclasses.replace(kernel, repair_source=repair, shared_bytes=shared)
 
 
 def _forward_source(laid: Layout, repairs: Layout | None) -> KernelSource:

@@ -21,6 +21,7 @@
 // or tile_rows x tile_columns pixels of one image.
 #include <common/element.cuh>
 #include <common/exact_output.cuh>
+#include <common/ring.cuh>
 #include <sm90_tf32_wide_forward/columns.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/cp_async.cuh>
@@ -72,20 +73,6 @@ struct Shared {
     uint64_t leading;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
-
-// A ring's next stage, and the parity of its turn.
-template <int stages>
-struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    TCONV_DEVICE void advance() {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 // Column tiles innermost: they share their pixels.
 struct Position {
