@@ -107,6 +107,14 @@ def stride_fields(prefix: str, names: str, index: str) -> tuple[tuple[str, str],
     return tuple((f"{prefix}_stride_{name}", index) for name in names.split())
 
 
+SIZE_FIELDS = tuple(
+    (f"{image}_{axis}", "int")
+    for image in ("source", "destination")
+    for axis in ("height", "width")
+)
+"""Fields of `struct Arguments` for the sizes of input and output."""
+
+
 def phases_why_not(problem: Problem) -> str | None:
     """`coordinates_why_not`, and for forward kernels that compute all phases a reason if these are
     more than `MOST_LISTED_PHASES`, or some have no output.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tconv.jit.target import Target
+from tconv.kernels.source import Constant
 from tconv.problem import Axis, Problem
 
 
@@ -24,6 +25,32 @@ def pitch(axis: Axis, most_slot: int) -> int:
     before = max(0, most_slot - axis.q_range.start)
     behind = max(0, axis.q_range.stop - axis.size)
     return max(axis.size + max(before, behind), len(axis.q_range))
+
+
+def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, Constant], ...]:
+    """What a kernel and its packing know of the layer; `index`: the type of offsets."""
+    return (
+        ("Index", index),
+        ("groups", problem.groups),
+        ("in_channels", problem.in_channels_per_group),
+        ("out_channels", problem.out_channels_per_group),
+        ("stride_y", problem.height.stride),
+        ("stride_x", problem.width.stride),
+    )
+
+
+def phases_share_slots(problem: Problem) -> bool:
+    """Whether all phases in x have the same slots."""
+    return len({tuple(tap.shift for tap in phase.taps) for phase in problem.width.phases}) == 1
+
+
+def apart_why_not(problem: Problem) -> str | None:
+    """One sentence if a tile that takes two phases in x apart cannot serve, else None."""
+    if problem.width.stride != 2:
+        return f"takes two phases in x apart, the stride is {problem.width.stride}"
+    if phases_share_slots(problem):
+        return "all phases in x have the same slots: nothing is gained by taking them apart"
+    return None
 
 
 def tap_constants(problem: Problem) -> tuple[tuple[str, int], ...]:

@@ -14,18 +14,4 @@ from tconv.kernels.sm90_split_forward.tiles import TILES, Tile
 from tconv.kernels.sm90_tf32_forward.layout import layout
 from tconv.problem import Direction
 
-__all__ = [
-    "DIRECTION",
-    "MOST_LOADED_COLUMNS",
-    "STEM",
-    "TILES",
-    "Tile",
-    "cost",
-    "launches",
-    "layout",
-    "source",
-    "tile_why_not",
-    "why_not",
-]
-
 DIRECTION: Direction = "forward"

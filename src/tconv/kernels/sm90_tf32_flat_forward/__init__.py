@@ -18,20 +18,4 @@ from tconv.kernels.sm90_tf32_flat_forward.layout import (
 from tconv.kernels.sm90_tf32_flat_forward.tiles import TILES, Tile
 from tconv.problem import Direction
 
-__all__ = [
-    "DIRECTION",
-    "MOST_SLIGHT",
-    "PACK_STEM",
-    "STEM",
-    "TILES",
-    "Layout",
-    "Tile",
-    "cost",
-    "launches",
-    "layout",
-    "source",
-    "tile_why_not",
-    "why_not",
-]
-
 DIRECTION: Direction = "forward"

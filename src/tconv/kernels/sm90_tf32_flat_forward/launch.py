@@ -6,7 +6,15 @@ import itertools
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.launch import Address, Argument, Launch, TensorMap, output_rows, strides
+from tconv.kernels.launch import (
+    Address,
+    Argument,
+    Launch,
+    TensorMap,
+    input_image,
+    output_rows,
+    weights,
+)
 from tconv.kernels.sm90_tf32_flat_forward.layout import (
     LINE_BYTES,
     LINE_WORDS,
@@ -161,12 +169,7 @@ def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
     # An array has at least one element, even where no phase has a slot.
     slots = [slot for row_class in laid.classes for slot in row_class] or [(0, 0)]
     return (
-        ("Index", index),
-        ("groups", problem.groups),
-        ("in_channels", problem.in_channels_per_group),
-        ("out_channels", problem.out_channels_per_group),
-        ("stride_y", problem.height.stride),
-        ("stride_x", problem.width.stride),
+        *hopper.layer_constants(problem, index),
         ("apart", laid.tile.apart),
         ("paired", laid.tile.paired),
         ("half", laid.tile.half),
@@ -293,14 +296,10 @@ def _packing_arguments(laid: Layout) -> dict[str, Argument]:
     """Values of the fields of `_packing_fields`."""
     weight_items, pixel_items = laid.pack_items
     return {
-        "source": Address("x"),
-        "weight": Address("w"),
         "items": weight_items + pixel_items,
         "weight_items": weight_items,
         "weight_elements": laid.weight_elements,
         "positions": laid.positions,
-        "source_height": laid.problem.height.size,
-        "source_width": laid.problem.width.size,
-        **strides("source", "n c h w", "x"),
-        **strides("weight", "in out h w", "w"),
+        **input_image(laid.problem),
+        **weights(),
     }

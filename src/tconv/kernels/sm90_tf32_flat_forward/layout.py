@@ -443,10 +443,8 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
-    if tile.apart and problem.width.stride != 2:
-        return f"takes two phases in x apart, the stride is {problem.width.stride}"
-    if tile.apart and len({tuple(t.shift for t in p.taps) for p in problem.width.phases}) == 1:
-        return "all phases in x have the same slots: nothing is gained by taking them apart"
+    if tile.apart and (refusal := hopper.apart_why_not(problem)):
+        return refusal
     if tile.paired and problem.height.stride % 2:
         return f"takes two phases in y together, the stride is {problem.height.stride}"
     laid = layout(problem, tile)

@@ -13,20 +13,4 @@ from tconv.kernels.sm90_tf32_forward.limits import tile_why_not, why_not
 from tconv.kernels.sm90_tf32_forward.tiles import TILES, Tile
 from tconv.problem import Direction
 
-__all__ = [
-    "DIRECTION",
-    "MOST_SUMS",
-    "PACK_STEM",
-    "STEM",
-    "TILES",
-    "Layout",
-    "Tile",
-    "cost",
-    "launches",
-    "layout",
-    "source",
-    "tile_why_not",
-    "why_not",
-]
-
 DIRECTION: Direction = "forward"

@@ -6,7 +6,16 @@ import dataclasses
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.launch import Address, Argument, Launch, Stride, TensorMap, output_rows, strides
+from tconv.kernels.launch import (
+    Address,
+    Argument,
+    Launch,
+    Stride,
+    TensorMap,
+    input_image,
+    output_rows,
+    weights,
+)
 from tconv.kernels.sm90_tf32_forward.layout import CHANNELS, WARPS, Layout, layout, warp_channels
 from tconv.kernels.sm90_tf32_forward.tiles import Tile
 from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
@@ -117,10 +126,7 @@ def kernel_source(
             ("tiles_y", "int"),
             ("tiles_x", "int"),
             ("patch_row", "int"),
-            ("source_height", "int"),
-            ("source_width", "int"),
-            ("destination_height", "int"),
-            ("destination_width", "int"),
+            *family.SIZE_FIELDS,
             *family.stride_fields("source", "n c h w", index),
             *family.stride_fields("destination", "n c h", index),
             ("weight", "const void*"),
@@ -138,12 +144,7 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
     for row_class in laid.classes:
         begins.append(begins[-1] + len(row_class))
     return (
-        ("Index", index),
-        ("groups", problem.groups),
-        ("in_channels", problem.in_channels_per_group),
-        ("out_channels", problem.out_channels_per_group),
-        ("stride_y", problem.height.stride),
-        ("stride_x", problem.width.stride),
+        *hopper.layer_constants(problem, index),
         ("padding_y", problem.height.padding),
         ("padding_x", problem.width.padding),
         ("vector", laid.vector),
@@ -213,23 +214,19 @@ def packed_launches(
         threads=128,
     )
     places: dict[str, Argument] = {
-        "weight": Address("w"),
+        **weights(),
         "packed": Address("packed"),
         "status": Address("packed", laid.packed_bytes),
-        **strides("weight", "in out h w", "w"),
     }
     items: dict[str, Argument] = {"items": laid.all_items, "half_items": laid.half_items}
     tiles_y, tiles_x = laid.tiles_yx
     arguments: dict[str, Argument] = {
         **places,
-        "source": Address("x"),
         "tiles": laid.tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
         "patch_row": laid.patch_row,
-        "source_height": problem.height.size,
-        "source_width": problem.width.size,
-        **strides("source", "n c h w", "x"),
+        **input_image(problem),
         **output_rows(problem),
     }
     if problem.x_aligned:

@@ -18,20 +18,4 @@ from tconv.kernels.sm90_tf32_overlap_forward.layout import (
 from tconv.kernels.sm90_tf32_overlap_forward.tiles import TILES, Tile
 from tconv.problem import Direction
 
-__all__ = [
-    "DIRECTION",
-    "MOST_AHEAD_BYTES",
-    "STEM",
-    "TILES",
-    "Layout",
-    "Tile",
-    "cost",
-    "launches",
-    "layout",
-    "share_out",
-    "source",
-    "tile_why_not",
-    "why_not",
-]
-
 DIRECTION: Direction = "forward"

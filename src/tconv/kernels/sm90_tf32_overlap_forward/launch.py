@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family
-from tconv.kernels.launch import Address, Argument, Launch, output_rows, strides
+from tconv.kernels.launch import Argument, Launch, input_image, output_rows, weights
 from tconv.kernels.sm90_tf32_overlap_forward.layout import RESERVED_BYTES, layout, round_up
 from tconv.kernels.sm90_tf32_overlap_forward.tiles import Tile
 from tconv.kernels.source import Constant, KernelSource
@@ -58,10 +58,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
             ("strips", "int"),
             ("abreast", "int"),
             ("step", "int"),
-            ("source_height", "int"),
-            ("source_width", "int"),
-            ("destination_height", "int"),
-            ("destination_width", "int"),
+            *family.SIZE_FIELDS,
             *family.stride_fields("source", "n c h w", index),
             *family.stride_fields("weight", "in out h w", index),
             *family.stride_fields("destination", "n c h", index),
@@ -75,18 +72,14 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     """The kernel: a block for each SM, or one for each group where those are more."""
     laid = layout(problem, tile)
     arguments: dict[str, Argument] = {
-        "source": Address("x"),
-        "weight": Address("w"),
         "lines": laid.lines // laid.abreast(target),
         "share": laid.share(target),
         "rows": laid.rows,
         "strips": laid.strips // laid.abreast(target),
         "abreast": laid.abreast(target),
         "step": laid.step(target),
-        "source_height": problem.height.size,
-        "source_width": problem.width.size,
-        **strides("source", "n c h w", "x"),
-        **strides("weight", "in out h w", "w"),
+        **input_image(problem),
+        **weights(),
         **output_rows(problem),
     }
     grid = problem.groups * laid.blocks(target)

@@ -18,21 +18,4 @@ from tconv.kernels.sm90_tf32_wide_forward.layout import (
 from tconv.kernels.sm90_tf32_wide_forward.tiles import TILES, Tile
 from tconv.problem import Direction
 
-__all__ = [
-    "DIRECTION",
-    "PACK_STEM",
-    "SHARED_BESIDE_L1",
-    "STEM",
-    "TILES",
-    "Layout",
-    "Tile",
-    "cost",
-    "launches",
-    "layout",
-    "source",
-    "tile_why_not",
-    "vector",
-    "why_not",
-]
-
 DIRECTION: Direction = "forward"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.launch import Address, Argument, Launch, output_rows, strides
+from tconv.kernels.launch import Address, Argument, Launch, input_image, output_rows, weights
 from tconv.kernels.sm90_tf32_wide_forward.layout import Layout, layout, vector
 from tconv.kernels.sm90_tf32_wide_forward.tiles import CONSUMERS, Tile
 from tconv.kernels.source import KernelSource
@@ -65,10 +65,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
             ("batch", "int"),
             ("pitch", "int"),
             ("image_positions", "int"),
-            ("source_height", "int"),
-            ("source_width", "int"),
-            ("destination_height", "int"),
-            ("destination_width", "int"),
+            *family.SIZE_FIELDS,
             *family.stride_fields("source", "n c h w", index),
             *family.stride_fields("weight", "in out h w", index),
             *family.stride_fields("destination", "n c h", index),
@@ -91,12 +88,7 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
     # An array has at least one element, even where no phase has a slot.
     slots = [slot for class_ in laid.classes for mask in class_ for slot in mask] or [(0, 0)]
     return (
-        ("Index", index),
-        ("groups", problem.groups),
-        ("in_channels", problem.in_channels_per_group),
-        ("out_channels", problem.out_channels_per_group),
-        ("stride_y", problem.height.stride),
-        ("stride_x", problem.width.stride),
+        *hopper.layer_constants(problem, index),
         ("low_phases", laid.low_phases),
         ("part_columns", laid.part_columns),
         ("masks", len(laid.masks)),
@@ -132,23 +124,19 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         threads=PACK_THREADS,
     )
     places: dict[str, Argument] = {
-        "weight": Address("w"),
+        **weights(),
         "packed": Address("packed"),
-        **strides("weight", "in out h w", "w"),
     }
     tiles_x, tiles_y, _ = laid.pixel_tile_counts
     arguments: dict[str, Argument] = {
         **places,
-        "source": Address("x"),
         "tiles": laid.tiles,
         "tiles_x": tiles_x,
         "tiles_y": tiles_y,
         "batch": problem.batch,
         "pitch": laid.pitch,
         "image_positions": laid.image_positions,
-        "source_height": problem.height.size,
-        "source_width": problem.width.size,
-        **strides("source", "n c h w", "x"),
+        **input_image(problem),
         **output_rows(problem),
     }
     return (

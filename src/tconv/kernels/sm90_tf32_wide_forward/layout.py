@@ -322,10 +322,8 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     x = problem.width
-    if tile.apart and x.stride != 2:
-        return f"takes two phases in x apart, the stride is {x.stride}"
-    if tile.apart and len({tuple(t.shift for t in p.taps) for p in x.phases}) == 1:
-        return "all phases in x have the same slots: nothing is gained by taking them apart"
+    if tile.apart and (refusal := hopper.apart_why_not(problem)):
+        return refusal
     if _part_columns(problem, tile) == 0:
         return f"{tile.columns} columns are too few for {x.stride} phases in x"
     laid = layout(problem, tile)
