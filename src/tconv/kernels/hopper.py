@@ -6,6 +6,9 @@ from tconv.jit.target import Target
 from tconv.kernels.source import Constant
 from tconv.problem import Axis, Problem
 
+TARGET = Target.named("sm_90a")
+"""What the kernels' text is made for."""
+
 
 def tf32_why_not(problem: Problem, target: Target) -> str | None:
     """One sentence where a kernel with TF32 products and contiguous outputs cannot serve."""
@@ -19,8 +22,9 @@ def tf32_why_not(problem: Problem, target: Target) -> str | None:
 
 
 def pitch(axis: Axis, most_slot: int) -> int:
-    """Of a line of positions: those of one row (or rows of one image), which are the inputs, and
-    zeros that serve the reach beyond this one's end and before the next one's start.
+    """Positions from one row to the next in a line of positions, or rows from image to image.
+
+    Zeros follow a row's inputs: as many as the taps reach beyond its end or before the next start.
     """
     before = max(0, most_slot - axis.q_range.start)
     behind = max(0, axis.q_range.stop - axis.size)
@@ -54,7 +58,7 @@ def apart_why_not(problem: Problem) -> str | None:
 
 
 def tap_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
-    """What a packing needs to find the weight of a reach."""
+    """Taps of both axes, by which a packing finds a weight."""
     return (
         ("kernel_y", problem.height.kernel),
         ("kernel_x", problem.width.kernel),

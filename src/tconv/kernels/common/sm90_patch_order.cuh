@@ -1,14 +1,13 @@
 // Which tile a consumer computes next.
 //
-// Tiles that are under way at the same time should be neighbours: they read the same rows and write
-// parts of the same sectors, which L2 keeps for some microseconds. Consumers that took every
-// so-manieth tile would drift apart, the faster the kernel is the further: kb71 without the
-// rounding of pixels then read 681 MB instead of 540, and took longer than with it. So tiles are
-// handed out one after another. arguments.status's first word counts them, but for those that each
+// Neighbouring tiles should run at the same time: they read the same rows and write parts of the
+// same sectors, which L2 keeps for some microseconds. With a fixed stride blocks drift apart: kb71
+// without the rounding of pixels read 681 MB instead of 540, and took longer than with it. So tiles
+// are handed out in order. The first word of arguments.status counts them, except those that each
 // consumer begins with.
 //
 // A block that repairs walks through its own chain of tiles. Producers that load through registers
-// have none to spare, and walk in fixed steps. Each thread finds its tiles itself then.
+// have no register to spare, and walk in fixed steps. Each thread then finds its tiles itself.
 #pragma once
 
 #include <common/sm90_patch_repairs.cuh>
@@ -17,9 +16,9 @@
 
 namespace {
 
-// The producers' first thread, which finds a ring's tiles and tells the others of them. This and
-// the next are templates, since a kernel has no use for all of them, and the compiler would warn of
-// that.
+// The producers' first thread takes a ring's tiles and publishes them to the other threads.
+// NOTE: this and the next are templates, as no kernel uses all of them and the compiler would
+// warn.
 template <typename Fields>
 class Finder {
 public:
@@ -68,12 +67,12 @@ private:
     }
 };
 
-// The other threads, and that one too: the tiles of a ring one after another.
-// NOTE: the last is read again where it is needed, else it would take a register.
+// Every thread receives the tiles of a ring, one after another.
+// NOTE: the last is read anew where it is needed: kept, it would take a register.
 template <typename Fields>
-class Listener {
+class Receiver {
 public:
-    TCONV_DEVICE Listener(const Fields&, Shared& shared, int ring) : order(shared.order[ring]) {}
+    TCONV_DEVICE Receiver(const Fields&, Shared& shared, int ring) : order(shared.order[ring]) {}
 
     TCONV_DEVICE Index next() {
         ptx::mbarrier_wait_parity(&order.full[received % order_size], received / order_size % 2);
@@ -146,7 +145,7 @@ struct Walk {
 template <>
 struct Walk<true> {
     using OfFirstThread = Finder<Arguments>;
-    using OfThread = Listener<Arguments>;
+    using OfThread = Receiver<Arguments>;
 };
 
 using TileFinder = Walk<!Layer::repair && Layer::tensor_map>::OfFirstThread;

@@ -12,10 +12,12 @@ from tconv.kernels.sm90_tf32_forward.limits import laid_why_not, shape_why_not
 from tconv.problem import TF32_LEAST_CHANNELS, Problem
 
 MOST_PRODUCTS = 128
-"""Products of a stage, each of them three: a bound on the code."""
+"""Products of a stage, at most, each of them three: a bound on the code."""
 
 MOST_LOADED_COLUMNS = 64
-"""Of a tile whose producers load pixels themselves: with 88, they spill (NVRTC 13.5)."""
+"""Columns of a tile whose producers load pixels themselves, at most. With 88 they spill: NVRTC
+13.5.
+"""
 
 
 def why_not(problem: Problem, target: Target) -> str | None:

@@ -30,9 +30,6 @@ from tconv.problem import Problem
 STEM = "sm90_tf32_flat_forward"
 PACK_STEM = "sm90_tf32_flat_pack"
 
-HOPPER = Target.named("sm_90a")
-"""What sources are made for."""
-
 WARPGROUP = 128
 
 PIXEL_EXPONENT = 9
@@ -48,7 +45,7 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     """The kernel, or the one that repairs a layout in float16."""
     problem, tile = laid.problem, laid.tile
     index = _index(laid)
-    pixel_stages, weight_stages = laid.stages(HOPPER)
+    pixel_stages, weight_stages = laid.stages(hopper.TARGET)
     shared = pixel_stages * (laid.patch_positions * LINE_BYTES + 16) + laid.output_bytes
     shared += CONSUMERS * weight_stages * (WEIGHT_BYTES + 16)
     shared += 128 + 4 * laid.slots
@@ -82,7 +79,7 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
         ("boxes", laid.boxes),
         ("pixel_stages", pixel_stages),
         ("weight_stages", weight_stages),
-        ("lead", laid.lead(HOPPER)),
+        ("lead", laid.lead(hopper.TARGET)),
         ("row_sets", laid.row_sets),
         ("groups_outermost", laid.groups_outermost),
         ("most_slot_y", laid.most_slot[0]),
@@ -147,7 +144,7 @@ def _packing_fields(index: str) -> tuple[tuple[str, str], ...]:
 
 
 def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
-    """What a kernel that packs knows of this packing."""
+    """Constants of a kernel that packs."""
     return (
         ("packs_half", laid.tile.half),
         ("part_channels", laid.part_channels),

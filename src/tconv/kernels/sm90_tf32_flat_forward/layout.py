@@ -17,45 +17,48 @@ WARPS = 4
 WARP_ROWS = 16
 
 LINE_WORDS = 32
-"""Of a position's channels in a stage: 32 channels in TF32, 64 in float16."""
+"""Words of 4 bytes of a position's channels in a stage: 32 channels in TF32, 64 in float16."""
 
 LINE_BYTES = LINE_WORDS * 4
 WEIGHT_BYTES = GROUP_ROWS * LINE_BYTES
 MOST_PIXEL_STAGES = 6
 
 MOST_RESIDENT_PIXEL_STAGES = 8
-"""Beside resident weights, where pixels are all that comes."""
+"""The same beside resident weights, where a stage holds pixels alone."""
 
 MOST_WEIGHT_STAGES = 8
 
 ENOUGH_STAGES = (3, 4)
-"""Of pixels and of weights, where the consumers write outputs and rows are of all phases in x. More
-would fit: random59 takes 0.0486 ms so, 0.0504 with four and four and 0.0543 with six and six.
+"""Stages of pixels and of weights, at most, where the consumers write outputs and rows are of all
+phases in x. More would fit and take longer: random59 took 0.0486 ms so, 0.0504 with four and four,
+0.0543 with six and six.
 """
 
 MOST_BOX = 256
 PACK_POSITIONS = 128
 
 PACK_WEIGHTS = 320
-"""Weights of one input channel that the packing takes at a time, if a channel's taps are fewer. In
-float16, where it takes twice the channels, half as many, and half the positions.
+"""Weights of one input channel that a piece of the packing has, if a channel has fewer taps. In
+float16 a piece has twice the channels, so half as many weights of each, and half the positions.
 """
 
 LEAST_ITEMS = 528
-"""Pieces that the packing is divided into, if whole warps' rows allow it: four for each SM of an
-H100 or H200, so that more loads are under way.
+"""Pieces of the packing, at least, if whole warps' rows allow it: four for each SM of an H100 or
+H200, so that more loads are under way.
 """
 
 MANY_TAPS = 256
-"""Of one channel, from which on a piece of weights is of one phase in y."""
+"""Taps of a channel from which on a piece of weights is of one phase in y."""
 
 LEAST_WEIGHT_ITEMS = 128
-"""Pieces of weights, if they have as many channels: one with many takes longer than all pixels."""
+"""Pieces of weights, at least, if there are as many channels. A piece of many channels takes longer
+than all pixels.
+"""
 
 LEAST_BYTES_OF_GROUPS = 8 << 20
-"""Packed weights of all groups from which on a group's tiles follow each other. stylegan2_mod, with
-19 MB, takes 2 to 18% less time so, by tile; random13, with 5 MB, and three with less take as long,
-or up to 2% more (random42's 128x96, 7%).
+"""Bytes of packed weights of all groups from which on a group's tiles follow each other.
+stylegan2_mod, with 19 MB, takes 2 to 18% less time so, by tile. random13, with 5 MB, and three with
+less take as long, or up to 2% more (random42's 128x96: 7%).
 """
 
 MOST_SLIGHT = 4
@@ -69,7 +72,7 @@ none is allowed; for each of the second in an image one more than one.
 """
 
 MOST_HALF_BLOCKS = 4096
-"""Of a packing in float16: the blocks of the kernel read a word of each."""
+"""Blocks of a packing in float16, at most. The kernel's blocks read a word of each."""
 
 STATUS_WORDS = 8
 """Room for `Status` of sm90_tf32_flat_forward/status.cuh, in 4 bytes."""
@@ -119,7 +122,7 @@ class Layout:
 
     @property
     def slots(self) -> int:
-        """Of all classes, one at least."""
+        """Slots of all classes, one at least."""
         return max(1, sum(map(len, self.classes)))
 
     @functools.cached_property
@@ -127,7 +130,7 @@ class Layout:
         """Positions from one row to the next."""
         x, columns = self.problem.width, self.tile.columns
         pitch = hopper.pitch(x, self.most_slot[1])
-        # One more in a paired tile where that costs no row and brings vectors of four.
+        # A paired tile has one more where that costs no row and gives vectors of four.
         odd = pitch % 2 == 1 and x.stride % 4 == 2 and x.output_size % 4 == 0
         spare = columns // pitch == columns // (pitch + 1)
         return pitch + 1 if self.tile.paired and odd and spare else pitch
@@ -173,7 +176,7 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Of positions in a paired tile: whole ones."""
+        """Whole rows of positions of a paired tile."""
         return self.tile.columns // self.pitch
 
     @property
@@ -209,7 +212,7 @@ class Layout:
 
     @property
     def resident_pieces(self) -> int:
-        """Of the weights that a consumer keeps: all slots of all chunks of its rows."""
+        """Pieces of weights that a consumer keeps: all slots of all chunks of its rows."""
         return max(1, self.chunks * max(len(row_class) for row_class in self.classes))
 
     def stages(self, target: Target) -> tuple[int, int]:
@@ -259,7 +262,7 @@ class Layout:
     def groups_outermost(self) -> bool:
         """Whether a group's tiles follow each other; otherwise those of the same positions do.
 
-        Then a turn of the blocks reads few groups' weights.
+        Blocks that run at the same time then read few groups' weights.
         """
         return self.problem.groups > 1 and 4 * self.weight_elements >= LEAST_BYTES_OF_GROUPS
 
@@ -274,7 +277,7 @@ class Layout:
     @property
     def tiles(self) -> int:
         """Tiles of the launch."""
-        # Behind the last image's last output there is nothing to compute.
+        # No output follows the last image's last one.
         y, x = self.problem.height.q_range, self.problem.width.q_range
         unused = self.image_positions - (len(y) - 1) * self.pitch - len(x)
         columns = -(-(self.positions - unused) // self.step)
@@ -292,7 +295,7 @@ class Layout:
 
     @property
     def operand_elements(self) -> int:
-        """Both."""
+        """Packed weights and pixels, in 4 bytes."""
         return self.weight_elements + self.pixel_elements
 
     @functools.cached_property

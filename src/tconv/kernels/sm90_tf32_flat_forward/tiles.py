@@ -14,16 +14,16 @@ class Tile:
 
     Attributes:
         columns: positions, the wgmma's N.
-        apart: for a stride of 2 in x, the two phases are row groups of their own, each with its
-            own slots; otherwise phases lie side by side in a warp's rows and share their slots.
-        storers: a warpgroup of its own writes the outputs; otherwise the consumers do.
-        half: whether it multiplies in float16, TF32's significand at twice the rate, and a launch
-            after it computes the layer again if float16 cannot hold all its values.
-        resident: a block keeps the weights of its rows, and its tiles follow each other along the
-            positions; otherwise weights come again with each tile.
-        paired: for an even stride in y, the consumers have two phases in y of the same channels,
-            and a tile is whole rows of positions, so that storers write both phases' rows in the
-            order of memory.
+        apart: whether the two phases of a stride of 2 in x are row groups of their own, each with
+            its own slots. Otherwise phases lie side by side in a warp's rows and share their slots.
+        storers: whether a warpgroup of its own writes the outputs. Otherwise the consumers do.
+        half: whether it multiplies in float16, which has TF32's significand, at twice the rate. A
+            further launch recomputes the images that float16 cannot hold.
+        resident: whether a block keeps the weights of its rows. Its tiles then follow each other
+            along the positions. Otherwise weights are loaded with each tile.
+        paired: whether the consumers have two phases in y of the same channels (for an even stride
+            in y). A tile is then whole rows of positions, and storers write both phases' rows in
+            the order of memory.
     """
 
     columns: int

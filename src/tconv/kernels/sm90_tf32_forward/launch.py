@@ -29,10 +29,10 @@ MOST_UNFIT_WEIGHTS = 2**16 - 2
 """A packing counts no more, so that the sum over its threads is a 32-bit number."""
 
 UNIT_BYTES = 256
-"""Shared memory of what the sums of float16's operands are multiplied by."""
+"""Bytes of shared memory of the scales of float16 operands."""
 
 ORDER_BYTES = 272
-"""Shared memory of the queue of a ring's next tiles."""
+"""Bytes of shared memory of the queue of a ring's next tiles."""
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
@@ -44,13 +44,13 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 
 
 def ending_with(kernel: KernelSource, repair: KernelSource) -> KernelSource:
-    """A kernel whose blocks end with another's functions, in the same shared memory."""
+    """The kernel, its blocks ending with the functions of `repair` in the same shared memory."""
     shared = max(kernel.shared_bytes, repair.shared_bytes)
     return dataclasses.replace(kernel, repair_source=repair, shared_bytes=shared)
 
 
 def _forward_source(laid: Layout, repairs: Layout | None) -> KernelSource:
-    """The kernel; `repairs`: what it computes again."""
+    """The kernel. `repairs` is the layout whose tiles it recomputes, if it is a repair."""
     parts, unroll, ahead = zip(*laid.schedule, strict=True)
     schedule = (("class_parts", parts), ("class_unroll", unroll), ("class_ahead", ahead))
     return kernel_source(STEM, laid, schedule, repairs)
@@ -62,10 +62,10 @@ def kernel_source(
     schedule: tuple[tuple[str, Constant], ...],
     repairs: Layout | None = None,
 ) -> KernelSource:
-    """The kernel of that name, and constants of its own."""
+    """The kernel of that name on a layout; `schedule` holds its own constants."""
     problem, tile = laid.problem, laid.tile
     index = family.index_type(problem, laid.tiles * (WARPS // laid.rings))  # as notes are counted
-    stages, raw_stages = laid.stages(Target.named("sm_90a"))
+    stages, raw_stages = laid.stages(hopper.TARGET)
     shared = stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8) + ORDER_BYTES
     shared *= laid.rings
     shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, hopper
 from tconv.kernels.sm90_tf32_forward.schedule import Pair, schedule
 from tconv.kernels.sm90_tf32_forward.tiles import Tile
 from tconv.problem import Axis, Problem
@@ -21,37 +21,41 @@ CHANNELS = 8
 """Depth of one TF32 wgmma, half of a float16 one's."""
 
 MOST_HALF_BLOCKS = 1024
-"""Of a packing in float16: the kernel's blocks read a word of each warp's."""
+"""Blocks of a packing in float16, at most. The kernel's blocks read a word of each of its warps."""
 
 FRAGMENT_BYTES = 512
-"""Weights that a warp needs for one product."""
+"""Bytes of weights that a warp needs for one product."""
 
 PIECE_BYTES = WARPS * FRAGMENT_BYTES
-"""Weights that a warpgroup needs for one product: what a packing's block writes at a time."""
+"""Bytes of weights that a warpgroup needs for one product. A block of the packing writes so many at
+a time.
+"""
 
 STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
 
 COMMON_STAGES = ((4, 3), (3, 3), (2, 3), (3, 2), (2, 2), (3, 1), (2, 1))
-"""(stages of a ring, raw patches under way): the first that fits is taken. A ring alone needs the
-patches more: kb71 took 0.313 ms with (2, 3), 0.324 with (3, 2).
+"""(stages of a ring, raw patches under way), in order of preference: the first that fits is taken.
+Where there is one ring, raw patches count for more: kb71 took 0.313 ms with (2, 3), 0.324 with
+(3, 2).
 """
 
 SECTOR, LINE = 8, 32
 """Floats in a sector of device memory, and in a line."""
 
 MOST_ROW_STEP = 4
+"""Image rows that one row of pixels stands for, at most."""
 
 MOST_AHEAD = 6
-"""Pairs that weights without a place in shared memory are asked for before their use."""
+"""Pairs by which weights that have no place in shared memory are loaded ahead of their use."""
 
 WEIGHT_SLOTS = 4
-"""Copies of staged weights under way for each consumer."""
+"""Copies of staged weights that a consumer has under way."""
 
 PART_SLOTS = 2
-"""And copies of a part's, which are larger."""
+"""The same where a copy is of a whole part, which is larger."""
 
 MOST_SUMS = 104
-"""Sums of a thread that fit a third of the registers."""
+"""Sums of a thread that fit into a third of the registers."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,13 @@ class Layout:
     """A tile laid over a problem.
 
     Attributes:
-        row_step: image rows that one row of pixels stands for, so that few output channels
-            still fill 64 matrix rows.
+        row_step: image rows that one row of pixels stands for. With few output channels several
+            fill the 64 rows of a wgmma.
         classes: the distinct sequences of pairs.
         m_class: the class of each row group.
         slots_y, slots_x: all slots of an axis, ascending.
-        imposed_skew: `skew` where another kernel's patches decide.
-        rolled: products, batches of pixels and rows that are stored are loops, for what is seldom
-            run and soon compiled.
+        imposed_skew: the `skew` of another layout, where both use the same patches.
+        rolled: whether products, pixels and stores are loops: code that seldom runs compiles fast.
     """
 
     problem: Problem
@@ -91,7 +94,7 @@ class Layout:
 
     @property
     def mean_pairs(self) -> float:
-        """Pairs of a stage, over the row groups."""
+        """Pairs of a stage, on the average of the row groups."""
         return self.m_begin[-1] / len(self.m_class)
 
     @property
@@ -114,8 +117,8 @@ class Layout:
     def skew(self) -> int:
         """Columns that a patch has to the left of its first.
 
-        A tensor map loads from a 16-byte boundary on. From the start of a sector on it fetches the
-        fewest: so where that leaves as many stages, and all tiles begin so.
+        A tensor map loads from a 16-byte boundary on. Patches begin with a sector, which costs the
+        fewest bytes, if all tiles can and if as many stages fit.
         """
         if self.imposed_skew is not None:
             return self.imposed_skew
@@ -123,8 +126,8 @@ class Layout:
             return 0
         first = self.q_ranges[1].start - self.slots_x[-1]
         if self.tile_step % SECTOR == 0:
-            hopper = Target.named("sm_90a")
-            if self._stages(hopper, first % SECTOR) == self._stages(hopper, first % 4):
+            target = hopper.TARGET
+            if self._stages(target, first % SECTOR) == self._stages(target, first % 4):
                 return first % SECTOR
         return first % 4
 
@@ -180,7 +183,7 @@ class Layout:
     def fragments(self) -> int:
         """Resident weights, in what a warp needs for one product.
 
-        Phases in y that stand for the same tap in several rows have them in common.
+        Phases in y that have the same tap in several rows share its weights.
         """
         phase_tiles = -(-self.problem.out_channels_per_group // warp_channels(self.problem))
         in_chunk = self.reaches * len(self.slots_x) * phase_tiles
@@ -193,9 +196,7 @@ class Layout:
 
     @functools.cached_property
     def schedule(self) -> tuple[tuple[int, int, int], ...]:
-        """Of each class: parts of a stage in a loop, stages unrolled together, and pairs whose
-        weights a thread holds.
-        """
+        """For each class: parts of a stage, stages unrolled together, pairs of weights held."""
         if self.rolled:
             return ((1, 1, 1),) * len(self.classes)
         return tuple(schedule(pairs, self.tile, self.chunks) for pairs in self.classes)
@@ -210,14 +211,14 @@ class Layout:
 
     @property
     def weight_slots(self) -> int:
-        """Slots of each consumer for copies of its weights."""
+        """Places of a consumer for copies of its weights."""
         if self.tile.resident or self.split:
             return 0
         return WEIGHT_SLOTS if all(parts == 1 for parts, _, _ in self.schedule) else PART_SLOTS
 
     @property
     def staged_bytes(self) -> int:
-        """Shared memory of staged weights, and their barriers'."""
+        """Bytes of shared memory of staged weights and their barriers."""
         return CONSUMERS * self.weight_slots * (self.slot_pairs * WARPS * FRAGMENT_BYTES + 16)
 
     @property
@@ -295,7 +296,7 @@ class Layout:
     def lead(self) -> int:
         """Columns of pixels of the first tile that have no outputs.
 
-        So patches lie in the fewest lines of device memory, on the average, with no more tiles.
+        It is chosen for patches to lie in the fewest lines of device memory, with no more tiles.
         """
         if not self.problem.x_aligned:
             return 0
@@ -305,7 +306,7 @@ class Layout:
             first = q_range.start - lead - self.slots_x[-1]
             start = first - first % (SECTOR if step % SECTOR == 0 else 4)
             columns = first - start + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
-            # After so many tiles starts lie again as they did.
+            # Starts repeat, modulo a line, after LINE tiles.
             starts = range(start, start + LINE * step, step)
             lines = sum((at % LINE + columns - 1) // LINE for at in starts)
             return _tiles(len(q_range) + lead, self.tile.columns, step), lines
@@ -334,7 +335,7 @@ class Layout:
     def packed_items(self) -> int:
         """Pieces of packed weights, of 2 KB for each part: pairs, or four fragments each.
 
-        Weights straight from L2 are asked for ahead: behind the last come zeros that nothing uses.
+        Weights that are loaded from L2 are loaded ahead, so zeros follow the last.
         """
         if self.tile.resident:
             return -(-self.fragments // WARPS)
@@ -355,7 +356,7 @@ class Layout:
 
     @property
     def half_bytes(self) -> int:
-        """What they take."""
+        """Bytes of those pieces."""
         return self.half_items * self.parts * PIECE_BYTES
 
     @property
@@ -365,7 +366,7 @@ class Layout:
 
     @property
     def packed_bytes(self) -> int:
-        """What they take; behind them lies what the packing and the kernel count and note."""
+        """Bytes of all pieces. The words of `status_words` follow them."""
         return self.half_bytes + (self.all_items - self.half_items) * PIECE_BYTES
 
     @property
@@ -375,16 +376,18 @@ class Layout:
 
     @property
     def weight_words(self) -> int:
-        """Words that a packing in float16 writes behind the first: the exponent of the weights'
-        scale, and for each warp how many of them it has seen that do not fit.
+        """Words of status that a packing in float16 writes.
+
+        They are the exponent of the weights' scale and each warp's count of weights that do not
+        fit.
         """
         return 1 + self.pack_blocks * WARPS if self.tile.half else 0
 
     @property
     def most_unfit_weights(self) -> int:
-        """Weights that may be too small for float16, as packed, for all to be computed in it.
+        """Weights that may be too small for float16, as packed, where all are computed in it.
 
-        As many as are by chance: none of 2^18 normal ones, or of split ones 1 in 12 000.
+        Chance makes so many too small: less than 1 in 2^18 normal ones, 1 in 12 000 split ones.
         """
         copies = 1 if self.tile.resident else self.row_step
         packed = math.prod(self.problem.w_shape) * copies
@@ -392,8 +395,9 @@ class Layout:
 
     @property
     def status_words(self) -> int:
-        """And one that counts tiles, and those that note what float16 cannot hold: which weights,
-        and which tiles, one for each of the warps that bring a tile's pixels.
+        """Words of status: the count of tiles, and in float16 `weight_words` and the notes.
+
+        A note is a word for a tile and a warp that loads its pixels: whether they fit.
         """
         notes = self.tiles * WARPS // self.rings
         return 1 + (self.weight_words + notes if self.tile.half else 0)

@@ -16,10 +16,10 @@ from tconv.kernels.sm90_tf32_forward.tiles import WARPGROUP_ROWS, Tile
 from tconv.problem import Problem
 
 MOST_PRODUCTS = 160
-"""Unrolled products of a stage: a bound on the code."""
+"""Unrolled products of a stage, at most: a bound on the code."""
 
 MOST_SUMS_OF_CLASSES = 128
-"""And those that fit where row groups have different sequences of slots."""
+"""Sums of a thread, at most, where row groups have different sequences of slots."""
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -42,10 +42,10 @@ def shape_why_not(problem: Problem) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.sums > MOST_SUMS and not problem.x_aligned:
-        # They spilled, or ptxas serialised the products.
+        # Registers spilled, or ptxas serialised the products.
         return f"{tile.sums} sums of a thread leave producers that load through registers too few"
     if tile.sums > MOST_SUMS_OF_CLASSES and len(layout(problem, tile).classes) > 1:
-        # They spilled beside the code of further classes.
+        # Registers spilled beside the code of further classes.
         return f"{tile.sums} sums of a thread want row groups that all have the same slots"
     if tile.common and tile.resident and tile.rows == 4 and layout(problem, tile).row_step > 1:
         # 4 bytes by NVRTC 13.0, none by 13.5; kb78 takes 0.408 ms, 0.402 with three rows.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tconv.kernels.sm90_tf32_forward.tiles import Tile
 
 MOST_UNROLLED = 4000
-"""Columns of unrolled products: above, a loop goes through equal parts of a stage where there are
-some, which is soon compiled.
+"""Columns of unrolled products, at most. Beyond it a loop goes through equal parts of a stage, if
+there are any: unrolled code compiles slowly.
 """
 
 
@@ -25,8 +25,9 @@ class Pair:
 def schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
     """(parts of a stage in a loop, stages unrolled together, pairs whose weights a thread holds).
 
-    The first that divides; shared memory answers in less time than a pair's products take. A part's
-    first weights come while the last ones of the part before are used, so not to their place.
+    The first that divides is taken: shared memory answers in less time than a pair's products take.
+    A part's first weights are loaded while the last of the part before are in use, so they need
+    registers of their own.
     """
     columns = tile.rows * tile.columns
     if tile.m_tiles == 1 and len(pairs) * columns > MOST_UNROLLED:
@@ -45,7 +46,7 @@ def schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int
 
 
 def are_alike(pairs: tuple[Pair, ...], parts: int) -> bool:
-    """Whether so many equal parts all have the first one's slots, further on in y."""
+    """Whether a stage divides into so many parts with the same slots, each shifted in y."""
     count = len(pairs) // parts
     if len(pairs) % parts:
         return False

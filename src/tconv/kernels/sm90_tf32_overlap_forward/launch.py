@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, hopper
 from tconv.kernels.launch import Argument, Launch, input_image, output_rows, weights
 from tconv.kernels.sm90_tf32_overlap_forward.layout import RESERVED_BYTES, layout, round_up
 from tconv.kernels.sm90_tf32_overlap_forward.tiles import Tile
@@ -17,7 +17,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
     index = family.index_type(problem, laid.lines)
-    stages = laid.stages(Target.named("sm_90a"))
+    stages = laid.stages(hopper.TARGET)
     shared = laid.weight_bytes + tile.warpgroups * stages * laid.stage_bytes + laid.output_bytes
     shared += laid.table_bytes
     constants: tuple[tuple[str, Constant], ...] = (

@@ -13,7 +13,7 @@ from tconv.problem import Problem
 WARP_PIXELS = 16
 
 WARPS = 4
-"""Of a warpgroup."""
+"""Warps of a warpgroup."""
 
 UNIT_LANES = 4
 """Lanes that share a pixel, each with units of its own."""
@@ -24,16 +24,17 @@ LINE_BYTES = 4 * LINE_CHANNELS
 MOST_COLUMNS = 256
 
 MOST_STRIDE = 16
-"""A bit of a word for each output of two pixels says whether it exists."""
+"""A word has a bit for each output of two pixels, which says whether it exists."""
 
 MOST_PLACES = 12
-"""Vectors that a thread writes at a time: a place takes registers."""
+"""Vectors that a thread writes at a time, at most: each place takes registers."""
 
 MOST_STAGES = 8
 
 MOST_AHEAD_BYTES = 112 << 10
-"""What an SM's warpgroups ask for ahead at most, but for two stages each. More takes longer:
-fsrcnn_x3 0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 with 95."""
+"""Bytes that an SM's warpgroups load ahead, at most, beyond two stages each. More takes longer:
+fsrcnn_x3 took 0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 with 95.
+"""
 
 MOST_CHUNKS = 8
 
@@ -41,16 +42,16 @@ LEAST_SHARE_ABREAST = 4
 """Rows of a warpgroup from which on its neighbours may walk beside it."""
 
 RESERVED_BYTES = 1024
-"""Shared memory that is left free: a block's is whole pieces of so much."""
+"""Bytes of shared memory that are left free. A block's shared memory is a multiple of it."""
 
 OTHER_REGISTERS = 44
-"""Registers of a thread for what is not counted."""
+"""Registers of a thread beyond those that are counted."""
 
 SCALAR_REGISTERS = 20
-"""Those for copies of single elements."""
+"""Registers of a thread for copies of single elements."""
 
 WIDE_REGISTERS = 16
-"""Those for 64-bit offsets."""
+"""Registers of a thread for 64-bit offsets."""
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -128,7 +129,7 @@ class Layout:
 
     @property
     def first_pixel(self) -> int:
-        """The first that is multiplied."""
+        """The first pixel that is multiplied."""
         return self.first_used - 2 * self.reach
 
     @property
@@ -259,7 +260,7 @@ class Layout:
 
     @property
     def spare_registers(self) -> int:
-        """Registers of a thread that there are for those."""
+        """Registers of a thread that are left for what `held` counts."""
         other = OTHER_REGISTERS + (0 if self.source_vectors else SCALAR_REGISTERS)
         return self.tile.registers - other - (WIDE_REGISTERS if self.problem.wide_offsets else 0)
 

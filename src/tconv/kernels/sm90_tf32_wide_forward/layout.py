@@ -20,13 +20,13 @@ LINE_BYTES = CHANNELS * 4
 MOST_STRIDE = 16
 
 MOST_STRIDE_Y = 32
-"""A bit of a word for each phase says whether its outputs exist."""
+"""A word has a bit for each phase, which says whether its outputs exist."""
 
 MOST_LANE_COPIES = 24
-"""Of a channel: their offsets are held in registers."""
+"""Copies of a lane for one channel, at most: their offsets are in registers."""
 
 LAUNCHED_REGISTERS = 168
-"""Of each of three warpgroups; they then share them out anew."""
+"""Registers of a thread of each of the three warpgroups at launch, before setmaxnreg."""
 
 MOST_PIXEL_STAGES = 6
 MOST_WEIGHT_STAGES = 8
@@ -166,7 +166,7 @@ class Layout:
         for pixels in AIMED_PIXEL_STAGES:
             if pixels * self.pixel_bytes + weights * self.weight_bytes <= SHARED_BESIDE_L1 - 2048:
                 return pixels, weights
-        free = Target.named("sm_90a").shared_per_block - 2048
+        free = hopper.TARGET.shared_per_block - 2048
         for weights in (4, 3, 2):
             pixels = (free - weights * self.weight_bytes) // self.pixel_bytes
             if pixels >= 2:

@@ -14,10 +14,10 @@ class Tile:
 
     Attributes:
         pixel_tiles: times 64 pixels of each of the two consumers.
-        columns: at most so many (phase in y, output channel, phase in x).
-        apart: for a stride of 2 in x, the two phases are parts of their own, each with its own
-            slots; otherwise they are neighbouring columns and share their slots.
-        rows: of pixels of one image; 0 for neighbours in the line of all positions.
+        columns: columns (phase in y, output channel, phase in x), at most.
+        apart: whether the two phases of a stride of 2 in x are parts of their own, each with its
+            own slots. Otherwise they are neighbouring columns and share their slots.
+        rows: rows of pixels of one image; 0 for neighbours in the line of all positions.
     """
 
     pixel_tiles: int
@@ -27,7 +27,7 @@ class Tile:
 
     @property
     def pixels(self) -> int:
-        """Of a block."""
+        """Pixels of a block."""
         return CONSUMERS * WGMMA_ROWS * self.pixel_tiles
 
     def __str__(self) -> str:
