@@ -75,7 +75,7 @@ def packed_again(chosen, workspace):
 @pytest.fixture
 def many_tiles(monkeypatch):
     """More of them than multiprocessors, so that the consumers are apart."""
-    monkeypatch.setattr(family, "HOPPER", dataclasses.replace(HOPPER, multiprocessors=0))
+    monkeypatch.setattr(hopper, "TARGET", dataclasses.replace(HOPPER, multiprocessors=0))
 
 
 def lead(plan_):

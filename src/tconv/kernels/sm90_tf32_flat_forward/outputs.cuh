@@ -13,7 +13,7 @@ namespace {
 
 using Sums = float[columns / 2];
 
-// Columns from `first` on of a half of a warp's rows, into shared memory.
+// Stores the columns from `first` on of a half of a warp's rows in shared memory.
 template <int first, int half>
 TCONV_DEVICE void stage_outputs(Shared& shared, const flat::WarpRows& rows, int consumer,
                                 const float (&bias)[2], const Sums& sums,
@@ -39,8 +39,8 @@ TCONV_DEVICE void stage_outputs(Shared& shared, const flat::WarpRows& rows, int 
     }
 }
 
-// Tells who writes a warp's outputs whether some are not finite. In float16 no image is written for
-// good that has any.
+// Notes for whoever writes a warp's outputs whether some are not finite. In float16 no such image
+// is final: it is recomputed.
 TCONV_DEVICE void report(Shared& shared, int consumer, int half,
                          const NotFinite<float>& not_finite) {
     if constexpr (!Layer::half) {
@@ -50,7 +50,7 @@ TCONV_DEVICE void report(Shared& shared, int consumer, int half,
     }
 }
 
-// Of those of a consumer, or where their rows are written together, of both.
+// Whether some outputs of a consumer, or of both where they are written together, are not finite.
 TCONV_DEVICE bool is_wrong(const Shared& shared, int consumer, int half, int warp) {
     return shared.wrong[consumer][half][warp] ||
            (slice_sets == 1 && shared.wrong[consumers - 1 - consumer][half][warp]);

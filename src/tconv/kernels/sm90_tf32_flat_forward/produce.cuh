@@ -119,8 +119,8 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
     }
 }
 
-// Whether float16 holds the weights, and which images' pixels, from what the packing has noted. By
-// a warp of each block, which all have a part of it; then `Status::reported`.
+// Sums up the packing's notes: whether float16 holds the weights, and which images' pixels. A warp
+// of each block takes a part, and then counts its block in `Status::reported`.
 template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments) {
     int lane = threadIdx.x % 32;
@@ -149,7 +149,7 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
             uint32_t count = byte < 16 ? byte : most_slight + 1;
             unsigned image = divide(first + k, arguments.image_multiplier, arguments.image_shift);
             uint32_t* of_image = static_cast<uint32_t*>(arguments.images) + image;
-            // No more than tells the verdict.
+            // Counting ends where the verdict is known.
             if (count == 0 || *static_cast<volatile uint32_t*>(of_image) > most_slight) continue;
             uint32_t before = atomicAdd(of_image, count);
             if (before <= most_slight && before + count > most_slight) {

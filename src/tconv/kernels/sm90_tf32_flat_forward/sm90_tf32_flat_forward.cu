@@ -1,16 +1,15 @@
 // out[n, co, oy, ox] on Hopper's tensor cores, for layers with many channels: TF32 operands rounded
 // to nearest, float32 sums.
 //
-// sm90_tf32_flat_pack has laid all pixels out in one line, [32 channels][position][channel], with
-// zeros between rows and between images, so that a slot (one shift of both axes) is a constant
-// distance between positions, whatever the image. A tile is `columns` consecutive positions;
-// rows of the matrix product are (phase, output channel, phases in x), 64 to a row group, depth is
-// (32 channels, slot, channel).
+// sm90_tf32_flat_pack has laid all pixels out in one line, [32 channels][position][channel]. Zeros
+// separate rows and images, so that a slot (one shift of both axes) is a constant distance between
+// positions. A tile is `columns` consecutive positions. Rows of the matrix product are (phase,
+// output channel, phases in x), 64 to a row group. Its depth is (32 channels, slot, channel).
 //
-// Layer::half: operands are float16 instead, with TF32's significand, and 64 channels are what is
-// 32 above. The packing has noted what float16 cannot hold. If there is any, another launch,
-// Layer::repair, lays weights and pixels out in TF32 and computes these images' outputs again, or
-// all; otherwise that ends at once (sm90_tf32_flat_forward/repair.cuh).
+// Layer::half: operands are float16, which has TF32's significand, and a stage has 64 channels. The
+// packing has noted what float16 cannot hold. A further launch, Layer::repair, packs weights and
+// pixels in TF32 and recomputes those images, or all. If all values fit, it ends at once
+// (sm90_tf32_flat_forward/repair.cuh).
 //
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
 //   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
@@ -19,16 +18,16 @@
 //   warpgroups 1, 2:  consumers, each with a row group of its own on the same pixels
 //   warpgroup 3:      storers, where there are some
 //
-// Both operands lie in shared memory with 128-byte swizzle; a slot is a start address. Outputs go
-// through shared memory too, where phases are interleaved, to be written as pieces of whole rows:
-// by storers beside the next tile's products, some channels after the other, or by the consumers,
-// some columns after the other, which leaves the shared memory to the operands. Where tiles follow
-// each other the second consumer starts `lead` stages of pixels after the first: in step they would
-// wait at the same time.
+// Both operands lie in shared memory with 128-byte swizzle; a slot is a start address. Outputs pass
+// through shared memory, which interleaves their phases, and are written as pieces of whole rows.
+// Storers write them beside the next tile's products, a slice of channels at a time. Without
+// storers the consumers write them, some columns at a time, which leaves more shared memory to the
+// operands. The second consumer starts `lead` stages of pixels after the first, where a block has
+// several tiles: in step both would wait at the same time.
 //
-// Layer::paired: the two consumers have two phases in y of the same channels, which are every other
-// row of the output, and a tile is whole rows of positions. The storers write both rows' pieces in
-// the order of memory: where a row ends within a sector, the next one's store follows at once.
+// Layer::paired: the two consumers have two phases in y of the same channels, and a tile is whole
+// rows of positions. The storers write both phases' rows in the order of memory: where a row ends
+// within a sector, the store of the next follows at once.
 #include <common/float16_operands.cuh>
 #include <common/ring.cuh>
 #include <ptx/griddepcontrol.cuh>

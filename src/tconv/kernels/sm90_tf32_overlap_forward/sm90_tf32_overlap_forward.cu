@@ -3,30 +3,28 @@
 // outputs add up what overlaps, in registers.
 //
 //   row     one of 64 neighbouring pixels of an input row, 16 to a warp; from registers
-//   column  (out channel, tap in y, tap in x); from shared memory, the same for all rows of an
-// image
+//   column  (out channel, tap in y, tap in x); from shared memory, the same for all rows
 //   depth   the input channels
 //
 // With g = lane / 4 and t = lane % 4, a thread has rows g and g + 8 of its warp's 16, which are the
 // neighbours 2g and 2g + 1, and of every 8 columns 2t and 2t + 1. Columns are dealt so that a
 // thread has all taps of a unit, which is an out channel and a phase in y: unit 4 * slot + t.
 //
-// Warps do not meet: their pixels overlap by `reach` pairs, and a warp's outputs lack those of its
-// first `reach` pairs. Pixel c stands for the outputs x = c * stride_x + r - offset_x, r <
-// stride_x, of which tap k is in pixel c - (k + lead) / stride_x, phase r = (k + lead) % stride_x.
-// So what crosses threads goes from a pair to the next.
+// Warps exchange nothing: their pixels overlap by `reach` pairs, and a warp writes no outputs of
+// its first `reach` pairs. Pixel c has the outputs x = c * stride_x + r - offset_x, r < stride_x.
+// Tap k of these is in pixel c - (k + lead) / stride_x, phase r = (k + lead) % stride_x. So sums
+// pass from a pair to the next.
 //
-// A warpgroup walks down a strip of an image, an input row a step. Products with row y go to the
-// output rows q * stride_y + phase - padding_y, q = y + tap / stride_y, of which q = y is complete
-// then; sums of the others wait in registers, what the thread adds to its own outputs and to those
-// of the next pairs apart: they are passed on once, when a row is complete.
+// A warpgroup walks down a strip of an image, one input row a step. Products with row y belong to
+// the output rows q * stride_y + phase - padding_y, q = y + tap / stride_y. Row q = y is complete
+// then. Sums of the other rows wait in registers. A thread keeps sums of its own outputs and of the
+// next pairs' separately, and passes the latter on once, when a row is complete.
 //
-// All rows of all strips, of an image from the first that its input reaches on, are in one line, or
-// `abreast` strips side by side in lines of their own, and the warpgroups share them out evenly. A
-// share, and each strip in it, begins with those input rows above it that reach into it. Each
-// warpgroup copies its own rows, by cp.async, `stages` - 1 stages of `depth` channels ahead, in
-// whole sectors; it asks for them, and writes the last row, during the products. Warpgroups meet
-// when the weights are in place.
+// All rows of all strips form one line, or `abreast` strips form a line each, and the warpgroups
+// divide the lines evenly. A share, and each strip in it, begins with the input rows above it that
+// reach into it. Each warpgroup copies its own rows by cp.async, `stages` - 1 stages of `depth`
+// channels ahead, in whole sectors. It issues copies, and writes the last row, during the products.
+// Warpgroups synchronise once, when the weights are in place.
 #include <ptx/bulk.cuh>
 #include <ptx/registers.cuh>
 #include <ptx/wgmma.cuh>
