@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/fit_costs.py          # how the plan's picks do
     PYTHONPATH=src python benchmarks/fit_costs.py --fit    # the fits; needs scipy
+    PYTHONPATH=src python benchmarks/fit_costs.py --write  # and into the families' costs.json
 
 Reads results/h200/sweep_*.csv (kernel and packing together, cold L2) and the layers beside them.
 """
@@ -9,18 +10,23 @@ Reads results/h200/sweep_*.csv (kernel and packing together, cold L2) and the la
 from __future__ import annotations
 
 import csv
+import json
 import math
 import statistics
 import sys
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tconv.jit.target import Target
+from tconv.kernels import costs
 from tconv.kernels import sm90_tf32_flat_forward as flat
 from tconv.kernels import sm90_tf32_forward as patches
+from tconv.kernels.sm90_tf32_flat_forward.cost import packing_cost
+from tconv.kernels.sm90_tf32_flat_forward.layout import LINE_BYTES, WEIGHT_BYTES
+from tconv.kernels.sm90_tf32_forward.cost import VARIANTS
 from tconv.layers import read_layers
 from tconv.plan import Candidate, candidates
 from tconv.problem import Problem
@@ -162,42 +168,73 @@ def report(measured: list[Row]) -> None:
         )
 
 
-def least_squares(model, start, measured: list[Row]) -> np.ndarray:
-    """The coefficients (not negative) with the least squares of the weighted logarithm."""
+class Fit(NamedTuple):
+    """Constants of a model, fitted.
+
+    Attributes:
+        values: by their name in costs.json.
+        origin: the rows, and how far the model is off.
+    """
+
+    values: dict[str, float]
+    origin: str
+
+
+def least_squares(model, present: Any, names: str, measured: list[Row]) -> Fit:
+    """The constants (not negative) with the least squares of the weighted logarithm.
+
+    Args:
+        model: seconds of each row, given a value for each name.
+        present: the constants to start from, as attributes.
+        names: those to fit, with spaces between.
+        measured: the rows.
+    """
     from scipy.optimize import minimize
 
     seconds = np.array([row.seconds for row in measured])
     weights = np.array([row.weight for row in measured])
+    start = np.array([getattr(present, name) or 0.1 for name in names.split()])
 
     def loss(q):
-        return float(np.average(np.log(model(np.abs(q)) / seconds) ** 2, weights=weights))
+        return float(np.average(np.log(model(*np.abs(q)) / seconds) ** 2, weights=weights))
 
     best = None
     for seed in range(8):
-        first = np.array(start) * np.exp(np.random.RandomState(seed).randn(len(start)) * 0.3)
+        first = start * np.exp(np.random.RandomState(seed).randn(len(start)) * 0.3)
         options = {"maxiter": 30000, "maxfev": 30000}
         found = minimize(loss, first, method="Nelder-Mead", options=options)
         if best is None or found.fun < best.fun:
             best = found
-    print(f"  root mean square {best.fun**0.5:.3f}")
-    return np.abs(best.x)
+    values = {
+        name: float(f"{value:.3g}")
+        for name, value in zip(names.split(), np.abs(best.x), strict=True)
+    }
+    return Fit(values, f"{len(measured)} rows, off by {best.fun**0.5:.0%}")
 
 
-def fit_patches(measured: list[Row], half: bool, resident: bool) -> None:
-    """`_Fit` of sm90_tf32_forward, in float16 or TF32, of resident or of streamed weights."""
+def column(values) -> np.ndarray:
+    """One value for each row."""
+    return np.array(list(values), dtype=float)
+
+
+def fit_patches(measured: list[Row], half: bool, resident: bool) -> Fit:
+    """The constants of sm90_tf32_forward, in float16 or TF32, of resident or streamed weights.
+
+    Of tiles whose consumers have a patch each: what a common one saves is set by hand.
+    """
     chosen = [
         row
         for row in measured
         if row.candidate.stem == patches.STEM
+        and not row.candidate.tile.common
         and (row.candidate.tile.half, row.candidate.tile.resident) == (half, resident)
     ]
     laid = [patches.layout(row.problem, row.candidate.tile) for row in chosen]
     tiles = [row.candidate.tile for row in chosen]
+    present = costs.load(patches.__file__, VARIANTS[half, resident])
 
-    def column(values) -> np.ndarray:
-        return np.array(list(values), dtype=float)
-
-    waves = column(-(-one.tiles // (patches.RINGS * TARGET.multiprocessors)) for one in laid)
+    waves = column(-(-one.tiles // (one.rings * TARGET.multiprocessors)) for one in laid)
+    rings = column(one.rings for one in laid)
     chunks, pairs = column(one.chunks for one in laid), column(one.mean_pairs for one in laid)
     pixels = column(tile.rows * tile.columns for tile in tiles)
     patch = column(one.patch_rows * one.patch_columns for one in laid)
@@ -207,46 +244,36 @@ def fit_patches(measured: list[Row], half: bool, resident: bool) -> None:
     )
     plain = column(row.problem.width.stride == 1 for row in chosen) > 0
     mapped = column(row.problem.x_aligned for row in chosen) > 0
-    single = mapped & (column(one.stages(TARGET)[1] for one in laid) == 1)
-    kept = column(one.resident_bytes for one in laid) / patches.L2_BYTES_PER_CYCLE
+    one_raw = mapped & (column(one.stages(TARGET)[1] for one in laid) == 1)
+    kept = column(one.resident_bytes for one in laid) / present.l2_bytes
     moved = column(row.problem.bytes for row in chosen)
     columns = column(
         tile.columns * row.problem.width.stride for tile, row in zip(tiles, chosen, strict=True)
     )
 
-    def model(q):
-        fit = patches._Fit(*q)
+    def model(stage, pair, product, by_map, loaded, beside, output, phased, row, single, launch,
+              rate, edge, both):  # fmt: skip
         products = pairs * pixels / 2
-        per_patch = np.where(mapped, fit.mapped, fit.loaded) * patch
-        consumed = pairs * fit.pair + fit.product * products
-        stage = fit.stage + np.maximum(consumed, per_patch + fit.beside * products)
-        stage = stage * np.where(single, 1 + fit.single, 1)
-        of_tile = chunks * stage + np.where(plain, fit.output, fit.phased) * outputs
-        of_tile = of_tile + fit.row * pieces
-        busy = (waves * patches.RINGS * of_tile + kept) / CLOCK
-        memory = moved * (1 + fit.edge / columns) / (fit.bytes * 1e12)
-        both = fit.both * np.minimum(busy, memory)
-        return np.maximum(busy, memory) + both + fit.launch * 1e-6
+        per_patch = np.where(mapped, by_map, loaded) * patch
+        consumed = pairs * pair + product * products
+        of_stage = stage + np.maximum(consumed, per_patch + beside * products)
+        of_stage = of_stage * np.where(one_raw, 1 + single, 1)
+        of_tile = chunks * of_stage + np.where(plain, output, phased) * outputs + row * pieces
+        busy = (waves * rings * of_tile + kept) / CLOCK
+        memory = moved * (1 + edge / columns) / (rate * 1e12)
+        return np.maximum(busy, memory) + both * np.minimum(busy, memory) + launch * 1e-6
 
-    present = patches._FITS[half, resident]
-    print(f"sm90_tf32_forward, {half=}, {resident=}, {len(chosen)} rows")
-    start = [value or 0.1 for value in astuple(present)]
-    found = least_squares(model, start, chosen)
-    for field, value in zip(fields(patches._Fit), found, strict=True):
-        print(f"  {field.name} = {value:.3g}")
+    names = (
+        "stage pair product mapped loaded beside output phased row single launch bytes edge both"
+    )
+    return least_squares(model, present, names, chosen)
 
 
-def fit_flat(measured: list[Row], half: bool) -> None:
-    """The coefficients of sm90_tf32_flat_forward's `cost`, in its order."""
-    chosen = [
-        row
-        for row in measured
-        if row.candidate.stem == flat.STEM and row.candidate.tile.half == half
-    ]
+def fit_flat(measured: list[Row]) -> Fit:
+    """The constants of sm90_tf32_flat_forward that are no corrections."""
+    chosen = [row for row in measured if row.candidate.stem == flat.STEM]
     laid = [flat.layout(row.problem, row.candidate.tile) for row in chosen]
-
-    def column(values) -> np.ndarray:
-        return np.array(list(values), dtype=float)
+    present = costs.load(flat.__file__)
 
     waves = column(-(-one.tiles // TARGET.multiprocessors) for one in laid)
     chunks = column(one.chunks for one in laid)
@@ -254,9 +281,9 @@ def fit_flat(measured: list[Row], half: bool) -> None:
     columns = column(one.tile.columns for one in laid)
     strides = [row.problem.width.stride for row in chosen]
     outputs = column(one.step for one in laid) * column(
-        1 if one & (one - 1) == 0 else 1.6 for one in strides
+        1 if one & (one - 1) == 0 else present.division for one in strides
     )
-    patch = column(one.chunks * one.patch_positions * flat.LINE_BYTES for one in laid)
+    patch = column(one.chunks * one.patch_positions * LINE_BYTES for one in laid)
     pixel_stages = column(one.fitting_stages(TARGET)[0] for one in laid)
     weight_stages = column(one.fitting_stages(TARGET)[1] for one in laid)
     resident = column(one.tile.resident for one in laid) > 0
@@ -264,11 +291,10 @@ def fit_flat(measured: list[Row], half: bool) -> None:
     ahead = np.where(resident, pixel_stages, np.minimum(pixel_stages, ahead))
     storers = column(one.tile.storers for one in laid) > 0
     moved = column(row.problem.bytes for row in chosen)
-    packing = column(flat.packing_cost(one) for one in laid)
+    packing = column(packing_cost(one) for one in laid)
 
-    def model(q):
-        product, rate, step, stage, store, left, written, tile, memory, launch = q
-        copied = (np.where(resident, 0, steps * flat.WEIGHT_BYTES) + patch) / rate
+    def model(product, rate, step, stage, store, left, written, tile, memory, launch):
+        copied = (np.where(resident, 0, steps * WEIGHT_BYTES) + patch) / rate
         main = np.maximum(product * steps * 2 * columns, copied) + step * steps
         main = np.maximum(main, stage * chunks / ahead)
         of_tile = np.where(
@@ -277,25 +303,48 @@ def fit_flat(measured: list[Row], half: bool) -> None:
             main + written * outputs,
         )
         cycles = waves * (of_tile + tile)
-        cycles += np.where(resident, steps * flat.WEIGHT_BYTES / rate, 0)
+        cycles += np.where(resident, steps * WEIGHT_BYTES / rate, 0)
         return np.maximum(cycles / CLOCK, moved / (memory * 1e12)) + packing + launch * 1e-6
 
-    print(f"sm90_tf32_flat_forward, {half=}, {len(chosen)} rows")
-    names = "product rate step stage store left written tile memory launch".split()
-    found = least_squares(model, [1.15, 36, 75, 3200, 23, 16, 26, 290, 5.6, 6], chosen)
-    for name, value in zip(names, found, strict=True):
-        print(f"  {name} = {value:.3g}")
+    names = "product rate step stage store left written tile memory launch"
+    return least_squares(model, present, names, chosen)
+
+
+def write(module: str, fits: dict[str, Fit]) -> None:
+    """Puts fits, by variant ("": the only one), into the costs.json beside a module."""
+    path = Path(module).with_name("costs.json")
+    constants = json.loads(path.read_text(encoding="utf-8"))
+    origin = ", ".join(f"{variant} {fit.origin}".strip() for variant, fit in fits.items())
+    for variant, fit in fits.items():
+        for name, value in fit.values.items():
+            constants[name]["origin"] = f"fit of fit_costs.py: {origin}"
+            if variant:
+                constants[name]["value"][variant] = value
+            else:
+                constants[name]["value"] = value
+    path.write_text(json.dumps(constants, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Report, and fit where asked to."""
+    """Report, fit where asked to, and write the fits where asked to."""
     measured = rows()
     report(measured)
-    if "--fit" in sys.argv[1:]:
-        for half, resident in patches._FITS:
-            fit_patches(measured, half, resident)
-        for half in (False, True):
-            fit_flat(measured, half)
+    if not {"--fit", "--write"} & set(sys.argv[1:]):
+        return
+    fits = {
+        patches.__file__: {
+            variant: fit_patches(measured, half, resident)
+            for (half, resident), variant in VARIANTS.items()
+        },
+        flat.__file__: {"": fit_flat(measured)},
+    }
+    for module, of_module in fits.items():
+        for variant, fit in of_module.items():
+            print(f"{Path(module).parent.name} {variant}: {fit.origin}")
+            for name, value in fit.values.items():
+                print(f"  {name} = {value}")
+        if "--write" in sys.argv[1:]:
+            write(module, of_module)
 
 
 if __name__ == "__main__":

@@ -119,14 +119,16 @@ class Pick:
         it did not. A kernel that repairs in another way is to be asked here.
         """
         kernel = self.plan.kernel
-        alone = self.plan.with_source(dataclasses.replace(kernel.source, again=None))
+        alone = self.plan.with_source(dataclasses.replace(kernel.source, repair_source=None))
         kept = tuple(launch for launch in alone.launches if launch.role != "repair")
         return dataclasses.replace(self, plan=dataclasses.replace(alone, launches=kept))
 
     @property
     def repairs(self) -> bool:
         """Whether it computes anything again, on some operands."""
-        return bool(self.plan.of_role("repair")) or self.plan.kernel.source.again is not None
+        return (
+            bool(self.plan.of_role("repair")) or self.plan.kernel.source.repair_source is not None
+        )
 
     @property
     def sees_its_pixels(self) -> bool:

@@ -289,7 +289,7 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
             f"{packing.source.stem} {packing.does}: {_plural(packing.grid, 'block')} of "
             f"{packing.source.threads} threads, {bytes_text(4 * packing.packed)}",
         )
-    if kernel.source.again is not None:
+    if kernel.source.repair_source is not None:
         wider = "bfloat16" if plan.problem.math == "ieee" else "TF32"
         yield "at its end", f"its blocks compute in {wider} what float16 cannot hold"
     for repair in plan.of_role("repair"):

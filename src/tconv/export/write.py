@@ -270,9 +270,9 @@ def _kernels(planned: list[Planned]) -> dict[NamedKernel, Plan]:
     return kernels
 
 
-INNER_BEGIN = "#define TCONV_INNER\nnamespace again {\n"
-INNER_END = "}  // namespace again\n#undef TCONV_INNER\n#define TCONV_AGAIN\n"
-"""Around the functions with which another kernel's blocks end: `KernelSource.again`."""
+INNER_BEGIN = "#define TCONV_INNER\nnamespace repair {\n"
+INNER_END = "}  // namespace repair\n#undef TCONV_INNER\n#define TCONV_REPAIR\n"
+"""Around the functions with which another kernel's blocks end: `KernelSource.repair_source`."""
 
 
 def _sources(text: CudaText, planned: list[Planned]) -> str:
@@ -295,18 +295,18 @@ def _sources(text: CudaText, planned: list[Planned]) -> str:
         files = list(map(_variable, cuda_text.kernel_files(source)))
         text_of_structs = cuda_text.arguments(source)
         inside = [structs, *files]
-        if source.again is None:
+        if source.repair_source is None:
             text_of_structs += cuda_text.layer(source)
         else:
             inner, outer = (structs.replace("_LAYER", end) for end in ("_INNER", "_OUTER"))
-            parts[-1] += _constant(inner, INNER_BEGIN + cuda_text.layer(source.again))
+            parts[-1] += _constant(inner, INNER_BEGIN + cuda_text.layer(source.repair_source))
             parts[-1] += _constant(outer, INNER_END + cuda_text.layer(source))
             inside = [structs, inner, *files, outer, *files]
         parts[-1] += _constant(structs, text_of_structs)
         if kernel.name != kernel.source.stem:
             inside[-1] += f'.replace("({kernel.source.stem}, ", "({kernel.name}, ")'
-        if source.again is not None:
-            inside.append(_string("#undef TCONV_AGAIN\n"))
+        if source.repair_source is not None:
+            inside.append(_string("#undef TCONV_REPAIR\n"))
         before, after = cuda_text.guarded(kernel)
         inside[1:1] = map(_string, before)
         inside += map(_string, after)

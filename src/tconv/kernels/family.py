@@ -10,7 +10,11 @@ from tconv.problem import Direction, Problem
 
 
 class Family(Protocol):
-    """One kernel: `<STEM>.py` beside `<STEM>.cu`."""
+    """One kernel: the folder `<STEM>`.
+
+    It holds `<STEM>.cu`, `tiles.py` (the table), `layout.py` (geometry of a tile over a problem,
+    and what cannot be served), `cost.py` with `costs.json` (the modelled time) and `launch.py`.
+    """
 
     STEM: str
     DIRECTION: Direction
@@ -101,6 +105,14 @@ def axis_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
 def stride_fields(prefix: str, names: str, index: str) -> tuple[tuple[str, str], ...]:
     """Fields of `struct Arguments` for a tensor's strides; `launch.strides` has their values."""
     return tuple((f"{prefix}_stride_{name}", index) for name in names.split())
+
+
+SIZE_FIELDS = tuple(
+    (f"{image}_{axis}", "int")
+    for image in ("source", "destination")
+    for axis in ("height", "width")
+)
+"""Fields of `struct Arguments` for the sizes of input and output."""
 
 
 def phases_why_not(problem: Problem) -> str | None:

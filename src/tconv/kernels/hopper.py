@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from tconv.jit.target import Target
+from tconv.kernels.source import Constant
 from tconv.problem import Axis, Problem
+
+TARGET = Target.named("sm_90a")
+"""What the kernels' text is made for."""
 
 
 def tf32_why_not(problem: Problem, target: Target) -> str | None:
@@ -18,16 +22,43 @@ def tf32_why_not(problem: Problem, target: Target) -> str | None:
 
 
 def pitch(axis: Axis, most_slot: int) -> int:
-    """Of a line of positions: those of one row (or rows of one image), which are the inputs, and
-    zeros that serve the reach beyond this one's end and before the next one's start.
+    """Positions from one row to the next in a line of positions, or rows from image to image.
+
+    Zeros follow a row's inputs: as many as the taps reach beyond its end or before the next start.
     """
     before = max(0, most_slot - axis.q_range.start)
     behind = max(0, axis.q_range.stop - axis.size)
     return max(axis.size + max(before, behind), len(axis.q_range))
 
 
+def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, Constant], ...]:
+    """What a kernel and its packing know of the layer; `index`: the type of offsets."""
+    return (
+        ("Index", index),
+        ("groups", problem.groups),
+        ("in_channels", problem.in_channels_per_group),
+        ("out_channels", problem.out_channels_per_group),
+        ("stride_y", problem.height.stride),
+        ("stride_x", problem.width.stride),
+    )
+
+
+def phases_share_slots(problem: Problem) -> bool:
+    """Whether all phases in x have the same slots."""
+    return len({tuple(tap.shift for tap in phase.taps) for phase in problem.width.phases}) == 1
+
+
+def apart_why_not(problem: Problem) -> str | None:
+    """One sentence if a tile that takes two phases in x apart cannot serve, else None."""
+    if problem.width.stride != 2:
+        return f"takes two phases in x apart, the stride is {problem.width.stride}"
+    if phases_share_slots(problem):
+        return "all phases in x have the same slots: nothing is gained by taking them apart"
+    return None
+
+
 def tap_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
-    """What a packing needs to find the weight of a reach."""
+    """Taps of both axes, by which a packing finds a weight."""
     return (
         ("kernel_y", problem.height.kernel),
         ("kernel_x", problem.width.kernel),

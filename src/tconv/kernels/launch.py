@@ -196,6 +196,21 @@ def strides(prefix: str, names: str, operand: Operand) -> Mapping[str, Argument]
     }
 
 
+def input_image(problem: Problem) -> dict[str, Argument]:
+    """Fields of an input: address, size and strides."""
+    return {
+        "source": Address("x"),
+        "source_height": problem.height.size,
+        "source_width": problem.width.size,
+        **strides("source", "n c h w", "x"),
+    }
+
+
+def weights() -> dict[str, Argument]:
+    """Fields of the layer's weight: address and strides."""
+    return {"weight": Address("w"), **strides("weight", "in out h w", "w")}
+
+
 def output_rows(problem: Problem) -> dict[str, Argument]:
     """Fields of an output that is written in rows: the bias, address and size, and all strides but
     that of columns, which is 1.

@@ -45,9 +45,9 @@ class KernelSource:
         arguments: name and C type of each field of `struct Arguments`, in order.
         shared_bytes: dynamic shared memory of a block, in bytes.
         threads: threads of a block.
-        again: a kernel with whose functions, in `namespace again` and for its own `Layer`, a block
-            may end; its arguments are this one's. The text then defines TCONV_AGAIN, and
-            TCONV_INNER around those functions, which leave the entry point out.
+        repair_source: the kernel whose functions a block runs at its end, or None. They are in
+            `namespace repair`, with a `Layer` of their own and the same arguments. The text then
+            defines TCONV_REPAIR, and TCONV_INNER around them, which leaves out the entry point.
     """
 
     stem: str
@@ -55,7 +55,7 @@ class KernelSource:
     arguments: tuple[tuple[str, str], ...]
     shared_bytes: int
     threads: int
-    again: KernelSource | None = field(default=None, kw_only=True)
+    repair_source: KernelSource | None = field(default=None, kw_only=True)
 
     @property
     def path(self) -> Path:
@@ -74,13 +74,13 @@ class KernelSource:
             for name, value in (("threads", self.threads), *self.constants)
         )
         maps = any(type_ == TENSOR_MAP for _, type_ in self.arguments)
-        again = "" if self.again is None else _inner(self.again)
+        repair = "" if self.repair_source is None else _inner(self.repair_source)
         return (
             "#include <ptx/cuda.cuh>\n"
             + ("#include <ptx/tensor_map.cuh>\n" if maps else "")
             + "#include <common/element.cuh>\n"
             f"struct Arguments {{\n{fields}}};\n"
-            f"{again}"
+            f"{repair}"
             f"struct Layer {{\n{constants}}};\n"
             f"#include <{file_of(self.stem)}>\n"
         )
@@ -128,7 +128,7 @@ class KernelSource:
 
 
 def _inner(source: KernelSource) -> str:
-    """A kernel's functions in `namespace again`, for another kernel that ends with them."""
+    """A kernel's functions in `namespace repair`, for another kernel that ends with them."""
     files = includes.files(file_of(source.stem), KERNEL_DIRECTORY)
     first = "".join(f"#include <{name}>\n" for name in files if name.startswith("ptx/"))
     texts = "".join(text for name, text in files.items() if not name.startswith("ptx/"))
@@ -137,8 +137,8 @@ def _inner(source: KernelSource) -> str:
         for name, value in (("threads", source.threads), *source.constants)
     )
     return (
-        f"{first}#define TCONV_INNER\nnamespace again {{\n"
-        f"struct Layer {{\n{constants}}};\n{texts}\n}}\n#undef TCONV_INNER\n#define TCONV_AGAIN\n"
+        f"{first}#define TCONV_INNER\nnamespace repair {{\n"
+        f"struct Layer {{\n{constants}}};\n{texts}\n}}\n#undef TCONV_INNER\n#define TCONV_REPAIR\n"
     )
 
 

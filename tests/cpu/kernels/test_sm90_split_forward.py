@@ -58,7 +58,7 @@ def in_bfloat16(chosen: Plan) -> Plan:
 
 def alone(chosen: Plan) -> Plan:
     """Without what its blocks end with, repairs."""
-    return chosen.with_source(dataclasses.replace(chosen.kernel.source, again=None))
+    return chosen.with_source(dataclasses.replace(chosen.kernel.source, repair_source=None))
 
 
 def same_bits(a, b) -> bool:

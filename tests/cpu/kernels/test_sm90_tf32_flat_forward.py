@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def packed_again(chosen, workspace):
 @pytest.fixture
 def many_tiles(monkeypatch):
     """More of them than multiprocessors, so that the consumers are apart."""
-    monkeypatch.setattr(family, "HOPPER", dataclasses.replace(HOPPER, multiprocessors=0))
+    monkeypatch.setattr(hopper, "TARGET", dataclasses.replace(HOPPER, multiprocessors=0))
 
 
 def lead(plan_):
@@ -175,7 +176,8 @@ def test_blocks_that_are_a_multiple_of_the_row_sets(blocks, many_tiles):
 
 @pytest.mark.parametrize("schedule", ("forward", "random:1"))
 def test_groups_that_follow_each_other(schedule, many_tiles, monkeypatch):
-    monkeypatch.setattr(family, "LEAST_BYTES_OF_GROUPS", 0)
+    module = sys.modules[family.Layout.__module__]
+    monkeypatch.setattr(module, "LEAST_BYTES_OF_GROUPS", 0)
     case = Case(3, 72, 70, 2, (7, 15), (3, 3), (2, 2), (1, 1), (1, 1))
     t = operands(case, torch.float32, "contiguous", "cpu")
     for plan_ in served(problem_of(case)):

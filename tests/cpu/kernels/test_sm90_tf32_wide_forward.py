@@ -80,7 +80,7 @@ def test_cases_cover_what_a_layout_decides():
     # Column tiles of a class without a slot, beside others and alone.
     empty = [[not any(class_) for class_ in one.classes] for one in laid]
     assert any(any(classes) and not all(classes) for classes in empty)
-    vectors = {family._vector(one.problem) for one in laid}
+    vectors = {family.vector(one.problem) for one in laid}
     assert vectors == {1, 2, 4}
     for rows in (2, 4):
         counts = [one.pixel_tile_counts for one in laid if one.tile.rows == rows]

@@ -1,14 +1,13 @@
 // Which tile a consumer computes next.
 //
-// Tiles that are under way at the same time should be neighbours: they read the same rows and write
-// parts of the same sectors, which L2 keeps for some microseconds. Consumers that took every
-// so-manieth tile would drift apart, the faster the kernel is the further: kb71 without the
-// rounding of pixels then read 681 MB instead of 540, and took longer than with it. So tiles are
-// handed out one after another. arguments.status's first word counts them, but for those that each
+// Neighbouring tiles should run at the same time: they read the same rows and write parts of the
+// same sectors, which L2 keeps for some microseconds. With a fixed stride blocks drift apart: kb71
+// without the rounding of pixels read 681 MB instead of 540, and took longer than with it. So tiles
+// are handed out in order. The first word of arguments.status counts them, except those that each
 // consumer begins with.
 //
 // A block that repairs walks through its own chain of tiles. Producers that load through registers
-// have none to spare, and walk in fixed steps. Each thread finds its tiles itself then.
+// have no register to spare, and walk in fixed steps. Each thread then finds its tiles itself.
 #pragma once
 
 #include <common/sm90_patch_repairs.cuh>
@@ -17,9 +16,9 @@
 
 namespace {
 
-// The producers' first thread, which finds a ring's tiles and tells the others of them. This and
-// the next are templates, since a kernel has no use for all of them, and the compiler would warn of
-// that.
+// The producers' first thread takes a ring's tiles and publishes them to the other threads.
+// NOTE: this and the next are templates, as no kernel uses all of them and the compiler would
+// warn.
 template <typename Fields>
 class Finder {
 public:
@@ -29,17 +28,17 @@ public:
     // To the ring's first tile.
     TCONV_DEVICE void begin() {
         order.count = 0;
-        tell();
+        publish();
     }
 
-    // The last that the other threads were told of.
+    // The last that was published to the other threads.
     TCONV_DEVICE Index now() const { return tile; }
 
     // To the next, unless this one does not exist, which ends it all.
     TCONV_DEVICE void advance() {
         tile = ahead != none ? ahead : take();
         ahead = none;
-        tell();
+        publish();
     }
 
     // Finds the next one already, so that to advance need not wait.
@@ -56,10 +55,10 @@ private:
     Order& order;
     Index tile, ahead = none;
 
-    TCONV_DEVICE void tell() const {
+    TCONV_DEVICE void publish() const {
         uint32_t place = order.count++ % order_size;
         order.tiles[place] = tile;
-        ptx::mbarrier_arrive(&order.told[place]);
+        ptx::mbarrier_arrive(&order.full[place]);
     }
 
     TCONV_DEVICE Index take() const {
@@ -68,30 +67,30 @@ private:
     }
 };
 
-// The other threads, and that one too: the tiles of a ring one after another.
-// NOTE: the last is read again where it is needed, else it would take a register.
+// Every thread receives the tiles of a ring, one after another.
+// NOTE: the last is read anew where it is needed: kept, it would take a register.
 template <typename Fields>
-class Listener {
+class Receiver {
 public:
-    TCONV_DEVICE Listener(const Fields&, Shared& shared, int ring) : order(shared.order[ring]) {}
+    TCONV_DEVICE Receiver(const Fields&, Shared& shared, int ring) : order(shared.order[ring]) {}
 
     TCONV_DEVICE Index next() {
-        ptx::mbarrier_wait_parity(&order.told[heard % order_size], heard / order_size % 2);
-        ++heard;
+        ptx::mbarrier_wait_parity(&order.full[received % order_size], received / order_size % 2);
+        ++received;
         return now();
     }
 
-    TCONV_DEVICE Index now() const { return order.tiles[(heard - 1) % order_size]; }
+    TCONV_DEVICE Index now() const { return order.tiles[(received - 1) % order_size]; }
 
     // To the tile's first stage.
     // NOTE: found again: kept beside the sums that are written, it would spill.
     TCONV_DEVICE void enter(Turn<stages>& pixels) const {
-        pixels = Turn<stages>((heard - 1) * chunks);
+        pixels = Turn<stages>((received - 1) * chunks);
     }
 
 private:
     Order& order;
-    uint32_t heard = 0;
+    uint32_t received = 0;
 };
 
 // Both, of tiles in fixed steps, or of the block's chain.
@@ -146,7 +145,7 @@ struct Walk {
 template <>
 struct Walk<true> {
     using OfFirstThread = Finder<Arguments>;
-    using OfThread = Listener<Arguments>;
+    using OfThread = Receiver<Arguments>;
 };
 
 using TileFinder = Walk<!Layer::repair && Layer::tensor_map>::OfFirstThread;

@@ -1,13 +1,12 @@
-// Tiles whose values float16 cannot hold. A block that multiplies in float16 chains its tiles up,
-// those that do not fit in one chain, the others in a second. It computes those of the first again
-// when it has done all, in TF32 or (Layer::split) in bfloat16, and if weights do not fit, all: the
-// same functions once more, with Layer::repair, in `namespace again`. So no tile is written by one
-// block and repaired by another.
+// Tiles whose values float16 cannot hold. A block that multiplies in float16 links its tiles into
+// two chains: those that do not fit, and the others. At its end it recomputes the first chain, or
+// if weights do not fit both, in TF32 or (Layer::split) in bfloat16. It does so by the same
+// functions, with Layer::repair, in `namespace repair`. So the block that wrote a tile repairs it.
 //
-// arguments.status: a word that counts tiles (<common/sm90_patch_order.cuh>), the exponent of the
-// weights' scale, one for each warp of the packing: the weights it has seen that do not fit. Then
-// one for each tile and warp that brings its pixels: the next of the chain. A tile that fits is its
-// first warp's, one that does not that of the warp which finds it first.
+// arguments.status has a word that counts tiles (<common/sm90_patch_order.cuh>); the exponent of
+// the weights' scale; for each warp of the packing a count of weights that do not fit; then for
+// each tile and warp that loads its pixels the next tile of the chain. A tile that fits is linked
+// by its first warp, one that does not by the warp that finds it first.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -50,7 +49,7 @@ TCONV_DEVICE void look_at_weights(const Fields& arguments, Shared& shared, int w
     if (threadIdx.x % 32 == 0) shared.unfit_weights[warp] = unfit;
 }
 
-#ifdef TCONV_AGAIN
+#ifdef TCONV_REPAIR
 // Both chains in one.
 TCONV_DEVICE uint32_t joined(const Arguments& arguments, const Repairs& repairs) {
     volatile uint32_t* next = chain(arguments);

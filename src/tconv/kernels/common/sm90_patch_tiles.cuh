@@ -3,6 +3,7 @@
 
 #include <common/element.cuh>
 #include <common/float16_operands.cuh>
+#include <common/ring.cuh>
 #include <ptx/mbarrier.cuh>
 
 namespace {
@@ -109,12 +110,12 @@ struct Handover {
 // some.
 constexpr int order_size = 16;
 static_assert(stages + Layer::raw_stages + 2 <= order_size,
-              "who has not heard of a tile is not overtaken");
+              "a thread that has not received a tile is not overtaken");
 
 struct Order {
     Index tiles[order_size];
-    uint64_t told[order_size];
-    uint32_t count;  // of those that the first producer has told of: here it costs that no register
+    uint64_t full[order_size];
+    uint32_t count;  // of those that the first producer has published: here it costs no register
 };
 
 struct Shared {
@@ -155,25 +156,6 @@ TCONV_DEVICE void arrive(uint64_t* barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
-
-// A ring's next stage, and the parity of its turn.
-template <int size>
-struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    Turn() = default;
-
-    // After so many stages.
-    TCONV_DEVICE explicit Turn(uint32_t number) : stage(number % size), parity(number / size % 2) {}
-
-    TCONV_DEVICE void advance() {
-        if (++stage == size) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 // Where a consumer is in its rings.
 struct Turns {

@@ -16,8 +16,8 @@
 
 namespace {
 
-// Where consumers need more than a third of the registers. Producers without a tensor map need more
-// too.
+// Registers of a thread where consumers need more than a third of all. Producers without a tensor
+// map need more too.
 constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
 constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
 static_assert(producer_registers + consumers * consumer_registers == 3 * 168,
@@ -28,8 +28,8 @@ static_assert(producer_registers + consumers * consumer_registers == 3 * 168,
     return Layer::pair_pixel[pair] / Layer::patch_columns;
 }
 
-// What the kernel that includes this brings: the products of one tile, unrolled and as loops, and
-// what may begin before it.
+// The kernel that includes this defines the products of one tile, unrolled and as loops, and what
+// may begin before them.
 template <int row_class>
 TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, const Position& at,
                                     int warp, Turns& turns, Sums& sums);
@@ -67,9 +67,9 @@ TCONV_DEVICE void prepare_class(int m_group, const uint32_t* weights, Shared& sh
     }
 }
 
-// What a warp's sums of its next tile are multiplied by.
-// NOTE: all in shared memory: registers are the products'. Producers are fewer tiles ahead than
-// there are units.
+// Finds the scale of a warp's sums of its next tile.
+// NOTE: all of it is in shared memory, as the products need the registers. Producers are fewer
+// tiles ahead than there are units.
 TCONV_DEVICE void find_unit(Shared& shared, int warp) {
     int own = warp - 4;
     if (threadIdx.x % 32 == 0) {
@@ -132,10 +132,10 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
     }
 }
 
-// Of each mbarrier and how many arrive at it.
-// NOTE: rolled up where it is rarely run: with all of it behind the loop over tiles, ptxas 13.0
-// moves the products' descriptors in there from uniform registers to others, which took kb57 and
-// kb69 4% longer without TF32.
+// Calls `action` with each mbarrier and the number of its arrivals.
+// NOTE: loops stay rolled where it rarely runs. With unrolled ones behind the loop over tiles,
+// ptxas 13.0 moves the products' descriptors out of uniform registers: kb57 and kb69 took 4% longer
+// without TF32.
 template <int unrolled, typename Action>
 TCONV_DEVICE void each_mbarrier(Shared& shared, Action action) {
 #pragma unroll unrolled
@@ -148,7 +148,7 @@ TCONV_DEVICE void each_mbarrier(Shared& shared, Action action) {
             action(&shared.empty[ring][stage], patch_consumers * warpgroup / 32);
         }
 #pragma unroll unrolled
-        for (uint64_t& told : shared.order[ring].told) action(&told, 1);
+        for (uint64_t& full : shared.order[ring].full) action(&full, 1);
     }
     action(&shared.weights_full, 1);
 #pragma unroll unrolled
@@ -173,12 +173,13 @@ TCONV_DEVICE void prepare_block(Shared& shared, Repairs repairs) {
     for (uint32_t& count : shared.written) count = 0;
 }
 
-#ifdef TCONV_AGAIN
-// Both parts of a block are in the same shared memory: where neither has anything else.
+#ifdef TCONV_REPAIR
+// The handover lies where neither part of a block has anything else in the shared memory they
+// share.
 TCONV_DEVICE Handover& handover_of(unsigned char* memory) {
     auto* of_this = reinterpret_cast<unsigned char*>(&reinterpret_cast<Shared*>(memory)->handover);
     auto* of_next =
-        reinterpret_cast<unsigned char*>(&reinterpret_cast<again::Shared*>(memory)->handover);
+        reinterpret_cast<unsigned char*>(&reinterpret_cast<repair::Shared*>(memory)->handover);
     return *reinterpret_cast<Handover*>(of_this > of_next ? of_this : of_next);
 }
 
@@ -198,14 +199,14 @@ TCONV_DEVICE void prepare_repairs(const Arguments& arguments, unsigned char* mem
     if (repairs == 0) return;
     each_mbarrier<1>(shared, [](uint64_t* barrier, int) { ptx::mbarrier_inval(barrier); });
     ptx::fence_proxy_async_shared();  // what was stored there, before copies are
-    again::prepare_block(*reinterpret_cast<again::Shared*>(memory), {repairs, 0});
+    repair::prepare_block(*reinterpret_cast<repair::Shared*>(memory), {repairs, 0});
 }
 
-// By a role's threads when their own part is done: whether there is anything to do again. A
-// producer has prepared shared memory for it then; consumers have no code for that, or ptxas 13.0
-// spills kb65's registers.
-// NOTE: all lanes arrive and wait, and not at a bar: else compute-sanitizer reports hazards, or
-// that the block is divided.
+// By a role's threads when their own part is done: whether there is anything to recompute. A
+// producer then prepares shared memory for it; with that code in consumers, ptxas 13.0 spills
+// kb65's registers.
+// NOTE: all lanes arrive and wait at an mbarrier: with a bar, compute-sanitizer reports hazards or
+// a divergent block.
 template <bool producer>
 TCONV_DEVICE bool repairs_follow(const Arguments& arguments, unsigned char* memory) {
     Handover& handover = handover_of(memory);
@@ -235,16 +236,16 @@ TCONV_DEVICE void consume_all(const Arguments& arguments, unsigned char* memory,
 }
 
 #ifndef TCONV_INNER
-// NOTE: the same in all lanes, and known to be so before roles part: what follows from it then
-// stays in uniform registers, where wgmma takes its descriptors from. Producers by tensor map ask
-// again rather than keep it, but not in sm90_split_forward, nor do others: else fcn8s's spill
-// without TF32 (NVRTC 13.0), or those of 2x2 s2 (13.5).
+// NOTE: the compiler must know before the roles branch that it is the same in all lanes: values
+// derived from it then stay in uniform registers, from which wgmma takes its descriptors. Producers
+// by tensor map compute it anew for the repair rather than keep it, but not in sm90_split_forward,
+// nor do other producers: registers of fcn8s without TF32 (NVRTC 13.0) or of 2x2 s2 (13.5) spilled.
 TCONV_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 
 // The kernel, from its first line to its last.
 TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
     if (threadIdx.x == 0) {
-#ifdef TCONV_AGAIN
+#ifdef TCONV_REPAIR
         prepare_handover(memory);
 #endif
         prepare_block(*reinterpret_cast<Shared*>(memory), {});
@@ -254,20 +255,19 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
     if (warp < warpgroup / 32) {
         if constexpr (Layer::shares) ptx::setmaxnreg_dec<producer_registers>();
         produce_all(arguments, memory, warp);
-#ifdef TCONV_AGAIN
+#ifdef TCONV_REPAIR
         if (repairs_follow<true>(arguments, memory)) {
-            again::produce_all(arguments, memory,
-                               Layer::tensor_map && !Layer::split ? own_warp() : warp);
+            repair::produce_all(arguments, memory,
+                                Layer::tensor_map && !Layer::split ? own_warp() : warp);
         }
 #endif
     } else {
         if constexpr (Layer::shares) ptx::setmaxnreg_inc<consumer_registers>();
-        // The packing may still run; only these threads read what it writes, or ask for copies of
-        // it.
+        // The packing may still run. Only these threads read what it writes, or copy it.
         ptx::griddepcontrol_wait();
         consume_all(arguments, memory, warp);
-#ifdef TCONV_AGAIN
-        if (repairs_follow<false>(arguments, memory)) again::consume_all(arguments, memory, warp);
+#ifdef TCONV_REPAIR
+        if (repairs_follow<false>(arguments, memory)) repair::consume_all(arguments, memory, warp);
 #endif
     }
 }

@@ -4,14 +4,14 @@
 // Rows, columns, depth, patches and tiles are those of sm90_tf32_forward in float16
 // (<common/sm90_patches.cuh>). The producers store two patches a stage, weights come split.
 //
-// Tiles whose values do not fit are noted and computed again, as sm90_tf32_forward's are in TF32,
-// but in bfloat16: six products for one, two at a time (<common/split.cuh>), 8 channels a stage.
-// Their weights stay whole until a consumer splits its fragments in registers.
+// A block recomputes tiles whose values do not fit, as sm90_tf32_forward does, but in bfloat16: six
+// products for one, two at a time (<common/split.cuh>), 8 channels a stage. Their weights stay
+// whole until a consumer splits its fragments in registers.
 //
-// The tensor cores cut their sums after every product, which 100 of them in a row would show. So
-// sums leave them early: the products of one row with a group of `most_group` slots or fewer go to
-// a temporary, the small ones first, while there is little to cut; then it is added to the row's
-// sums, as float32 adds. With two temporaries one row is multiplied while the other is added.
+// The tensor cores truncate their sums after every product; after 100 products that would show. So
+// the products of one row with a group of `most_group` slots or fewer go to a temporary, the small
+// ones first, while there is little to truncate. It is then added to the row's sums in float32.
+// With two temporaries one row is multiplied while the other is added.
 #include <common/sm90_patches.cuh>
 
 namespace {

@@ -1,9 +1,8 @@
-// What the launch behind sm90_tf32_flat_forward in float16 does before it computes outputs again in
-// TF32, of those images that do not fit or of all: it asks whether that is needed, and lays the
-// operands out.
+// The launch that repairs a kernel in float16: whether it is needed, and the packing of its
+// operands.
 //
-// Items are handed out by a counter, and only a block that runs holds any, so that none waits for
-// one that cannot start.
+// It then recomputes in TF32 the images that do not fit, or all. A counter hands out the items of
+// the packing to blocks that run, so that no block waits for one that cannot start.
 #pragma once
 
 #include <sm90_tf32_flat_forward/packing.cuh>
@@ -15,7 +14,7 @@ namespace flat::repair {
 
 using Index = Layer::Index;
 
-// Until a counter that others count has come to its end.
+// Waits until a counter that other blocks count reaches its end.
 TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
     if (threadIdx.x == 0) {
         while (static_cast<const volatile uint32_t&>(counter) != end) {
@@ -41,18 +40,18 @@ TCONV_DEVICE bool repairs(const Fields& arguments, unsigned image) {
 
 // Whether the launch has anything to compute.
 //
-// Most blocks know while the kernel in front still runs, and are gone before its end; one waits, so
-// that this launch is not over first.
-// NOTE: blocks that come early, where the kernel in front leaves room, look until it has told,
-// which it is about to. If they waited for its end instead, the others would only come behind that:
-// 4% of hifigan_k16s8. They do not look for ever: it is no condition of the result.
+// Most blocks know it while the kernel in front still runs, and exit before its end. One waits, so
+// that this launch does not end first.
+// NOTE: blocks that start early, where the kernel in front leaves room, poll until it has reported.
+// If they waited for its end, further blocks would start only then: 4% of hifigan_k16s8. They give
+// up after some polls: the result does not depend on it.
 template <typename Fields>
 TCONV_DEVICE bool is_needed(const Fields& arguments) {
     const auto& status = *static_cast<const volatile flat::Status*>(arguments.status);
     auto all_fit = [&] { return !repairs_all(arguments) && status.unfit_images == 0; };
     constexpr int most_looks = 64;  // each takes what L2 takes to answer
     for (int i = 0; blockIdx.x != 0 && i < most_looks; ++i) {
-        if (status.told == arguments.blocks_in_front) {
+        if (status.reported == arguments.blocks_in_front) {
             __threadfence();
             if (all_fit()) return false;
             break;
@@ -62,10 +61,10 @@ TCONV_DEVICE bool is_needed(const Fields& arguments) {
     return !all_fit();
 }
 
-// Weights and pixels in TF32, by all blocks of the launch; then they may be copied.
-// NOTE: only those that pack meet after each item: with all threads at __syncthreads, and these at
-// their own barrier between, compute-sanitizer's racecheck takes the item for written while it is
-// read.
+// Packs weights and pixels in TF32, by all blocks of the launch. They may be copied afterwards.
+// NOTE: only threads that pack synchronise after each item. With all threads at __syncthreads, and
+// these at a barrier of their own in between, compute-sanitizer's racecheck reports that the item
+// is written while it is read.
 template <typename Fields>
 TCONV_DEVICE void pack(const Fields& arguments, void* memory) {
     struct Shared {

@@ -10,8 +10,7 @@ struct Status {
     int weight_exponent;     // of the power of two that weights are multiplied by
     uint32_t unfit_weights;  // octets
     uint32_t unfit_images;
-    uint32_t
-        told;  // blocks of the kernel that have looked at their part of what the packing has noted
+    uint32_t reported;  // blocks of the kernel that have read their part of the packing's notes
     uint32_t packing;  // items that some block of the launch that repairs packs or has packed
     uint32_t packed;  // has packed
 };

@@ -13,9 +13,9 @@
 // [pixel][8 channels] with 32-byte swizzle: a slot is another start address in the same staged
 // patch.
 //
-// Layer::half: operands are float16 instead, with TF32's significand, and 16 channels are what is 8
-// here, brought 8 at a time. Tiles that float16 cannot hold the block computes again when it has
-// done all others, with Layer::repair (common/sm90_patch_repairs.cuh).
+// Layer::half: operands are float16, which has TF32's significand, and a stage has 16 channels,
+// loaded 8 at a time. A block ends with recomputing the tiles that float16 cannot hold, with
+// Layer::repair (common/sm90_patch_repairs.cuh).
 //
 //   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
 //                device memory (zero beyond the image), round, store as [pixel][8 channels]

@@ -4,23 +4,23 @@
 // Rows of the matrix product are pixels, columns are (phase in y, output channel, phase in x),
 // depth is (32 input channels, slot, channel), where a slot is one shift of both axes.
 //
-// Pixels are the wgmma's A, from registers: they lie in shared memory as in the image, [channel]
-// [position], so that a thread finds its operands at any shift, and rounds them on the way. Nothing
-// is transposed, nothing laid out beforehand. Weights are B, from shared memory with 128-byte
-// swizzle, as sm90_tf32_wide_pack has laid them out. A thread's sums are all phases in x of its
-// pixels: neighbouring outputs, which it writes itself.
+// Pixels are the wgmma's A, from registers. They lie in shared memory as in the image, [channel]
+// [position], where a thread finds its operands at any shift, and rounds them on the way. They are
+// neither transposed nor packed. Weights are B, from shared memory with 128-byte swizzle, as
+// sm90_tf32_wide_pack has laid them out. A thread's sums are all phases in x of its pixels, which
+// are neighbouring outputs: it writes them itself.
 //
 //   warps 0 to 2:     pixels of 32 channels, zeros beyond the image
 //   warp 3:           weights of a slot at a time
 //   warpgroups 1, 2:  consumers, each with 64 * pixel_tiles pixels, on the same weights; the second
-//                     starts `lead` slots after the first: in step they would write at the same
-// time
+//                     starts `lead` slots after the first, or both would write at the same time
 //
 // A tile is 128 * pixel_tiles pixels by `parts` * part_columns columns. Its pixels are neighbours
 // in the line of all positions, row after row with zeros between rows and between images (`flat`),
 // or tile_rows x tile_columns pixels of one image.
 #include <common/element.cuh>
 #include <common/exact_output.cuh>
+#include <common/ring.cuh>
 #include <sm90_tf32_wide_forward/columns.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/cp_async.cuh>
@@ -72,20 +72,6 @@ struct Shared {
     uint64_t leading;
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
-
-// A ring's next stage, and the parity of its turn.
-template <int stages>
-struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    TCONV_DEVICE void advance() {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 // Column tiles innermost: they share their pixels.
 struct Position {

@@ -1,0 +1,74 @@
+"""The launches of `sm90_split_forward`: those of `sm90_tf32_forward`, of another kernel."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels.launch import Launch
+from tconv.kernels.sm90_split_forward.tiles import Tile
+from tconv.kernels.sm90_tf32_forward.launch import ending_with, kernel_source, packed_launches
+from tconv.kernels.sm90_tf32_forward.layout import Layout, layout
+from tconv.kernels.sm90_tf32_forward.schedule import Pair, are_alike
+from tconv.kernels.source import KernelSource
+from tconv.problem import Problem
+
+STEM = "sm90_split_forward"
+
+MOST_UNROLLED = {1: 1700, 2: 2000}
+"""Columns of unrolled products, by temporaries: above, a loop goes through equal parts of a stage
+where there are some, since ptxas takes seconds. kb65's 21 products of four rows and 48 columns took
+it 8 s. With two temporaries it takes less, and a part's end waits for what a group's does not.
+"""
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer.
+
+    Of a tile that is not `half`, which tests ask for, what would repair it alone.
+    """
+    laid = layout(problem, tile)
+    if not tile.half:
+        return _source(laid.repairing, repairs=None)
+    return ending_with(_source(laid, None), _source(laid.repairing, repairs=laid))
+
+
+def _source(laid: Layout, repairs: Layout | None) -> KernelSource:
+    tile = laid.tile
+    assert isinstance(tile, Tile)
+    each = (
+        (1, len(pairs), 1) if laid.rolled else _schedule(pairs, tile, laid.chunks)
+        for pairs in laid.classes
+    )
+    parts, groups, unroll = zip(*each, strict=True)
+    schedule = (
+        ("class_parts", parts),
+        ("class_groups", groups),
+        ("class_unroll", unroll),
+        ("temporaries", tile.temporaries),
+    )
+    return kernel_source(STEM, laid, schedule, repairs)
+
+
+def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
+    """(parts of a stage in a loop, groups of a part's slots, stages unrolled together).
+
+    Groups hold their weights in two sets of registers by turns, so there is an even number of them,
+    or a part's end moves the next one's. One slot has two stages unrolled, if they are even.
+    """
+    most = MOST_UNROLLED[tile.temporaries]
+    if len(pairs) * tile.rows * tile.columns > most:
+        slot_rows = len({pair.slot_y for pair in pairs})
+        for parts in range(2, slot_rows + 1):
+            if slot_rows % parts == 0 and are_alike(pairs, parts):
+                count = len(pairs) // parts
+                groups = -(-count // tile.group)
+                if count * tile.rows * tile.columns <= most:
+                    return parts, groups, 1
+    groups = -(-len(pairs) // tile.group)
+    if groups % 2 and groups < len(pairs):
+        groups += 1
+    return 1, groups, 2 if groups % 2 and chunks % 2 == 0 else 1
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The packing, and the kernel: one block for each SM, whose warpgroups walk the tiles."""
+    return packed_launches(problem, target, tile, source(problem, tile))

@@ -1,0 +1,46 @@
+"""The problems that `sm90_split_forward` and its tiles cannot serve.
+
+The geometry of its tiles is that of `sm90_tf32_forward`.
+"""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels.sm90_split_forward.tiles import Tile
+from tconv.kernels.sm90_tf32_forward.layout import layout
+from tconv.kernels.sm90_tf32_forward.limits import laid_why_not, shape_why_not
+from tconv.problem import TF32_LEAST_CHANNELS, Problem
+
+MOST_PRODUCTS = 128
+"""Products of a stage, at most, each of them three: a bound on the code."""
+
+MOST_LOADED_COLUMNS = 64
+"""Columns of a tile whose producers load pixels themselves, at most. With 88 they spill: NVRTC
+13.5.
+"""
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    if target.arch != "sm_90a":
+        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
+    if problem.dtype != "float32" or problem.math != "ieee":
+        return f"computes strict float32, not {problem.dtype}/{problem.math}"
+    if problem.in_channels_per_group < TF32_LEAST_CHANNELS:
+        found = problem.in_channels_per_group
+        return f"pays from {TF32_LEAST_CHANNELS} input channels of a group on, there are {found}"
+    return shape_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    if tile.columns > MOST_LOADED_COLUMNS and not problem.x_aligned:
+        return (
+            f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "
+            f"not for {tile.columns}"
+        )
+    refusal = laid_why_not(laid.repairing, target, MOST_PRODUCTS)
+    if refusal is not None:
+        return f"what repairs it: {refusal}"
+    return laid_why_not(laid, target, MOST_PRODUCTS)

@@ -1,0 +1,302 @@
+"""The launches of `sm90_tf32_flat_forward`: packing, kernel, and in float16 a repair."""
+
+from __future__ import annotations
+
+import itertools
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper
+from tconv.kernels.launch import (
+    Address,
+    Argument,
+    Launch,
+    TensorMap,
+    input_image,
+    output_rows,
+    weights,
+)
+from tconv.kernels.sm90_tf32_flat_forward.layout import (
+    LINE_BYTES,
+    LINE_WORDS,
+    PACK_THREADS,
+    WEIGHT_BYTES,
+    Layout,
+    layout,
+)
+from tconv.kernels.sm90_tf32_flat_forward.tiles import CONSUMERS, Tile
+from tconv.kernels.source import TENSOR_MAP, KernelSource
+from tconv.problem import Problem
+
+STEM = "sm90_tf32_flat_forward"
+PACK_STEM = "sm90_tf32_flat_pack"
+
+WARPGROUP = 128
+
+PIXEL_EXPONENT = 9
+"""Float16 pixels are multiplied by 2 to its power: they may then lie between 1.2e-7 and 127."""
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    return _forward_source(layout(problem, tile))
+
+
+def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
+    """The kernel, or the one that repairs a layout in float16."""
+    problem, tile = laid.problem, laid.tile
+    index = _index(laid)
+    pixel_stages, weight_stages = laid.stages(hopper.TARGET)
+    shared = pixel_stages * (laid.patch_positions * LINE_BYTES + 16) + laid.output_bytes
+    shared += CONSUMERS * weight_stages * (WEIGHT_BYTES + 16)
+    shared += 128 + 4 * laid.slots
+    own: tuple[tuple[str, str], ...] = ()
+    if repair:
+        shared = max(shared, laid.pack_bytes)
+        own = (
+            ("packed_again", "void*"),
+            *_packing_fields(index),
+            ("status", "void*"),
+            ("images", "const void*"),
+            ("blocks_in_front", "int"),
+            ("most_slight", "int"),
+        )
+    elif not tile.half:
+        own = _packing_fields(index)
+    else:
+        own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index), ("most_slight", "int"))
+    shared = -(-shared // 1024) * 1024
+    constants = (
+        *_layer_constants(laid, index),
+        *_packing_constants(laid),
+        ("shared_bytes", shared),
+        ("columns", tile.columns),
+        ("vector", laid.vector),
+        ("shift", laid.shift),
+        ("storers", tile.storers),
+        ("resident", tile.resident),
+        ("repair", repair),
+        ("patch_positions", laid.patch_positions),
+        ("boxes", laid.boxes),
+        ("pixel_stages", pixel_stages),
+        ("weight_stages", weight_stages),
+        ("lead", laid.lead(hopper.TARGET)),
+        ("row_sets", laid.row_sets),
+        ("groups_outermost", laid.groups_outermost),
+        ("most_slot_y", laid.most_slot[0]),
+        ("most_slot_x", laid.most_slot[1]),
+        ("padding_y", problem.height.padding),
+        ("padding_x", problem.width.padding),
+        ("first_q_y", problem.height.q_range.start),
+        ("first_q_x", problem.width.q_range.start),
+        ("bias", problem.bias),
+    )
+    return KernelSource(
+        stem=STEM,
+        constants=constants,
+        arguments=(
+            ("pixel_map", TENSOR_MAP),
+            ("packed", "const void*"),
+            ("bias", "const void*"),
+            ("destination", "void*"),
+            ("tiles", "int"),
+            *((("rows", "int"),) if tile.paired else ()),
+            *_IMAGES,
+            ("destination_height", "int"),
+            ("destination_width", "int"),
+            *family.stride_fields("destination", "n c h", index),
+            *own,
+        ),
+        shared_bytes=shared,
+        threads=WARPGROUP * (1 + CONSUMERS + tile.storers),
+    )
+
+
+_NOTES = tuple((name, "void*") for name in ("status", "notes", "images", "slight"))
+
+_IMAGES = tuple(
+    (name, "int")
+    for name in (
+        "batch",
+        "pitch",
+        "pitch_multiplier",
+        "pitch_shift",
+        "image_positions",
+        "image_multiplier",
+        "image_shift",
+    )
+)
+
+
+def _packing_fields(index: str) -> tuple[tuple[str, str], ...]:
+    """Fields of `struct Arguments` of a kernel that packs."""
+    return (
+        ("source", "const void*"),
+        ("weight", "const void*"),
+        ("items", index),
+        ("weight_items", index),
+        ("weight_elements", index),
+        ("positions", "int"),
+        ("source_height", "int"),
+        ("source_width", "int"),
+        *family.stride_fields("source", "n c h w", index),
+        *family.stride_fields("weight", "in out h w", index),
+    )
+
+
+def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
+    """Constants of a kernel that packs."""
+    return (
+        ("packs_half", laid.tile.half),
+        ("part_channels", laid.part_channels),
+        ("packed_row_step", laid.packed_row_step),
+        *hopper.tap_constants(laid.problem),
+    )
+
+
+def _index(laid: Layout) -> str:
+    return family.index_type(laid.problem, laid.operand_elements, laid.repairing.operand_elements)
+
+
+def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
+    """What the kernel and its packing share."""
+    problem = laid.problem
+    begins = [0]
+    for row_class in laid.classes:
+        begins.append(begins[-1] + len(row_class))
+    # An array has at least one element, even where no phase has a slot.
+    slots = [slot for row_class in laid.classes for slot in row_class] or [(0, 0)]
+    return (
+        *hopper.layer_constants(problem, index),
+        ("apart", laid.tile.apart),
+        ("paired", laid.tile.paired),
+        ("half", laid.tile.half),
+        ("pixel_exponent", PIXEL_EXPONENT),
+        ("most_unfit_weights", laid.most_unfit_weights),
+        ("row_groups", len(laid.row_class)),
+        ("row_class", laid.row_class),
+        ("row_begin", laid.row_begin),
+        ("group_slots", laid.row_begin[-1]),
+        ("classes", len(laid.classes)),
+        ("class_begin", tuple(begins)),
+        ("slots", len(slots)),
+        ("slot_y", tuple(y for y, _ in slots)),
+        ("slot_x", tuple(x for _, x in slots)),
+    )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The launch that lays weights and pixels out, and the kernel: a block for each SM walks the
+    tiles. Behind a kernel in float16 one in TF32, for the images that float16 cannot hold.
+    """
+    laid = layout(problem, tile)
+    noted = _noted(laid)
+    packing: dict[str, Argument] = {
+        "packed": Address("packed"),
+        **_images(laid),
+        **_packing_arguments(laid),
+        **(noted if tile.half else {}),
+    }
+    arguments = _forward_arguments(laid, 0)
+    if tile.half:
+        arguments |= {
+            **noted,
+            "note_count": laid.pack_blocks,
+            "slight_vectors": laid.note_words[-1] // 4,
+            "most_slight": laid.most_slight,
+        }
+    else:
+        arguments |= _packing_arguments(laid)
+    grid = min(target.multiprocessors, laid.tiles)
+    found = (
+        Launch(
+            "packing",
+            _packing_source(laid),
+            laid.pack_blocks,
+            packing,
+            "lays weights and pixels out",
+            packed=laid.packed_elements,
+        ),
+        Launch("kernel", source(problem, tile), grid, arguments),
+    )
+    if not tile.half:
+        return found
+    again = laid.repairing
+    packed_again = 4 * laid.operand_elements
+    repair: dict[str, Argument] = {
+        **_forward_arguments(again, packed_again),
+        "packed_again": Address("packed", packed_again),
+        **_packing_arguments(again),
+        "status": noted["status"],
+        "images": noted["images"],
+        "blocks_in_front": grid,
+        "most_slight": laid.most_slight,
+    }
+    blocks = min(target.multiprocessors, again.tiles)
+    return *found, Launch("repair", _forward_source(again, repair=True), blocks, repair)
+
+
+def _packing_source(laid: Layout) -> KernelSource:
+    """The kernel that lays weights and pixels out."""
+    index = _index(laid)
+    return KernelSource(
+        stem=PACK_STEM,
+        constants=(
+            *_layer_constants(laid, index),
+            *_packing_constants(laid),
+            ("shared_bytes", laid.pack_bytes),
+        ),
+        arguments=(
+            ("packed", "void*"),
+            *_IMAGES,
+            *_packing_fields(index),
+            *(_NOTES if laid.tile.half else ()),
+        ),
+        shared_bytes=laid.pack_bytes,
+        threads=PACK_THREADS,
+    )
+
+
+def _noted(laid: Layout) -> dict[str, Argument]:
+    """Values of the fields of `_NOTES`."""
+    begins = itertools.accumulate((laid.status, *laid.note_words[:-1]))
+    return {
+        name: Address("packed", 4 * begin) for (name, _), begin in zip(_NOTES, begins, strict=True)
+    }
+
+
+def _forward_arguments(laid: Layout, packed: int) -> dict[str, Argument]:
+    """Of a launch of the kernel on operands that lie `packed` bytes from the workspace's start."""
+    planes = laid.problem.groups * laid.chunks
+    return {
+        # Of float32, or of pairs of float16.
+        "pixel_map": TensorMap(
+            Address("packed", packed + 4 * laid.weight_elements),
+            dims=(LINE_WORDS, laid.positions, planes),
+            strides=(LINE_BYTES, laid.positions * LINE_BYTES),
+            box=(LINE_WORDS, laid.patch_positions // laid.boxes, 1),
+            swizzle=LINE_BYTES,
+        ),
+        "packed": Address("packed", packed),
+        "tiles": laid.tiles,
+        **({"rows": laid.rows} if laid.tile.paired else {}),
+        **_images(laid),
+        **output_rows(laid.problem),
+    }
+
+
+def _images(laid: Layout) -> dict[str, Argument]:
+    """The fields of `_IMAGES`: how images follow each other in the line."""
+    return {"batch": laid.problem.batch, **laid.images}
+
+
+def _packing_arguments(laid: Layout) -> dict[str, Argument]:
+    """Values of the fields of `_packing_fields`."""
+    weight_items, pixel_items = laid.pack_items
+    return {
+        "items": weight_items + pixel_items,
+        "weight_items": weight_items,
+        "weight_elements": laid.weight_elements,
+        "positions": laid.positions,
+        **input_image(laid.problem),
+        **weights(),
+    }

@@ -1,0 +1,479 @@
+"""The geometry of a tile of `sm90_tf32_flat_forward` over a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper
+from tconv.kernels.sm90_tf32_flat_forward.tiles import CONSUMERS, GROUP_ROWS, Tile
+from tconv.problem import Problem
+
+PACK_THREADS = 256
+WARPS = 4
+WARP_ROWS = 16
+
+LINE_WORDS = 32
+"""Words of 4 bytes of a position's channels in a stage: 32 channels in TF32, 64 in float16."""
+
+LINE_BYTES = LINE_WORDS * 4
+WEIGHT_BYTES = GROUP_ROWS * LINE_BYTES
+MOST_PIXEL_STAGES = 6
+
+MOST_RESIDENT_PIXEL_STAGES = 8
+"""The same beside resident weights, where a stage holds pixels alone."""
+
+MOST_WEIGHT_STAGES = 8
+
+ENOUGH_STAGES = (3, 4)
+"""Stages of pixels and of weights, at most, where the consumers write outputs and rows are of all
+phases in x. More would fit and take longer: random59 took 0.0486 ms so, 0.0504 with four and four,
+0.0543 with six and six.
+"""
+
+MOST_BOX = 256
+PACK_POSITIONS = 128
+
+PACK_WEIGHTS = 320
+"""Weights of one input channel that a piece of the packing has, if a channel has fewer taps. In
+float16 a piece has twice the channels, so half as many weights of each, and half the positions.
+"""
+
+LEAST_ITEMS = 528
+"""Pieces of the packing, at least, if whole warps' rows allow it: four for each SM of an H100 or
+H200, so that more loads are under way.
+"""
+
+MANY_TAPS = 256
+"""Taps of a channel from which on a piece of weights is of one phase in y."""
+
+LEAST_WEIGHT_ITEMS = 128
+"""Pieces of weights, at least, if there are as many channels. A piece of many channels takes longer
+than all pixels.
+"""
+
+LEAST_BYTES_OF_GROUPS = 8 << 20
+"""Bytes of packed weights of all groups from which on a group's tiles follow each other.
+stylegan2_mod, with 19 MB, takes 2 to 18% less time so, by tile. random13, with 5 MB, and three with
+less take as long, or up to 2% more (random42's 128x96: 7%).
+"""
+
+MOST_SLIGHT = 4
+"""Times that 8 channels of a pixel of an image may have a value below that, at most. Of images of
+10^6 normal values one in 10 has one.
+"""
+
+FEW_OCTETS, OCTETS_OF_SLIGHT = 1024, 4096
+"""Of normal values one in 1.3 * 10^6 times 8 channels has one: up to the first number in a batch,
+none is allowed; for each of the second in an image one more than one.
+"""
+
+MOST_HALF_BLOCKS = 4096
+"""Blocks of a packing in float16, at most. The kernel's blocks read a word of each."""
+
+STATUS_WORDS = 8
+"""Room for `Status` of sm90_tf32_flat_forward/status.cuh, in 4 bytes."""
+
+Slot = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem.
+
+    Attributes:
+        classes: the distinct lists of slots, (shift in y, shift in x), of row groups.
+        row_class: the class of each row group.
+    """
+
+    problem: Problem
+    tile: Tile
+    classes: tuple[tuple[Slot, ...], ...]
+    row_class: tuple[int, ...]
+
+    @property
+    def row_phases(self) -> int:
+        """Phases in x that lie side by side in a warp's rows."""
+        return 1 if self.tile.apart else self.problem.width.stride
+
+    @property
+    def warp_channels(self) -> int:
+        """Output channels of a warp's 16 rows."""
+        return WARP_ROWS // self.row_phases
+
+    @property
+    def word_channels(self) -> int:
+        """Input channels in 4 bytes."""
+        return 2 if self.tile.half else 1
+
+    @property
+    def chunks(self) -> int:
+        """Stages of pixels of a tile."""
+        return -(-self.problem.in_channels_per_group // (LINE_WORDS * self.word_channels))
+
+    @functools.cached_property
+    def most_slot(self) -> Slot:
+        """The largest shift along each axis."""
+        slots = [slot for row_class in self.classes for slot in row_class]
+        return max((y for y, _ in slots), default=0), max((x for _, x in slots), default=0)
+
+    @property
+    def slots(self) -> int:
+        """Slots of all classes, one at least."""
+        return max(1, sum(map(len, self.classes)))
+
+    @functools.cached_property
+    def pitch(self) -> int:
+        """Positions from one row to the next."""
+        x, columns = self.problem.width, self.tile.columns
+        pitch = hopper.pitch(x, self.most_slot[1])
+        # A paired tile has one more where that costs no row and gives vectors of four.
+        odd = pitch % 2 == 1 and x.stride % 4 == 2 and x.output_size % 4 == 0
+        spare = columns // pitch == columns // (pitch + 1)
+        return pitch + 1 if self.tile.paired and odd and spare else pitch
+
+    @functools.cached_property
+    def image_positions(self) -> int:
+        """Positions from one image to the next."""
+        return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
+
+    @property
+    def images(self) -> dict[str, int]:
+        """Fields of `struct Arguments`: how images follow each other in the line."""
+        pitch, image = hopper.division(self.pitch), hopper.division(self.image_positions)
+        return {
+            "pitch": self.pitch,
+            "pitch_multiplier": pitch[0],
+            "pitch_shift": pitch[1],
+            "image_positions": self.image_positions,
+            "image_multiplier": image[0],
+            "image_shift": image[1],
+        }
+
+    @property
+    def positions(self) -> int:
+        """All positions."""
+        return self.problem.batch * self.image_positions
+
+    @property
+    def boxes(self) -> int:
+        """Tensor copies that bring a stage's pixels."""
+        return -(-(self.tile.columns + self._reach) // MOST_BOX)
+
+    @property
+    def patch_positions(self) -> int:
+        """Positions of a stage: the tile's, and those that its slots reach back to."""
+        # To whole swizzle patterns; coarser, so that widths close to each other share a kernel.
+        step = 16 * self.boxes
+        return -(-(self.tile.columns + self._reach) // step) * step
+
+    @functools.cached_property
+    def _reach(self) -> int:
+        return self.most_slot[0] * self.pitch + self.most_slot[1]
+
+    @property
+    def rows(self) -> int:
+        """Whole rows of positions of a paired tile."""
+        return self.tile.columns // self.pitch
+
+    @property
+    def step(self) -> int:
+        """Positions from one tile to the next."""
+        return self.rows * self.pitch if self.tile.paired else self.tile.columns
+
+    @property
+    def vector(self) -> int:
+        """Outputs that lanes write at a time, as these and the shared memory's rows lie."""
+        x = self.problem.width
+        if self.tile.paired:
+            return math.gcd(4, x.output_size, self.pitch * x.stride)
+        if self.tile.apart or x.output_size % 4 or (x.q_range.start * x.stride - x.padding) % 4:
+            return 1
+        pairs = self.pitch % 2 == 0 and self.tile.columns % 16 == 0
+        return 4 if x.stride % 4 == 0 or (x.stride == 2 and pairs) else 1
+
+    @property
+    def shift(self) -> int:
+        """Of a paired tile's rows in shared memory: their first output that exists is aligned."""
+        x = self.problem.width
+        return -(x.padding % x.stride) % self.vector if self.tile.paired else 0
+
+    @property
+    def output_bytes(self) -> int:
+        """Shared memory of a tile's outputs, and of where they lie."""
+        part = self.tile.columns if self.tile.storers else 32
+        columns = part * self.problem.width.stride + self.shift
+        pitch = columns + ((33 if self.tile.apart else 40) - columns % 32) % 32
+        groups = 1 if self.tile.apart else CONSUMERS
+        return groups * WARPS * self.warp_channels * pitch * 4 + 2 * self.tile.columns * 16
+
+    @property
+    def resident_pieces(self) -> int:
+        """Pieces of weights that a consumer keeps: all slots of all chunks of its rows."""
+        return max(1, self.chunks * max(len(row_class) for row_class in self.classes))
+
+    def stages(self, target: Target) -> tuple[int, int]:
+        """Stages of pixels, and of each consumer's weights; (0, 0) where they do not fit."""
+        pixels, weights = self.fitting_stages(target)
+        if self.tile.storers or self.tile.apart:
+            return pixels, weights
+        return min(pixels, ENOUGH_STAGES[0]), min(weights, ENOUGH_STAGES[1])
+
+    def fitting_stages(self, target: Target) -> tuple[int, int]:
+        """As many stages as shared memory holds.
+
+        Four of weights, or three beside the storers' outputs, then pixels, which take longer to
+        come, then more weights. Resident weights have a stage for each piece.
+        """
+        free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
+        weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), self.patch_positions * LINE_BYTES + 16
+        if self.tile.resident:
+            pieces = self.resident_pieces
+            pixel_stages = min(MOST_RESIDENT_PIXEL_STAGES, (free - pieces * weights) // pixels)
+            return (pixel_stages, pieces) if pixel_stages >= 2 else (0, 0)
+        for weight_stages in (3, 2) if self.tile.storers else (4, 3):
+            pixel_stages = min(MOST_PIXEL_STAGES, (free - weight_stages * weights) // pixels)
+            if pixel_stages >= 2:
+                return pixel_stages, min(
+                    MOST_WEIGHT_STAGES, (free - pixel_stages * pixels) // weights
+                )
+        return 0, 0
+
+    def lead(self, target: Target) -> int:
+        """Stages of pixels by which the first consumer is ahead of the second.
+
+        None where both write their outputs together, or where a block has one tile: then the second
+        has nothing to write beside the first's products, and ends later by as much.
+        """
+        together = self.tile.apart and not self.tile.storers
+        if together or self.tiles <= target.multiprocessors:
+            return 0
+        return min(self.stages(target)[0] // 2, -(-self.chunks // 2))
+
+    @property
+    def row_sets(self) -> int:
+        """Tiles on the same pixels."""
+        return -(-len(self.row_class) // CONSUMERS)
+
+    @property
+    def groups_outermost(self) -> bool:
+        """Whether a group's tiles follow each other; otherwise those of the same positions do.
+
+        Blocks that run at the same time then read few groups' weights.
+        """
+        return self.problem.groups > 1 and 4 * self.weight_elements >= LEAST_BYTES_OF_GROUPS
+
+    @property
+    def row_begin(self) -> tuple[int, ...]:
+        """The first slot of each row group among those of a group."""
+        begins = [0]
+        for row_class in self.row_class:
+            begins.append(begins[-1] + len(self.classes[row_class]))
+        return tuple(begins)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the launch."""
+        # No output follows the last image's last one.
+        y, x = self.problem.height.q_range, self.problem.width.q_range
+        unused = self.image_positions - (len(y) - 1) * self.pitch - len(x)
+        columns = -(-(self.positions - unused) // self.step)
+        return columns * self.problem.groups * self.row_sets
+
+    @property
+    def weight_elements(self) -> int:
+        """Packed weights, in 4 bytes."""
+        return self.problem.groups * self.row_begin[-1] * self.chunks * GROUP_ROWS * LINE_WORDS
+
+    @property
+    def pixel_elements(self) -> int:
+        """Packed pixels, in 4 bytes."""
+        return self.problem.groups * self.chunks * self.positions * LINE_WORDS
+
+    @property
+    def operand_elements(self) -> int:
+        """Packed weights and pixels, in 4 bytes."""
+        return self.weight_elements + self.pixel_elements
+
+    @functools.cached_property
+    def part_channels(self) -> int:
+        """Output channels that the packing takes at a time."""
+        weights = PACK_WEIGHTS // self.word_channels
+        channels = max(1, min(weights // self.problem.taps, GROUP_ROWS // self.row_phases))
+        while True:
+            # Whole warps' rows, where they fit.
+            channels -= channels % min(channels, self.warp_channels)
+            of_weights, of_pixels = self._pack_items(channels)
+            divisible = channels > self.warp_channels and of_weights + of_pixels < LEAST_ITEMS
+            if channels == 1 or not (divisible or of_weights < LEAST_WEIGHT_ITEMS):
+                return channels
+            channels //= 2
+
+    @property
+    def pack_items(self) -> tuple[int, int]:
+        """Pieces of weights and of pixels that the packing's blocks take."""
+        return self._pack_items(self.part_channels)
+
+    def _pack_items(self, part_channels: int) -> tuple[int, int]:
+        channels = -(-self.problem.out_channels_per_group // self.warp_channels)
+        parts = -(-channels * self.warp_channels // part_channels)
+        parts *= self.problem.height.stride if self._row_step(part_channels) > 1 else 1
+        planes = self.problem.groups * self.chunks
+        positions = PACK_POSITIONS // self.word_channels
+        return planes * parts, planes * -(-self.positions // positions)
+
+    @property
+    def packed_row_step(self) -> int:
+        """Rows of the kernel from one of a piece to its next: those of a phase in y, or 1."""
+        return self._row_step(self.part_channels)
+
+    def _row_step(self, part_channels: int) -> int:
+        y = self.problem.height
+        many = part_channels == 1 and self.problem.taps >= MANY_TAPS
+        return y.stride // math.gcd(y.stride, y.dilation) if many else 1
+
+    @property
+    def pack_blocks(self) -> int:
+        """Blocks of the packing."""
+        return min(sum(self.pack_items), MOST_HALF_BLOCKS if self.tile.half else family.MAX_GRID)
+
+    @property
+    def pack_bytes(self) -> int:
+        """Shared memory of the packing."""
+        y, x = self.problem.height, self.problem.width
+        rows = -(-y.kernel // self.packed_row_step)
+        weights = self.part_channels * rows * x.kernel | 1
+        positions = PACK_POSITIONS // self.word_channels
+        staged = LINE_WORDS * max(weights, positions + 1) * 4
+        noted = PACK_THREADS // 32 * positions if self.tile.half else 4
+        return staged + noted + PACK_THREADS // 32 * 4
+
+    @property
+    def repairing(self) -> Layout:
+        """The same tiles in TF32, whose weights are twice as much to keep: they come again."""
+        return layout(self.problem, dataclasses.replace(self.tile, half=False, resident=False))
+
+    @property
+    def status(self) -> int:
+        """Behind all operands in float16: `Status`, then `notes`."""
+        return self.operand_elements + self.repairing.operand_elements
+
+    @property
+    def packed_elements(self) -> int:
+        """The workspace, in 4 bytes."""
+        if not self.tile.half:
+            return self.operand_elements
+        return self.status + sum(self.note_words)
+
+    @property
+    def note_words(self) -> tuple[int, int, int, int]:
+        """4 bytes of `Status`, of what each block of the packing notes of weights, of what is
+        counted of each image, and of what is noted of pixels: a byte for each position of a line of
+        channels.
+
+        All on 16 bytes.
+        """
+        images = -(-self.problem.batch // 4) * 4
+        return STATUS_WORDS, -(-self.pack_blocks // 4) * 4, images, self.pack_items[1] * 16
+
+    @property
+    def most_slight(self) -> int:
+        """Times that 8 channels of a pixel of an image may have too small a value: as often as
+        chance brings, of few pixels never. A pixel that is small in all channels has more.
+        """
+        problem = self.problem
+        octets = -(-problem.in_channels_per_group // 8)
+        of_image = problem.groups * octets * problem.height.size * problem.width.size
+        if problem.batch * of_image <= FEW_OCTETS:
+            return 0
+        return min(MOST_SLIGHT, 1 + of_image // OCTETS_OF_SLIGHT)
+
+    @property
+    def most_unfit_weights(self) -> int:
+        """Times that 8 weights of a tap may have one too small for float16, for all to be computed
+        in it: as many as 1 weight of 2^18, more than of normal ones are.
+        """
+        return math.prod(self.problem.w_shape) >> 18
+
+
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    y, x = problem.height, problem.width
+    in_x = [{tap.shift for tap in phase.taps} for phase in x.phases]
+    in_y = [{tap.shift for tap in phase.taps} for phase in y.phases]
+    any_x = set().union(*in_x)
+    channel_tiles = -(-problem.out_channels_per_group // (WARP_ROWS // x.stride))
+    # The slots in y and x of each row group, as sm90_tf32_flat_forward/rows.cuh orders them.
+    row_slots: list[tuple[set[int], set[int]]] = []
+    if tile.apart:
+        groups = -(-problem.out_channels_per_group // GROUP_ROWS)
+        row_slots = [
+            (slots_y, slots_x) for slots_y in in_y for _ in range(groups) for slots_x in in_x
+        ]
+    elif tile.paired:
+        row_slots = [
+            (in_y[pair + phase], any_x)
+            for pair in range(0, y.stride, 2)
+            for _ in range(-(-channel_tiles // WARPS))
+            for phase in (0, 1)
+        ]
+    else:
+        for first in range(0, y.stride * channel_tiles, WARPS):
+            last = min(first + WARPS, y.stride * channel_tiles)
+            phases = {warp_tile // channel_tiles for warp_tile in range(first, last)}
+            row_slots.append((set().union(*(in_y[phase] for phase in phases)), any_x))
+    classes: dict[tuple[Slot, ...], int] = {}
+    row_class = []
+    for slots_y, slots_x in row_slots:
+        slots = tuple((slot_y, slot_x) for slot_y in sorted(slots_y) for slot_x in sorted(slots_x))
+        row_class.append(classes.setdefault(slots, len(classes)))
+    return Layout(problem, tile, tuple(classes), tuple(row_class))
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    refusal = hopper.tf32_why_not(problem, target)
+    if refusal is not None:
+        return refusal
+    if problem.width.stride > WARP_ROWS:
+        return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
+    return family.phases_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    if tile.apart and (refusal := hopper.apart_why_not(problem)):
+        return refusal
+    if tile.paired and problem.height.stride % 2:
+        return f"takes two phases in y together, the stride is {problem.height.stride}"
+    laid = layout(problem, tile)
+    if tile.paired and laid.rows == 0:
+        return f"takes whole rows of positions, which have {laid.pitch}"
+    if tile.half and laid.chunks == laid.repairing.chunks:
+        found = problem.in_channels_per_group
+        return f"multiplies {2 * LINE_WORDS} input channels at a time, there are {found}"
+    if tile.half:
+        refusal = tile_why_not(problem, target, laid.repairing.tile)
+        if refusal is not None:
+            return f"the launch that repairs it: {refusal}"
+    if laid.pack_bytes > target.shared_per_block:
+        return f"the packing has no room for {problem.taps} taps"
+    if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**30 - 2**10:
+        return f"{laid.positions} positions are over a tensor map's size"
+    if laid.stages(target) == (0, 0):
+        if tile.resident:
+            return (
+                f"{CONSUMERS * laid.resident_pieces * WEIGHT_BYTES} bytes of weights and two stages"
+                f" of {laid.patch_positions * LINE_BYTES} do not fit {target.arch}"
+            )
+        return (
+            f"two stages of {laid.patch_positions * LINE_BYTES} bytes do not fit {target.arch} "
+            "beside the weights"
+        )
+    if laid.tiles > family.MAX_GRID:
+        return f"{laid.tiles} tiles are over 32 bits"
+    return None

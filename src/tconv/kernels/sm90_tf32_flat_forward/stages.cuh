@@ -1,0 +1,164 @@
+// What the roles of sm90_tf32_flat_forward share: sizes, shared memory, and the walk through the
+// tiles.
+#pragma once
+
+#include <ptx/mbarrier.cuh>
+#include <sm90_tf32_flat_forward/rows.cuh>
+
+namespace {
+
+using Index = Layer::Index;
+
+constexpr int warpgroup = 128;
+constexpr int consumers = 2;
+constexpr int line_bytes = 128;
+constexpr int depth = line_bytes / (Layer::half ? 2 : 4);  // channels of a stage
+constexpr int wgmma_bytes = 32;  // its depth
+constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
+constexpr int columns = Layer::columns;
+
+constexpr int pixel_bytes = Layer::patch_positions * line_bytes;
+constexpr int weight_bytes = 64 * line_bytes;
+constexpr int box_positions = Layer::patch_positions / Layer::boxes;
+static_assert(Layer::lead < Layer::pixel_stages, "the first consumer must not meet the ring's end");
+static_assert(Layer::patch_positions % (8 * Layer::boxes) == 0 && box_positions <= 256,
+              "whole swizzle patterns in boxes that a tensor map allows");
+
+// Outputs in shared memory: a row is one channel's positions, some at a time, with all phases. The
+// consumers' rows follow each other; where phases are apart, both fill the same ones.
+constexpr bool storers = Layer::storers;
+constexpr int part = storers ? columns : 32;
+constexpr int phases = Layer::stride_x;
+constexpr int out_channels = 4 * flat::warp_channels;  // of a row group
+constexpr int out_columns = part * phases + Layer::shift;
+// Rows start 8 banks apart, or one. Then two lanes of a warp store to the same bank, and none where
+// those whose number has this bit store the second of their two columns first.
+constexpr int bank_step = flat::apart ? 1 : 8;
+constexpr int out_pitch = out_columns + (32 + bank_step - out_columns % 32) % 32;
+constexpr int swap_bit = flat::apart                  ? -1
+                         : phases == 1                ? 4
+                         : phases == 2 || phases == 8 ? 1
+                         : phases == 4                ? 0
+                                                      : -1;
+// Beside storers a thread has 128 registers, of which the consumers need more.
+[[maybe_unused]] constexpr int producer_registers = 64;
+[[maybe_unused]] constexpr int storer_registers = 96;
+[[maybe_unused]] constexpr int consumer_registers = 168;
+static_assert(producer_registers + storer_registers + consumers * consumer_registers <= 4 * 128,
+              "what 512 threads get");
+constexpr int out_groups = flat::apart ? 1 : consumers;
+constexpr int width = Layer::vector;  // outputs written at a time
+static_assert(!flat::paired || storers, "who writes has the outputs of both consumers");
+
+// Slices of the outputs go to the storers and come back on their own, so that these write one while
+// the other is filled: those of a consumer, or of both where they are written together; of these
+// the first or second half of each warp's rows, where no channel lies in both and several in each.
+constexpr int slice_sets = flat::apart || flat::paired ? 1 : consumers;
+constexpr int halves = 8 % flat::row_phases == 0 && flat::row_phases <= 4 ? 2 : 1;
+constexpr int slice_channels = flat::warp_channels / halves;  // of a warp
+
+// Where a position's outputs lie (of a row's first position, where tiles are whole rows): the
+// offset of the first phase of both axes within a channel, and its coordinates. Those of a position
+// that is none lie outside.
+struct alignas(16) Place {
+    Index offset;
+    int y, x;
+};
+constexpr int none = -(1 << 30);
+
+struct Shared {
+    alignas(1024) unsigned char pixels[Layer::pixel_stages][pixel_bytes];
+    alignas(1024) unsigned char weights[consumers][Layer::weight_stages][weight_bytes];
+    Place places[2][columns];
+    float outputs[out_groups][out_channels][out_pitch];
+    // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that
+    // it follows from lie in device memory, where each step of the products would wait for them.
+    int starts[Layer::slots];
+    float units[consumers * 4];  // of each warp, what its sums are multiplied by
+    bool wrong[consumers][2]
+              [4];  // whether some of the outputs of a warp's half rows are not finite
+    uint64_t pixels_full[Layer::pixel_stages];
+    uint64_t pixels_empty[Layer::pixel_stages];
+    uint64_t weights_full[consumers][Layer::weight_stages];
+    uint64_t weights_empty[consumers][Layer::weight_stages];
+    uint64_t places_full[2];
+    uint64_t places_empty[2];
+    uint64_t slices_full[slice_sets][halves];  // of the outputs, for the storers
+    uint64_t slices_empty[slice_sets][halves];
+    uint64_t leading;
+};
+static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
+
+// The tiles of a block: every gridDim.x-th, or neighbours, as many as any other block but for one.
+struct Tiles {
+    int first, end, step;
+
+    template <typename Fields>
+    TCONV_DEVICE explicit Tiles(const Fields& arguments) {
+        int tiles = arguments.tiles;
+        if constexpr (Layer::resident) {
+            int share = tiles / gridDim.x, rest = tiles - share * gridDim.x, block = blockIdx.x;
+            first = block * share + min(block, rest);
+            end = first + share + (block < rest);
+            step = 1;
+        } else {
+            first = blockIdx.x;
+            end = tiles;
+            step = gridDim.x;
+        }
+    }
+};
+
+struct Position {
+    int row_set, group;
+    int first;  // position among the outputs' q
+    int left;  // tiles of the same row set and group that follow; of resident weights
+
+    template <typename Fields>
+    TCONV_DEVICE Position(int tile, const Fields& arguments) {
+        int next;
+        if constexpr (Layer::resident) {
+            // Row sets outermost: their weights stay.
+            int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
+            int rest = tile / positions;
+            next = tile - rest * positions;
+            group = rest / Layer::row_sets;
+            row_set = rest - group * Layer::row_sets;
+            left = positions - 1 - next;
+        } else {
+            // Row sets innermost: they share their pixels.
+            int rest = tile / Layer::row_sets;
+            row_set = tile - rest * Layer::row_sets;
+            // Some have more slots than others. Where a block would always get the same, each of
+            // its turns begins with the next.
+            if (gridDim.x % Layer::row_sets == 0) {
+                row_set = (row_set + tile / int(gridDim.x)) % Layer::row_sets;
+            }
+            if constexpr (Layer::groups_outermost) {
+                // A turn of the blocks then reads few groups' weights.
+                int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
+                group = rest / positions;
+                next = rest - group * positions;
+            } else {
+                next = rest / Layer::groups;
+                group = rest - next * Layer::groups;
+            }
+            left = 0;
+        }
+        if constexpr (flat::paired) {
+            first = next * arguments.rows * arguments.pitch;
+        } else {
+            first = next * columns;
+        }
+    }
+
+    // The row group of a consumer; beyond the last there is nothing to do.
+    TCONV_DEVICE int row_group(int consumer) const { return row_set * consumers + consumer; }
+};
+
+// A stage is handed back by each warp whose products have read it.
+TCONV_DEVICE void hand_back(uint64_t* empty) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
+
+}  // namespace

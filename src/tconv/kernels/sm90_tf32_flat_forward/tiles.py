@@ -1,0 +1,57 @@
+"""The tiles of `sm90_tf32_flat_forward`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONSUMERS = 2
+GROUP_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one block computes at a time.
+
+    Attributes:
+        columns: positions, the wgmma's N.
+        apart: whether the two phases of a stride of 2 in x are row groups of their own, each with
+            its own slots. Otherwise phases lie side by side in a warp's rows and share their slots.
+        storers: whether a warpgroup of its own writes the outputs. Otherwise the consumers do.
+        half: whether it multiplies in float16, which has TF32's significand, at twice the rate. A
+            further launch recomputes the images that float16 cannot hold.
+        resident: whether a block keeps the weights of its rows. Its tiles then follow each other
+            along the positions. Otherwise weights are loaded with each tile.
+        paired: whether the consumers have two phases in y of the same channels (for an even stride
+            in y). A tile is then whole rows of positions, and storers write both phases' rows in
+            the order of memory.
+    """
+
+    columns: int
+    apart: bool = False
+    storers: bool = False
+    half: bool = False
+    resident: bool = False
+    paired: bool = False
+
+    def __str__(self) -> str:
+        """Rows of a block x positions, and how."""
+        apart = "/apart" if self.apart else ""
+        storers = "/storers" if self.storers else ""
+        half = "/half" if self.half else ""
+        paired = "/paired" if self.paired else ""
+        resident = "/resident" if self.resident else ""
+        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}{apart}{storers}{paired}{half}{resident}"
+
+
+TILES = (
+    *(Tile(columns, half=True) for columns in (256, 208, 144, 88)),
+    *(Tile(columns, storers=True, half=True) for columns in (160, 128, 96)),
+    *(Tile(columns, storers=True, half=True, paired=True) for columns in (192, 160, 144, 128)),
+    *(Tile(columns, apart=True, half=True) for columns in (216, 208)),
+    Tile(160, apart=True, storers=True, half=True),
+    # For few channels, which fill half of a stage in float16, and values that it cannot hold.
+    *(Tile(columns) for columns in (208, 96)),
+    *(Tile(columns, storers=True) for columns in (160, 96)),
+    Tile(160, storers=True, resident=True),
+    Tile(208, apart=True),
+)

@@ -1,0 +1,62 @@
+"""The modelled time of `sm90_tf32_forward`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tconv.jit.target import Target
+from tconv.kernels import costs, family
+from tconv.kernels.sm90_tf32_forward.layout import CONSUMERS, layout
+from tconv.kernels.sm90_tf32_forward.tiles import Tile
+from tconv.problem import Problem
+
+VARIANTS = {
+    (False, False): "streamed",
+    (False, True): "resident",
+    (True, False): "half streamed",
+    (True, True): "half resident",
+}
+"""Variants of the constants: by whether a tile multiplies in float16, and keeps its weights."""
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing and kernel, and of the host."""
+    return family.with_host(_device_cost(problem, target, tile))
+
+
+def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing and kernel: cycles of a tile's parts, and bytes of memory."""
+    laid = layout(problem, tile)
+    fit = costs.load(__file__, VARIANTS[tile.half, tile.resident])
+    pixels = laid.tile_rows * tile.columns  # of all that a patch serves
+    products = laid.mean_pairs * pixels / 2
+    patch = (fit.mapped if problem.x_aligned else fit.loaded) * laid.patch_rows * laid.patch_columns
+    consumers = CONSUMERS // laid.rings
+    consumed = consumers * laid.mean_pairs * fit.pair + fit.product * products
+    stage = fit.stage + max(consumed, patch + fit.beside * products)
+    if problem.x_aligned and laid.stages(target)[1] == 1:
+        stage *= 1 + fit.single
+    output = fit.output if problem.width.stride == 1 else fit.phased
+    edge = fit.edge
+    if tile.sectors:
+        edge, output = 0, output * fit.sectors_output  # whole sectors: no ends of pieces
+    of_tile = laid.chunks * stage + tile.m_tiles * (output * pixels + fit.row * laid.tile_rows)
+    waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
+    cycles = waves * laid.rings * of_tile + laid.resident_bytes / fit.l2_bytes
+    busy = cycles / fit.clock
+    ends = 1 + edge / (tile.columns * problem.width.stride)
+    moved = problem.bytes * ends / (fit.bytes * 1e12)
+    modelled = max(busy, moved) + fit.both * min(busy, moved) + fit.launch * 1e-6
+    # Where products are many, power binds the clock.
+    intensity = problem.flops / problem.bytes
+    many = min(1, max(0, (intensity - fit.power_from) / fit.power_over))
+    if tile.half:
+        of_rows = {3: fit.power_rows_3, 4: fit.power_rows_4}
+        power = fit.power_sectors if tile.sectors else of_rows.get(tile.rows, 0)
+        modelled *= 1 + power * many
+    if tile.common:
+        alone = _device_cost(problem, target, dataclasses.replace(tile, common=False))
+        modelled = fit.common * modelled + (1 - fit.common) * alone
+        if tile.resident and not tile.sectors:
+            modelled *= 1 + fit.power_common * many
+    return modelled * (fit.one_row if tile.rows == 1 else 1)

@@ -1,0 +1,249 @@
+"""The launches of `sm90_tf32_forward`: the packing of the weights and the kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper
+from tconv.kernels.launch import (
+    Address,
+    Argument,
+    Launch,
+    Stride,
+    TensorMap,
+    input_image,
+    output_rows,
+    weights,
+)
+from tconv.kernels.sm90_tf32_forward.layout import CHANNELS, WARPS, Layout, layout, warp_channels
+from tconv.kernels.sm90_tf32_forward.tiles import Tile
+from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
+from tconv.problem import Problem
+
+STEM = "sm90_tf32_forward"
+PACK_STEM = "sm90_tf32_pack"
+THREADS = 384
+
+MOST_UNFIT_WEIGHTS = 2**16 - 2
+"""A packing counts no more, so that the sum over its threads is a 32-bit number."""
+
+UNIT_BYTES = 256
+"""Bytes of shared memory of the scales of float16 operands."""
+
+ORDER_BYTES = 272
+"""Bytes of shared memory of the queue of a ring's next tiles."""
+
+
+def source(problem: Problem, tile: Tile) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    laid = layout(problem, tile)
+    if not tile.half:
+        return _forward_source(laid, repairs=None)
+    return ending_with(_forward_source(laid, None), _forward_source(laid.repairing, repairs=laid))
+
+
+def ending_with(kernel: KernelSource, repair: KernelSource) -> KernelSource:
+    """The kernel, its blocks ending with the functions of `repair` in the same shared memory."""
+    shared = max(kernel.shared_bytes, repair.shared_bytes)
+    return dataclasses.replace(kernel, repair_source=repair, shared_bytes=shared)
+
+
+def _forward_source(laid: Layout, repairs: Layout | None) -> KernelSource:
+    """The kernel. `repairs` is the layout whose tiles it recomputes, if it is a repair."""
+    parts, unroll, ahead = zip(*laid.schedule, strict=True)
+    schedule = (("class_parts", parts), ("class_unroll", unroll), ("class_ahead", ahead))
+    return kernel_source(STEM, laid, schedule, repairs)
+
+
+def kernel_source(
+    stem: str,
+    laid: Layout,
+    schedule: tuple[tuple[str, Constant], ...],
+    repairs: Layout | None = None,
+) -> KernelSource:
+    """The kernel of that name on a layout; `schedule` holds its own constants."""
+    problem, tile = laid.problem, laid.tile
+    index = family.index_type(problem, laid.tiles * (WARPS // laid.rings))  # as notes are counted
+    stages, raw_stages = laid.stages(hopper.TARGET)
+    shared = stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8) + ORDER_BYTES
+    shared *= laid.rings
+    shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes
+    shared += UNIT_BYTES
+    shared += laid.rings * 8 if problem.x_aligned else laid.offset_bytes(index)
+    shared = -(-(shared + 256) // 1024) * 1024
+    constants = (
+        *_layer_constants(problem, laid, index),
+        ("shared_bytes", shared),
+        ("stages", stages),
+        ("raw_stages", raw_stages),
+        ("weight_slots", laid.weight_slots),
+        ("slot_pairs", laid.slot_pairs),
+        ("repair", repairs is not None),
+        ("packed_begin", 0 if repairs is None else repairs.half_bytes // 4),
+        ("rolled", laid.rolled),
+        ("rings", laid.rings),
+        ("weight_words", (repairs or laid).weight_words),
+        ("tensor_map", problem.x_aligned),
+        ("tile_columns", tile.columns),
+        ("tile_step", laid.tile_step),
+        ("tile_rows", tile.rows),
+        ("patch_rows", laid.patch_rows),
+        ("patch_columns", laid.patch_columns),
+        ("shift_bottom", laid.slots_y[-1]),
+        ("shift_right", laid.slots_x[-1]),
+        ("skew", laid.skew),
+        ("first_q_y", laid.q_ranges[0].start),
+        ("first_q_x", laid.q_ranges[1].start),
+        ("bias", problem.bias),
+        *hopper.tap_constants(problem),
+        ("pair_fragment", _pair_fragments(laid)),
+        *schedule,
+        (
+            "pair_pixel",
+            tuple(
+                (laid.slots_y[-1] - pair.slot_y) * laid.patch_columns
+                + laid.skew
+                + laid.slots_x[-1]
+                - pair.slot_x
+                for pairs in laid.classes
+                for pair in pairs
+            ),
+        ),
+    )
+    return KernelSource(
+        stem=stem,
+        constants=constants,
+        arguments=(
+            *((("source_map", TENSOR_MAP),) if problem.x_aligned else ()),
+            ("source", "const void*"),
+            ("packed", "const void*"),
+            ("status", "void*"),
+            ("bias", "const void*"),
+            ("destination", "void*"),
+            ("tiles", index),
+            ("tiles_y", "int"),
+            ("tiles_x", "int"),
+            ("patch_row", "int"),
+            *family.SIZE_FIELDS,
+            *family.stride_fields("source", "n c h w", index),
+            *family.stride_fields("destination", "n c h", index),
+            ("weight", "const void*"),
+            *family.stride_fields("weight", "in out h w", index),
+        ),
+        shared_bytes=shared,
+        threads=THREADS,
+    )
+
+
+def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple, ...]:
+    """What the kernel and its packing share."""
+    pairs = [pair for row_class in laid.classes for pair in row_class]
+    begins = [0]
+    for row_class in laid.classes:
+        begins.append(begins[-1] + len(row_class))
+    return (
+        *hopper.layer_constants(problem, index),
+        ("padding_y", problem.height.padding),
+        ("padding_x", problem.width.padding),
+        ("vector", laid.vector),
+        ("row_step", laid.row_step),
+        ("warp_channels", warp_channels(problem)),
+        ("m_tiles", laid.tile.m_tiles),
+        ("m_groups", len(laid.m_class)),
+        ("m_class", laid.m_class),
+        ("m_begin", laid.m_begin),
+        ("group_pairs", laid.m_begin[-1]),
+        ("classes", len(laid.classes)),
+        ("class_begin", tuple(begins)),
+        ("pair_m_tile", tuple(pair.m_tile for pair in pairs)),
+        ("pair_slot_y", tuple(pair.slot_y for pair in pairs)),
+        ("pair_slot_x", tuple(pair.slot_x for pair in pairs)),
+        ("split", laid.split),
+        ("half", laid.tile.half),
+        ("most_unfit_weights", min(laid.most_unfit_weights, MOST_UNFIT_WEIGHTS)),
+        ("shares", laid.shares),
+        ("resident", laid.tile.resident),
+        ("reaches", laid.reaches),
+        ("slots_x", len(laid.slots_x)),
+        ("slot_x", laid.slots_x),
+    )
+
+
+def _pair_fragments(laid: Layout) -> tuple[int, ...]:
+    """Where each pair's resident weights lie in a chunk, for a warp of phase 0 and its first
+    channels, in fragments; other phases and channels lie a constant distance further on.
+    """
+    phase_tiles = -(-laid.problem.out_channels_per_group // warp_channels(laid.problem))
+    return tuple(
+        (
+            pair.slot_y * laid.problem.height.stride * len(laid.slots_x)
+            + laid.slots_x.index(pair.slot_x)
+        )
+        * phase_tiles
+        for pairs in laid.classes
+        for pair in pairs
+    )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The packing, and the kernel: one block for each SM, whose warpgroups walk the tiles."""
+    return packed_launches(problem, target, tile, source(problem, tile))
+
+
+def packed_launches(
+    problem: Problem, target: Target, tile: Tile, kernel: KernelSource
+) -> tuple[Launch, ...]:
+    """The launch that lays the weights out, and that of the kernel."""
+    laid = layout(problem, tile)
+    elements = laid.packed_bytes // 4 + laid.status_words
+    index = family.index_type(problem, elements)
+    packing = KernelSource(
+        stem=PACK_STEM,
+        constants=(*_layer_constants(problem, laid, index), *hopper.tap_constants(problem)),
+        arguments=(
+            ("weight", "const void*"),
+            ("packed", "void*"),
+            ("status", "void*"),
+            ("items", index),
+            ("half_items", index),
+            *family.stride_fields("weight", "in out h w", index),
+        ),
+        shared_bytes=0,
+        threads=128,
+    )
+    places: dict[str, Argument] = {
+        **weights(),
+        "packed": Address("packed"),
+        "status": Address("packed", laid.packed_bytes),
+    }
+    items: dict[str, Argument] = {"items": laid.all_items, "half_items": laid.half_items}
+    tiles_y, tiles_x = laid.tiles_yx
+    arguments: dict[str, Argument] = {
+        **places,
+        "tiles": laid.tiles,
+        "tiles_y": tiles_y,
+        "tiles_x": tiles_x,
+        "patch_row": laid.patch_row,
+        **input_image(problem),
+        **output_rows(problem),
+    }
+    if problem.x_aligned:
+        arguments["source_map"] = TensorMap(
+            Address("x"),
+            dims=tuple(reversed(problem.x_shape)),
+            strides=(Stride("x", 2), Stride("x", 1), Stride("x", 0)),
+            box=(laid.patch_columns, laid.patch_rows, CHANNELS, 1),
+        )
+    grid = min(target.multiprocessors, -(-laid.tiles // laid.rings))
+    return (
+        Launch(
+            "packing",
+            packing,
+            laid.pack_blocks,
+            places | items,
+            "lays the weights out",
+            packed=elements,
+        ),
+        Launch("kernel", kernel, grid, arguments, aligned=True),
+    )

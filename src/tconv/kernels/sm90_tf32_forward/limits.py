@@ -1,0 +1,98 @@
+"""The problems that `sm90_tf32_forward` and its tiles cannot serve."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper
+from tconv.kernels.sm90_tf32_forward.layout import (
+    CHANNELS,
+    MOST_SUMS,
+    SECTOR,
+    WARP_ROWS,
+    Layout,
+    layout,
+)
+from tconv.kernels.sm90_tf32_forward.tiles import WARPGROUP_ROWS, Tile
+from tconv.problem import Problem
+
+MOST_PRODUCTS = 160
+"""Unrolled products of a stage, at most: a bound on the code."""
+
+MOST_SUMS_OF_CLASSES = 128
+"""Sums of a thread, at most, where row groups have different sequences of slots."""
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    return hopper.tf32_why_not(problem, target) or shape_why_not(problem)
+
+
+def shape_why_not(problem: Problem) -> str | None:
+    """One sentence if the layer's shape or layout cannot be served, else None."""
+    if problem.y_layout != "contiguous":
+        return f"writes contiguous outputs, not {problem.y_layout}"
+    if problem.in_channels_per_group < CHANNELS:
+        found = problem.in_channels_per_group
+        return f"works on {CHANNELS} input channels at a time, there are {found}"
+    if problem.width.stride > WARP_ROWS:
+        return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
+    return family.phases_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    if tile.sums > MOST_SUMS and not problem.x_aligned:
+        # Registers spilled, or ptxas serialised the products.
+        return f"{tile.sums} sums of a thread leave producers that load through registers too few"
+    if tile.sums > MOST_SUMS_OF_CLASSES and len(layout(problem, tile).classes) > 1:
+        # Registers spilled beside the code of further classes.
+        return f"{tile.sums} sums of a thread want row groups that all have the same slots"
+    if tile.common and tile.resident and tile.rows == 4 and layout(problem, tile).row_step > 1:
+        # 4 bytes by NVRTC 13.0, none by 13.5; kb78 takes 0.408 ms, 0.402 with three rows.
+        return "spills where a row of pixels stands for several output rows"
+    if (tile.half and tile.resident and tile.columns == 88 and not problem.x_aligned) and max(
+        len(pairs) for pairs in layout(problem, tile).classes
+    ) == 1:
+        # 388 bytes by NVRTC 13.5, none by 13.0.
+        return "spills where pixels come through registers for one product of each row"
+    if tile.half:
+        if problem.in_channels_per_group < 2 * CHANNELS:
+            found = problem.in_channels_per_group
+            return f"multiplies {2 * CHANNELS} input channels at a time, there are {found}"
+        refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS)
+        if refusal is not None:
+            return f"what repairs it: {refusal}"
+    if tile.sectors:
+        x = problem.width
+        if layout(problem, tile).tiles_yx[1] == 1:
+            return "tiles would overlap in x, and there is one"
+        if x.output_size % SECTOR == (x.q_range.start * x.stride - x.padding) % SECTOR == 0:
+            return "pieces of rows are whole sectors without an overlap of tiles"
+    return laid_why_not(layout(problem, tile), target, MOST_PRODUCTS)
+
+
+def laid_why_not(laid: Layout, target: Target, most_products: int) -> str | None:
+    """`tile_why_not` of a tile laid over a problem, for a bound on the unrolled products."""
+    problem, tile = laid.problem, laid.tile
+    if laid.stages(target) == (0, 0):
+        beside = f" beside {laid.resident_bytes} bytes of weights" if tile.resident else ""
+        return (
+            f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit "
+            f"{target.arch}{beside}"
+        )
+    if problem.x_aligned and max(laid.patch_columns, laid.patch_rows) > 256:
+        return f"a patch of {laid.patch_rows} x {laid.patch_columns} is over a tensor map's 256"
+    products = max(len(pairs) for pairs in laid.classes) * tile.rows
+    if products > most_products:
+        return f"a stage has {products} unrolled products, {most_products} is the limit"
+    if not all(laid.classes):
+        return "some row groups have no slot at all, which would serialise the others' products"
+    if len(laid.classes) > 4:
+        return f"row groups have {len(laid.classes)} different sequences of slots, 4 is the limit"
+    if tile.m_tiles > 1 and any(
+        pair.m_tile == 0 and len({p.m_tile for p in pairs}) < tile.m_tiles
+        for pairs in laid.classes
+        for pair in pairs[:1]
+    ):
+        return f"the matrix has fewer rows than {tile.m_tiles} times {WARPGROUP_ROWS}"
+    return None

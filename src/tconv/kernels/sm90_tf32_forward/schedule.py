@@ -1,0 +1,59 @@
+"""How a stage's products are unrolled, and how far ahead their weights are loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from tconv.kernels.sm90_tf32_forward.tiles import Tile
+
+MOST_UNROLLED = 4000
+"""Columns of unrolled products, at most. Beyond it a loop goes through equal parts of a stage, if
+there are any: unrolled code compiles slowly.
+"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One product of a stage: the tile's `m_tile`-th 64 rows with the pixels at a slot."""
+
+    m_tile: int
+    slot_y: int
+    slot_x: int
+
+
+def schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
+    """(parts of a stage in a loop, stages unrolled together, pairs whose weights a thread holds).
+
+    The first that divides is taken: shared memory answers in less time than a pair's products take.
+    A part's first weights are loaded while the last of the part before are in use, so they need
+    registers of their own.
+    """
+    columns = tile.rows * tile.columns
+    if tile.m_tiles == 1 and len(pairs) * columns > MOST_UNROLLED:
+        for parts in range(2, len({pair.slot_y for pair in pairs}) + 1):
+            count = len(pairs) // parts
+            if are_alike(pairs, parts) and count * columns <= MOST_UNROLLED:
+                for ahead in (3, 4, 2):
+                    if ahead <= count and count % ahead != 1:
+                        return parts, 1, ahead
+    for ahead in (3, 4, 2):
+        for unroll in (1, 2, 4):
+            held = len(pairs) * unroll
+            if chunks % unroll == 0 and held % ahead == 0 and held <= 64:
+                return 1, unroll, ahead
+    return 1, 1, 1
+
+
+def are_alike(pairs: tuple[Pair, ...], parts: int) -> bool:
+    """Whether a stage divides into so many parts with the same slots, each shifted in y."""
+    count = len(pairs) // parts
+    if len(pairs) % parts:
+        return False
+    step = pairs[count].slot_y - pairs[0].slot_y
+    first = pairs[:count]
+    return all(
+        pair
+        == dataclasses.replace(first[i % count], slot_y=first[i % count].slot_y + i // count * step)
+        for i, pair in enumerate(pairs)
+    )

@@ -1,0 +1,370 @@
+"""The geometry of a tile of `sm90_tf32_overlap_forward` over a problem."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper, image_tiles
+from tconv.kernels.sm90_tf32_overlap_forward.tiles import Tile
+from tconv.problem import Problem
+
+WARP_PIXELS = 16
+
+WARPS = 4
+"""Warps of a warpgroup."""
+
+UNIT_LANES = 4
+"""Lanes that share a pixel, each with units of its own."""
+
+PRODUCT_DEPTH = 8
+LINE_CHANNELS = 32
+LINE_BYTES = 4 * LINE_CHANNELS
+MOST_COLUMNS = 256
+
+MOST_STRIDE = 16
+"""A word has a bit for each output of two pixels, which says whether it exists."""
+
+MOST_PLACES = 12
+"""Vectors that a thread writes at a time, at most: each place takes registers."""
+
+MOST_STAGES = 8
+
+MOST_AHEAD_BYTES = 112 << 10
+"""Bytes that an SM's warpgroups load ahead, at most, beyond two stages each. More takes longer:
+fsrcnn_x3 took 0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 with 95.
+"""
+
+MOST_CHUNKS = 8
+
+LEAST_SHARE_ABREAST = 4
+"""Rows of a warpgroup from which on its neighbours may walk beside it."""
+
+RESERVED_BYTES = 1024
+"""Bytes of shared memory that are left free. A block's shared memory is a multiple of it."""
+
+OTHER_REGISTERS = 44
+"""Registers of a thread beyond those that are counted."""
+
+SCALAR_REGISTERS = 20
+"""Registers of a thread for copies of single elements."""
+
+WIDE_REGISTERS = 16
+"""Registers of a thread for 64-bit offsets."""
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below the value."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem."""
+
+    problem: Problem
+    tile: Tile
+
+    @property
+    def chunks(self) -> int:
+        """Stages of an input row."""
+        return -(-self.problem.in_channels_per_group // self.tile.channels)
+
+    @property
+    def depth(self) -> int:
+        """Input channels of a stage."""
+        return round_up(-(-self.problem.in_channels_per_group // self.chunks), PRODUCT_DEPTH)
+
+    @functools.cached_property
+    def lead(self) -> int:
+        """By how many outputs a pixel's begin before those that its first tap reaches."""
+        x = self.problem.width
+
+        def badness(lead: int) -> tuple[int, int, int]:
+            return reach_of(self.problem, lead), -vector_of(self.problem, lead), lead
+
+        return min(range(x.stride), key=badness)
+
+    @property
+    def offset_x(self) -> int:
+        """The pixel numbered c has the outputs from c * stride - offset_x on."""
+        return self.problem.width.padding + self.lead
+
+    @property
+    def reach(self) -> int:
+        """Pairs of pixels that a pair's outputs reach back to; a warp's first are so many."""
+        return reach_of(self.problem, self.lead)
+
+    @property
+    def store_vector(self) -> int:
+        """Outputs that are written at a time."""
+        return vector_of(self.problem, self.lead)
+
+    @property
+    def source_vectors(self) -> bool:
+        """Whether the input is copied by 16 bytes."""
+        return image_tiles.source_vectors(self.problem)
+
+    @property
+    def strip(self) -> int:
+        """Pixels of a strip whose outputs are written."""
+        return WARPS * (WARP_PIXELS - 2 * self.reach)
+
+    @property
+    def first_used(self) -> int:
+        """The first pixel that has an output, or the one before it: even."""
+        return self.offset_x // self.problem.width.stride // 2 * 2
+
+    @property
+    def used(self) -> int:
+        """Pixels from there on that have outputs."""
+        x = self.problem.width
+        return (x.output_size - 1 + self.offset_x) // x.stride + 1 - self.first_used
+
+    @property
+    def strips(self) -> int:
+        """Strips of an image."""
+        return -(-self.used // self.strip)
+
+    @property
+    def first_pixel(self) -> int:
+        """The first pixel that is multiplied."""
+        return self.first_used - 2 * self.reach
+
+    @property
+    def skew(self) -> int:
+        """Pixels that are copied ahead of it."""
+        return self.first_pixel % 8 if self.source_vectors else 0
+
+    @property
+    def columns(self) -> int:
+        """Pixels of a row that are copied: those that a strip's outputs need."""
+        needed = self.strip if self.strips > 1 else self.used
+        return round_up(self.skew + 2 * self.reach + needed, 4 if self.source_vectors else 2)
+
+    @property
+    def pitch(self) -> int:
+        """Floats of a channel of a stage: 8 more than a multiple of 16."""
+        return self.columns + (24 - self.columns % 16) % 16
+
+    @property
+    def rows(self) -> int:
+        """Rows of pixels of an image, of `stride` outputs each, and of input above the first."""
+        return self.problem.height.q_range.stop - self.first_row
+
+    @property
+    def first_row(self) -> int:
+        """The first row of pixels that an input row reaches, whether or not it has outputs.
+
+        So that every share takes as many steps: one that begins with an image has no rows above it.
+        """
+        return max(0, self.problem.height.q_range.start - (self.window - 1))
+
+    @property
+    def lines(self) -> int:
+        """Rows of all strips of a group."""
+        return self.problem.batch * self.strips * self.rows
+
+    @property
+    def window(self) -> int:
+        """Output rows of a phase that an input row reaches."""
+        return max(len(phase.taps) for phase in self.problem.height.phases)
+
+    @property
+    def units(self) -> int:
+        """Output channels of a phase in y."""
+        return self.problem.height.stride * self.problem.out_channels_per_group
+
+    @property
+    def slots(self) -> int:
+        """Units of a thread."""
+        return -(-self.units // UNIT_LANES)
+
+    @functools.cached_property
+    def slot_begin(self) -> tuple[int, ...]:
+        """A thread's first column of each slot, and their end: a slot has its first unit's taps."""
+        begins = [0]
+        for slot in range(self.slots):
+            phase = UNIT_LANES * slot // self.problem.out_channels_per_group
+            taps = len(self.problem.height.phases[phase].taps) * self.problem.width.kernel
+            begins.append(begins[-1] + taps)
+        return tuple(begins)
+
+    @property
+    def product_columns(self) -> int:
+        """Columns of the product: whole slots of units."""
+        return 8 * (-(-self.slot_begin[-1] // 2))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Shared memory of the weights."""
+        channels = round_up(self.problem.in_channels_per_group, PRODUCT_DEPTH)
+        return -(-channels // LINE_CHANNELS) * self.product_columns * LINE_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage."""
+        return 4 * self.depth * self.pitch
+
+    @property
+    def row_outputs(self) -> int:
+        """Outputs of a unit's row of a warp."""
+        return (WARP_PIXELS - 2 * self.reach) * self.problem.width.stride
+
+    @property
+    def places(self) -> int:
+        """Where a thread writes: vectors of its warp's rows, or units of its own pair."""
+        if not self.tile.gathers:
+            return self.slots
+        return -(-self.units * self.row_outputs // self.store_vector // 32)
+
+    @property
+    def output_bytes(self) -> int:
+        """Shared memory in which warps gather their outputs."""
+        gathered = round_up(self.units * self.row_outputs, 4) if self.tile.gathers else 4
+        return 4 * WARPS * self.tile.warpgroups * gathered
+
+    @property
+    def table_bytes(self) -> int:
+        """Shared memory of where an input channel's weights lie and come to."""
+        return 12 * self.problem.out_channels_per_group * self.problem.taps
+
+    def stages(self, target: Target) -> int:
+        """Stages of a warpgroup that shared memory holds."""
+        free = target.shared_per_block - RESERVED_BYTES - self.weight_bytes - self.output_bytes
+        free -= self.table_bytes
+        of_block = self.tile.warpgroups * self.stage_bytes
+        wanted = max(3, 1 + MOST_AHEAD_BYTES // of_block)
+        return min(MOST_STAGES, wanted, free // of_block)
+
+    @property
+    def sums(self) -> int:
+        """Sums of a thread that wait for further rows."""
+        x = self.problem.width
+        of_row = 0
+        for phase in range(x.stride):
+            slots = [
+                t // x.stride
+                for t in range(self.lead, self.lead + x.kernel)
+                if t % x.stride == phase
+            ]
+            of_row += len({pixel + slot for pixel in (0, 1) for slot in slots})
+        return self.slots * (self.window - 1) * of_row
+
+    @property
+    def held(self) -> int:
+        """Registers of a thread for products, sums, pixels, biases and where it writes."""
+        places = self.slots + self.places * (3 if self.problem.wide_offsets else 2)
+        return self.product_columns // 2 + self.sums + self.depth // 2 + places
+
+    @property
+    def spare_registers(self) -> int:
+        """Registers of a thread that are left for what `held` counts."""
+        other = OTHER_REGISTERS + (0 if self.source_vectors else SCALAR_REGISTERS)
+        return self.tile.registers - other - (WIDE_REGISTERS if self.problem.wide_offsets else 0)
+
+    def warpgroups(self, target: Target) -> int:
+        """Warpgroups of a group that the device holds."""
+        return max(1, target.multiprocessors // self.problem.groups) * self.tile.warpgroups
+
+    def abreast(self, target: Target) -> int:
+        """Strips that neighbouring warpgroups walk down side by side: all, or one.
+
+        Side by side they read neighbouring pieces of the same rows at the same time.
+        """
+        return share_out(self.lines, self.strips, self.warpgroups(target))[0]
+
+    def share(self, target: Target) -> int:
+        """Rows of pixels of a warpgroup."""
+        return share_out(self.lines, self.strips, self.warpgroups(target))[1]
+
+    def blocks(self, target: Target) -> int:
+        """Blocks of a group."""
+        most = max(1, target.multiprocessors // self.problem.groups)
+        abreast = self.abreast(target)
+        shares = abreast * -(-(self.lines // abreast) // self.share(target))
+        if self.step(target) == 1:
+            shares = -(-shares // self.tile.warpgroups)
+        return min(shares, most)
+
+    def step(self, target: Target) -> int:
+        """Shares between those of a block's warpgroups: few go to as many blocks as there are."""
+        full = self.share(target) >= LEAST_SHARE_ABREAST
+        return 1 if full else max(1, target.multiprocessors // self.problem.groups)
+
+
+def share_out(lines: int, strips: int, slots: int) -> tuple[int, int]:
+    """Strips side by side, and the rows of each of `slots` warpgroups.
+
+    All strips stand side by side unless rows are few or that takes a twentieth more of them.
+    """
+    share = -(-lines // slots)
+    if share >= LEAST_SHARE_ABREAST and slots >= strips:
+        of_strip = -(-(lines // strips) // (slots // strips))
+        if 20 * of_strip <= 21 * share:
+            return strips, of_strip
+    return 1, share
+
+
+def reach_of(problem: Problem, lead: int) -> int:
+    """`Layout.reach` for a lead."""
+    return ((problem.width.kernel - 1 + lead) // problem.width.stride + 1) // 2
+
+
+def vector_of(problem: Problem, lead: int) -> int:
+    """`Layout.store_vector` for a lead."""
+    x = problem.width
+    for width in (4, 2):
+        if 2 * x.stride % width == (x.padding + lead) % width == x.output_size % width == 0:
+            return width
+    return 1
+
+
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    return Layout(problem, tile)
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    refusal = hopper.tf32_why_not(problem, target)
+    if refusal is not None:
+        return refusal
+    for name, axis in (("y", problem.height), ("x", problem.width)):
+        if axis.dilation > 1:
+            return f"takes neighbouring taps, the dilation in {name} is {axis.dilation}"
+    if problem.width.stride > MOST_STRIDE:
+        stride = problem.width.stride
+        return f"holds {MOST_STRIDE} outputs of a pixel along x, the stride is {stride}"
+    return family.phases_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    if tile.gathers and laid.store_vector == 2 * problem.width.stride:
+        return f"a pair's {laid.store_vector} outputs are one vector: there is nothing to gather"
+    if tile.gathers and laid.places > MOST_PLACES:
+        return f"a thread would write {laid.places} vectors of a row, the limit is {MOST_PLACES}"
+    if laid.product_columns > MOST_COLUMNS:
+        return (
+            f"the taps are {laid.product_columns} columns of the product, the limit is "
+            f"{MOST_COLUMNS}"
+        )
+    if 2 * laid.reach > WARP_PIXELS // 2:
+        return f"{2 * laid.reach} of a warp's {WARP_PIXELS} pixels would have no outputs"
+    if laid.held > laid.spare_registers:
+        return (
+            f"a thread would hold {laid.held} products, sums and pixels in registers, "
+            f"{laid.spare_registers} are for them"
+        )
+    if laid.chunks > MOST_CHUNKS:
+        return f"an input row is {laid.chunks} stages, the limit is {MOST_CHUNKS}"
+    if laid.stages(target) < 2:
+        return (
+            f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit {target.arch} "
+            f"beside {laid.weight_bytes} bytes of weights"
+        )
+    return None

@@ -1,0 +1,44 @@
+"""The modelled time of `sm90_tf32_wide_forward`."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels import costs, family
+from tconv.kernels.sm90_tf32_wide_forward.layout import LINE_BYTES, UNIT, layout, vector
+from tconv.kernels.sm90_tf32_wide_forward.tiles import Tile
+from tconv.problem import Problem
+
+_COSTS = costs.load(__file__)
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing and kernel, and of the host."""
+    fit = _COSTS
+    laid = layout(problem, tile)
+    tiles = len(laid.column_class)
+    # Of a tile: blocks of weights, slots, and products of both consumers.
+    blocks = laid.chunks * laid.block_begin[-1] / tiles
+    slots = laid.chunks / tiles
+    slots *= sum(len(slots) for class_ in laid.column_class for slots in laid.classes[class_])
+    products = 8 * blocks * tile.pixel_tiles
+    multiplied = products * (fit.product + fit.column * laid.part_columns)
+    # A slot takes its time whatever its columns: operands are loaded and rounded for each pixel.
+    loaded = slots * (fit.slot + fit.pixel_tile * tile.pixel_tiles)
+    produced = fit.lane_copy * laid.chunks * laid.lane_copies
+    brought = (blocks * laid.part_columns * LINE_BYTES + laid.chunks * laid.pixel_bytes) / fit.rate
+    # Writes of a consumer's four warps, for both halves of a product's rows.
+    vectors = problem.width.stride // vector(problem) * (2 // laid.low_phases)
+    written = fit.store * 16 * tile.pixel_tiles * laid.part_columns / UNIT * vectors
+    of_tile = max(multiplied, loaded, produced) + brought + written + fit.tile
+    waves = -(-laid.tiles // target.multiprocessors)
+    busy, moved = waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12)
+    packing = fit.pack_launch * 1e-6 + fit.pack_weights * 8 * laid.weight_elements / 4e12
+    dearer = 1 if laid.parts == 1 or tile.apart else fit.parts
+    if laid.chunks <= 4 and waves >= 4 and vector(problem) > 1:
+        dearer *= fit.overlapping
+    if laid.slots == 1:
+        dearer *= fit.one_slot
+    if len(laid.column_class) > 1:
+        dearer *= fit.column_tiles
+    device = dearer * (max(busy, moved) + fit.both * min(busy, moved) + packing)
+    return family.with_host(device)
