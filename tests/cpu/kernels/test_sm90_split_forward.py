@@ -71,7 +71,10 @@ def assert_right(out, case: Case, t) -> None:
     emulated_plans.assert_right(out, case, t, "ieee")
 
 
-@pytest.mark.parametrize("case", quick(CASES, 2, 8, 17), ids=str)
+QUICK = (2, 8, 17)  # together they too serve every tile
+
+
+@pytest.mark.parametrize("case", quick(CASES, *QUICK), ids=str)
 def test_every_tile_that_serves(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
@@ -94,7 +97,7 @@ def test_repairs_of_every_layer(case):
 
 
 def test_cases_serve_every_tile():
-    assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+    assert {p.tile for i in QUICK for p in plans(problem_of(CASES[i]))} == set(family.TILES)
 
 
 def test_cases_have_parts_in_a_loop():

@@ -12,7 +12,7 @@ from tiers import quick
 
 ALL = [pick for direction in DIRECTIONS for pick in picks(direction)]
 FORWARD = picks("forward")
-PARTS = 5
+PARTS = 8
 
 
 def assert_right(pick: Pick, names, seed: int) -> None:
@@ -28,7 +28,7 @@ def test_every_kind_of_tile_is_picked():
 @pytest.mark.parametrize("part", quick(range(PARTS), 0))
 @pytest.mark.parametrize("pick", ALL, ids=str)
 def test_every_scale(pick, part):
-    """A share of them for each part; the first parts of five tiles together take them all."""
+    """A share of them for each part; the first parts of eight tiles together take them all."""
     assert_right(pick, list(SCALES)[(ALL.index(pick) + part) % PARTS :: PARTS], seed=0)
 
 
