@@ -1,5 +1,6 @@
 # make demo       the demonstration, on the GPU if there is one, else on the CPU
-# make test       every check that needs no GPU: ruff, clang-format, mypy, pytest tests/cpu
+# make test       ruff, clang-format, mypy, and the quick tests of tests/cpu; needs no GPU
+# make test-all   the same with every test of tests/cpu: what CI runs
 # make test-gpu   pytest tests/gpu, on a machine with a CUDA device
 # make docs       the documentation as a site, in site/
 # make format     let ruff and clang-format rewrite the sources
@@ -39,7 +40,7 @@ SETUP := $(STAMP)
 RUN := $(VENV)/bin/python
 endif
 
-.PHONY: help demo test lint types test-cpu test-gpu docs format setup clean
+.PHONY: help demo test test-all lint types test-cpu test-cpu-quick test-gpu docs format setup clean
 .DEFAULT_GOAL := help
 
 help:
@@ -59,7 +60,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(SETUP)
 	@$(RUN) -m tconv demo $(ARGS)
 
-test: lint types test-cpu
+test: lint types test-cpu-quick
+
+test-all: lint types test-cpu
 
 # Where nothing may be installed, a missing ruff or mypy is said and passed over.
 tool = if [ "$(USE_SYSTEM)" = 1 ] && ! $(RUN) -c "import $(1)" 2>/dev/null; \
@@ -76,6 +79,9 @@ types: $(SETUP)
 
 test-cpu: $(SETUP)
 	@$(RUN) -m pytest tests/cpu -n $(JOBS) $(ARGS)
+
+test-cpu-quick: $(SETUP)
+	@$(RUN) -m pytest tests/cpu -n $(JOBS) -m "not thorough" $(ARGS)
 
 test-gpu: $(SETUP)
 	@$(RUN) -m pytest tests/gpu $(ARGS)

@@ -9,6 +9,7 @@ import pytest
 from exported import export_half, load, planned_launches
 from nvrtc_releases import RELEASES, nvrtc
 from tconv.jit.target import Target
+from tiers import quick
 
 ARCHITECTURES = tuple(
     f"sm_{number}" for number in (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
@@ -26,7 +27,7 @@ def float32_alone(module) -> str:
     )
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", quick(ARCHITECTURES, 2, 6, -1))
 @pytest.mark.parametrize("release", RELEASES)
 def test_compiles(release, architecture, exported_files):
     compiler = nvrtc(release)
@@ -45,7 +46,7 @@ def test_compiles(release, architecture, exported_files):
             assert not re.search(r"[1-9]\d* bytes spill", report), report
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", quick(RELEASES, -1))
 def test_instructions_of_one_architecture_are_guarded(release, exported_files):
     module = load(exported_files[57])
     (specific,) = (call for call in module.PLANNED_CALLS if call.specific)
@@ -62,7 +63,7 @@ def test_instructions_of_one_architecture_are_guarded(release, exported_files):
 
 
 @pytest.mark.parametrize("name", ("streamed", "flat"))
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", quick(RELEASES, -1))
 def test_kernels_that_repair_compile_beside_what_they_repair(release, name, tmp_path, monkeypatch):
     compiler = nvrtc(release)
     if "sm_90a" not in compiler.architectures:

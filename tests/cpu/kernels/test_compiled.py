@@ -12,6 +12,7 @@ from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
 from tconv.plan import candidates, make_plan
 from tconv.problem import Axis, Problem
+from tiers import quick
 
 GENERAL = tuple(family for family in FAMILIES if family.STEM.startswith("general_"))
 
@@ -48,7 +49,7 @@ def check(problem: Problem, arch: str) -> int:
 
 
 @pytest.mark.parametrize("stem", [family.STEM for family in GENERAL])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", quick(ARCHITECTURES, 0, -1))
 def test_every_tile_on_every_architecture(arch, stem):
     """One layer and dtype for each architecture in turn, all tiles; sm_90a takes them all below."""
     direction = next(f.DIRECTION for f in GENERAL if stem == f.STEM)
@@ -59,8 +60,8 @@ def test_every_tile_on_every_architecture(arch, stem):
         assert check(problem, arch) > 0
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("direction", ("forward", "input_gradient", "weight_gradient"))
+@pytest.mark.parametrize("name", quick(LAYERS, 1))
+@pytest.mark.parametrize("direction", quick(("forward", "input_gradient", "weight_gradient"), -1))
 def test_every_layer_and_dtype_on_hopper(direction, name):
     bias = direction == "forward"
     for variant in VARIANTS:

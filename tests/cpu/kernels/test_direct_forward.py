@@ -22,6 +22,7 @@ from tconv.jit.target import Target
 from tconv.kernels import direct_forward as family
 from tconv.plan import Plan
 from tconv.problem import Problem
+from tiers import quick
 
 CASES = (
     # The layers that the kernel is for, in little: several tiles along x and y, with tails.
@@ -53,7 +54,10 @@ def plans(problem: Problem, target: Target = HOPPER) -> list[Plan]:
     return emulated_plans.plans(problem, family.STEM, target)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+QUICK = (0, 3, 4, 9, 11, 12)  # together they too serve every tile
+
+
+@pytest.mark.parametrize("case", quick(CASES, *QUICK), ids=str)
 def test_every_tile_that_serves(case):
     """One block walks all tiles, so that steps, weights and patches follow one another."""
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -64,7 +68,7 @@ def test_every_tile_that_serves(case):
 
 
 def test_cases_serve_every_tile():
-    assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+    assert {p.tile for i in QUICK for p in plans(problem_of(CASES[i]))} == set(family.TILES)
 
 
 def test_random_layers():
@@ -147,18 +151,20 @@ def compiled(problem: Problem, arch: str = "sm_90a") -> int:
     return count
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", quick(LAYERS, 0, 4))
 def test_nothing_spills_on_hopper(name):
     assert compiled(problem_of(LAYERS[name])) > 0
 
 
-@pytest.mark.parametrize("arch", ("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"))
+@pytest.mark.parametrize("arch", quick(("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"), 0))
 def test_nothing_spills_elsewhere(arch):
     assert compiled(problem_of(LAYERS["3x5 s2x3, 4 groups"]), arch) > 0
 
 
 @pytest.mark.parametrize(
-    "changes", (dict(wide_offsets=True), dict(x_aligned=False), dict(bias=False)), ids=str
+    "changes",
+    quick((dict(wide_offsets=True), dict(x_aligned=False), dict(bias=False)), 0),
+    ids=str,
 )
 def test_nothing_spills_in_any_variant(changes):
     for name in ("3x5 s2x3, 4 groups", "3x3 s5 d2"):

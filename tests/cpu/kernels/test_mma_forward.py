@@ -24,6 +24,7 @@ from tconv.jit.target import Target
 from tconv.kernels import mma_forward as family
 from tconv.plan import Plan, plan
 from tconv.problem import Problem
+from tiers import quick
 
 CASES = (
     # The layers that the kernel is for, in little: several tiles along x and y, with tails.
@@ -98,7 +99,7 @@ def distinct(found: list[Plan]) -> list[Plan]:
     return list({chosen.kernel.source.text(): chosen for chosen in found}.values())
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", quick(CASES, 0, 4, 6, 11, 12), ids=str)
 def test_every_tile_that_serves(case):
     """One block walks all tiles, so that steps, weights and patches follow one another."""
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -109,7 +110,7 @@ def test_every_tile_that_serves(case):
 
 
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
-@pytest.mark.parametrize("case", BULK_CASES, ids=str)
+@pytest.mark.parametrize("case", quick(BULK_CASES, 0, 2, 6), ids=str)
 def test_rows_that_leave_by_bulk_copies(case, math):
     """Blocks that walk over several images, and that begin and end within one."""
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -181,7 +182,7 @@ def shared_out(chosen: Plan) -> tuple[int, int, int]:
 
 @pytest.mark.usefixtures("hands_out")
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
-@pytest.mark.parametrize("case", HANDED_OUT_CASES, ids=str)
+@pytest.mark.parametrize("case", quick(HANDED_OUT_CASES, 0, 4), ids=str)
 def test_rows_that_are_handed_out(case, math):
     """Shares end within an image, and the rows behind them go to the first block that asks."""
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -488,31 +489,33 @@ def compiled(problem: Problem, arch: str = "sm_90a") -> int:
     return count
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", quick(LAYERS, 0, 1))
 def test_nothing_spills_on_hopper(name):
     assert compiled(problem_of(LAYERS[name])) > 0
 
 
-@pytest.mark.parametrize("arch", ("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"))
+@pytest.mark.parametrize("arch", quick(("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"), 0))
 def test_nothing_spills_elsewhere(arch):
     assert compiled(problem_of(LAYERS["4x4 s2, 64 to 3"]), arch) > 0
 
 
 @pytest.mark.parametrize(
-    "changes", (dict(wide_offsets=True), dict(x_aligned=False), dict(bias=False)), ids=str
+    "changes",
+    quick((dict(wide_offsets=True), dict(x_aligned=False), dict(bias=False)), 0),
+    ids=str,
 )
 def test_nothing_spills_in_any_variant(changes):
     for name in ("4x4 s2, 64 to 3", "3x3 s5 d2"):
         assert compiled(problem_of(LAYERS[name], **changes)) > 0
 
 
-@pytest.mark.parametrize("name", STRICT_LAYERS)
+@pytest.mark.parametrize("name", quick(STRICT_LAYERS, 0, 3))
 def test_strict_tiles_spill_nowhere(name):
     for arch in ("sm_80", "sm_90a"):
         assert compiled(strict(STRICT_LAYERS[name]), arch) > 0
 
 
-@pytest.mark.parametrize("arch", ("sm_90", "sm_90a", "sm_100a", "sm_120a"))
+@pytest.mark.parametrize("arch", quick(("sm_90", "sm_90a", "sm_100a", "sm_120a"), 1))
 def test_bulk_copies_compile_with_rows_handed_out_and_without(arch):
     problems = (problem_of(LAYERS["3x3 s5 d2"]), *map(strict, STRICT_LAYERS.values()))
     target = Target.named(arch)

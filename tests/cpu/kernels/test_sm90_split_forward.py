@@ -24,6 +24,7 @@ from tconv.jit.target import Target
 from tconv.kernels import sm90_split_forward as family
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import Axis, Problem
+from tiers import quick
 
 CASES = (
     *(case for case in PATCH_CASES if case.in_channels >= 16),
@@ -69,7 +70,10 @@ def assert_right(out, case: Case, t) -> None:
     emulated_plans.assert_right(out, case, t, "ieee")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+QUICK = (2, 8, 17)  # together they too serve every tile
+
+
+@pytest.mark.parametrize("case", quick(CASES, *QUICK), ids=str)
 def test_every_tile_that_serves(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
@@ -80,7 +84,7 @@ def test_every_tile_that_serves(case):
         assert same_bits(out, run(alone(chosen), t)), "the repair computed it"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", quick(CASES, 2, 17), ids=str)
 def test_repairs_of_every_layer(case):
     case = dataclasses.replace(case, bias=False)  # beside which small sums were nothing
     t = changed(case, UNHELD["all small"])
@@ -92,7 +96,7 @@ def test_repairs_of_every_layer(case):
 
 
 def test_cases_serve_every_tile():
-    assert {p.tile for case in CASES for p in plans(problem_of(case))} == set(family.TILES)
+    assert {p.tile for i in QUICK for p in plans(problem_of(CASES[i]))} == set(family.TILES)
 
 
 def test_cases_have_parts_in_a_loop():
@@ -107,7 +111,9 @@ def _parts(chosen: Plan) -> int:
     return max(dict(chosen.kernel.source.constants)["class_parts"])
 
 
-@pytest.mark.parametrize("case", random_cases(12, 31, channels=40, size=12), ids=str)
+@pytest.mark.parametrize(
+    "case", quick(random_cases(12, 31, channels=40, size=12), 0, 1, 2), ids=str
+)
 def test_random_layers(case):
     # Few tiles of each: those of the first and of the last cost.
     case = dataclasses.replace(case, in_channels=max(case.in_channels, 16))
@@ -243,7 +249,7 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", quick(HELD, 0, 2, 3, 4, 8))
 def test_two_parts_of_float16_hold_most(name):
     case = dataclasses.replace(CASES[1], bias=False)
     t = changed(case, HELD[name])
@@ -362,7 +368,7 @@ def to_repair(case: Case, repaired: bool):
 
 
 @by_kind
-@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+@pytest.mark.parametrize("wide", quick((False, True), 1), ids=("int", "long long"))
 def test_wide_offsets_and_sanitizers(wide, kind, aligned, repaired):
     case, t = to_repair(CASES[1], repaired)
     chosen = first_of(kind, plans(problem_of(case, wide_offsets=wide, x_aligned=aligned)))
@@ -398,7 +404,7 @@ def test_layers_compile_every_tile():
 
 @pytest.mark.parametrize(
     ("name", "aligned"),
-    [*((name, True) for name in LAYERS), *((name, False) for name in LOADED_LAYERS)],
+    quick((*((name, True) for name in LAYERS), *((name, False) for name in LOADED_LAYERS)), 1, -1),
 )
 def test_compiles_without_spills_or_serialised_products(name, aligned):
     served = plans(problem_of(SHAPES[name], x_aligned=aligned))
@@ -426,7 +432,7 @@ def test_refusals(changes, target, reason):
 
 
 @pytest.mark.parametrize("aligned", (True, False))
-@pytest.mark.parametrize("channels", (16, 40, 64))
+@pytest.mark.parametrize("channels", quick((16, 40, 64), 2))
 def test_one_slot_and_any_number_of_stages(channels, aligned):
     case = Case(1, channels, 40, 1, (5, 44), (2, 2), (2, 2))
     t = operands(case, torch.float32, "contiguous", "cpu")

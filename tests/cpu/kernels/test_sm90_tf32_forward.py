@@ -25,6 +25,7 @@ from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_forward as family
 from tconv.plan import Candidate, Plan, candidates, make_plan, plan
 from tconv.problem import Axis, Problem
+from tiers import quick
 
 
 def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
@@ -33,7 +34,10 @@ def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
     return [chosen for chosen in served if resident in (None, chosen.tile.resident)]
 
 
-@pytest.mark.parametrize("case", PATCH_CASES, ids=str)
+QUICK = (2, 8, 10, 17)  # together they too serve every tile
+
+
+@pytest.mark.parametrize("case", quick(PATCH_CASES, *QUICK), ids=str)
 def test_every_tile_that_serves(case):
     t = operands(dataclasses.replace(case), torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
@@ -43,7 +47,7 @@ def test_every_tile_that_serves(case):
 
 
 def test_cases_serve_every_tile():
-    assert {p.tile for case in PATCH_CASES for p in plans(problem_of(case))} == set(family.TILES)
+    assert {p.tile for i in QUICK for p in plans(problem_of(PATCH_CASES[i]))} == set(family.TILES)
 
 
 # Several stages of so many products that they are parts in a loop, in which registers of weights
@@ -57,7 +61,7 @@ PART_CASES = (
 )
 
 
-@pytest.mark.parametrize("case", PART_CASES, ids=str)
+@pytest.mark.parametrize("case", quick(PART_CASES, 0, 3), ids=str)
 def test_parts_of_a_stage_in_a_loop(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = [p for p in plans(problem_of(case)) if _parts(p) > 1]
@@ -215,7 +219,10 @@ COMMON_CASES = (*HALF_CASES[:2], Case(1, 24, 32, 1, (9, 20), (3, 3)))
 
 @pytest.mark.parametrize(
     ("common", "case"),
-    [(common, case) for common in (False, True) for case in (HALF_CASES, COMMON_CASES)[common]],
+    quick(
+        ((common, case) for common in (False, True) for case in (HALF_CASES, COMMON_CASES)[common]),
+        *(0, 2, 4),
+    ),
     ids=lambda value: str(value) if isinstance(value, Case) else ("own", "common")[value],
 )
 @pytest.mark.parametrize("name", UNHELD)
@@ -233,7 +240,7 @@ def test_repairs_what_float16_cannot_hold(name, case, common):
         assert_right(want, case, t)
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", quick(HELD, 0, 2, 4, 5))
 def test_float16_alone_computes_what_it_holds(name):
     case = dataclasses.replace(HALF_CASES[0], bias=False)
     t = changed(case, HELD[name])
@@ -394,7 +401,7 @@ by_weights = pytest.mark.parametrize("resident", (True, False), ids=("resident",
 
 @by_map_or_loads
 @by_weights
-@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+@pytest.mark.parametrize("wide", quick((False, True), 1), ids=("int", "long long"))
 def test_wide_offsets_and_sanitizers(wide, resident, aligned):
     case = PATCH_CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -431,7 +438,10 @@ def test_layers_compile_every_tile():
 
 @pytest.mark.parametrize(
     ("name", "aligned"),
-    [*((name, True) for name in PATCH_LAYERS), *((name, False) for name in LOADED_LAYERS)],
+    quick(
+        (*((name, True) for name in PATCH_LAYERS), *((name, False) for name in LOADED_LAYERS)),
+        *(5, -1),
+    ),
 )
 def test_compiles_without_spills_or_serialised_products(name, aligned):
     served = plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned))

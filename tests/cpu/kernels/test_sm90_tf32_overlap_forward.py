@@ -23,6 +23,7 @@ from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_overlap_forward as family
 from tconv.plan import Plan, plan
 from tconv.problem import Problem
+from tiers import quick
 
 CASES = (
     # The layers that the kernel is for, in little: several strips, chunks and images, with tails.
@@ -275,7 +276,7 @@ def compiled(name: str, **changes) -> set[family.Tile]:
 
 
 @pytest.mark.parametrize("aligned", (True, False), ids=("aligned", "unaligned"))
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", quick(LAYERS, 0, 1))
 def test_nothing_spills(name, aligned):
     # Loads of single elements take registers: every tile of that layer is refused.
     refused = name == "5x5, 100 to 3" and not aligned

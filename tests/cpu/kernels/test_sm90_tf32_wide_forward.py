@@ -23,6 +23,7 @@ from tconv.jit.target import Target
 from tconv.kernels import sm90_tf32_wide_forward as family
 from tconv.plan import candidates, plan
 from tconv.problem import Axis
+from tiers import quick
 
 # Widths that are multiples of 4 come by copies of 16 bytes, others element by element.
 CASES = (
@@ -58,7 +59,10 @@ def served(problem):
     return plans(problem, family.STEM)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+QUICK = (2, 11, 12, 17)  # together they too serve every tile
+
+
+@pytest.mark.parametrize("case", quick(CASES, *QUICK), ids=str)
 def test_every_tile_that_serves(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = served(problem_of(case))
@@ -68,7 +72,7 @@ def test_every_tile_that_serves(case):
 
 
 def test_cases_serve_every_tile():
-    assert {p.tile for case in CASES for p in served(problem_of(case))} == set(family.TILES)
+    assert {p.tile for i in QUICK for p in served(problem_of(CASES[i]))} == set(family.TILES)
 
 
 def test_cases_cover_what_a_layout_decides():
@@ -87,7 +91,9 @@ def test_cases_cover_what_a_layout_decides():
         assert max(x for x, _, _ in counts) > 1 and max(y for _, y, _ in counts) > 1
 
 
-@pytest.mark.parametrize("case", random_cases(10, 47, channels=40, size=12), ids=str)
+@pytest.mark.parametrize(
+    "case", quick(random_cases(10, 47, channels=40, size=12), 0, 1, 2), ids=str
+)
 def test_random_layers(case):
     # Few tiles of each: those of the first and of the last cost.
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -173,7 +179,7 @@ def test_weights_that_are_not_finite(bits):
 
 
 @pytest.mark.parametrize("case", (CASES[0], DILATED, TAILS), ids=("plain", "dilated", "tails"))
-@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+@pytest.mark.parametrize("wide", quick((False, True), 1), ids=("int", "long long"))
 def test_wide_offsets_and_sanitizers(wide, case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     chosen = served(problem_of(case, wide_offsets=wide))
@@ -203,7 +209,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", quick(LAYERS, 0))
 def test_compiles_without_spills_or_serialised_products(name, wide):
     chosen = served(problem_of(LAYERS[name], wide_offsets=wide))
     assert chosen
@@ -211,7 +217,7 @@ def test_compiles_without_spills_or_serialised_products(name, wide):
         assert_compiled_well(plan_)
 
 
-@pytest.mark.parametrize("name", ("256 to 256, 3x3", "unet_shallow", "hd_k4s2"))
+@pytest.mark.parametrize("name", quick(("256 to 256, 3x3", "unet_shallow", "hd_k4s2"), 1))
 def test_compiles_with_copies_of_4_bytes(name):
     for wide in (False, True):
         chosen = served(problem_of(LAYERS[name], wide_offsets=wide, x_aligned=False))

@@ -31,7 +31,7 @@ def network():
 
 BACKENDS = ["aot_eager"]
 if shutil.which("g++"):
-    BACKENDS.append(pytest.param("inductor", marks=pytest.mark.slow))
+    BACKENDS.append(pytest.param("inductor", marks=pytest.mark.thorough))
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["pytorch", "ours"])
