@@ -44,7 +44,7 @@ endif
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,/^$$/p; /^PYTHON/q' Makefile | head -n 6
+	@sed -n 's/^# \{0,1\}//; 1,/^$$/p; /^PYTHON/q' Makefile | head -n 7
 
 setup: $(SETUP)
 
