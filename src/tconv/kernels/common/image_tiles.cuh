@@ -136,7 +136,7 @@ struct Patch {
 // `Kernel` derives from this; `Shared` has patch[2] and positions[2]. Kernel has
 //
 //   round_step()                   rounds what the step copied, where that is done in place
-//   prefetch_weights(position)     starts the copies of the next tile's weights, or does nothing
+//   prefetch_weights(position)     may start the copies of the next tile's weights
 //   load_patch(patch, position, first_channel)
 template <typename Kernel, typename Shared, typename Position>
 struct Block {
@@ -161,6 +161,8 @@ struct Block {
     TCONV_DEVICE void publish(const Position& position, int turn) {
         if (threadIdx.x == 0) shared.positions[turn] = position;
     }
+
+    TCONV_DEVICE void prefetch_weights(const Position&) const {}
 
     // Copies the bias of the tile's `count` output channels, from the group's channel `first` on, or
     // writes zeros where there is none.
