@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tconv.kernels import general_weight_gradient, mma_forward
+from tconv.kernels import general_weight_gradient
+from tconv.kernels.mma_rows_forward import tiles as rows_tiles
 from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, family
 
@@ -165,11 +166,11 @@ def _tiled(plan: Plan) -> dict[str, Any]:
 def _mma_forward(plan: Plan) -> dict[str, Any]:
     return {
         **_tiled(plan),
-        "walks_rows": plan.tile.bulk,
+        "walks_rows": plan.stem == "mma_rows_forward",
         "counts": plan.packed,
-        "share_tenths": mma_forward.SHARE_TENTHS,
-        "asked_rows": mma_forward.ASKED_ROWS,
-        "bytes_per_nanosecond": mma_forward.BYTES_PER_NANOSECOND,
+        "share_tenths": rows_tiles.STATIC_TENTHS,
+        "asked_rows": rows_tiles.ASKED_ROWS,
+        "bytes_per_nanosecond": rows_tiles.BYTES_PER_NANOSECOND,
     }
 
 
@@ -212,6 +213,7 @@ EXPORTS = {
         "prepare_sm90_tf32_overlap_forward", _sm90_tf32_overlap_forward, (9, 0)
     ),
     "sm90_split_forward": Export("prepare_sm90_tf32_forward", _sm90_tf32_forward, (9, 0)),
+    "mma_rows_forward": Export("prepare_mma_forward", _mma_forward, least=LEAST_CP_ASYNC),
     "mma_forward": Export("prepare_mma_forward", _mma_forward, least=LEAST_CP_ASYNC),
     "direct_forward": Export("prepare_direct_forward", _tiled, least=LEAST_CP_ASYNC),
     "general_forward": Export("prepare_general_forward", _implicit_gemm),

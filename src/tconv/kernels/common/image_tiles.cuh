@@ -164,22 +164,6 @@ struct Block {
 
     TCONV_DEVICE void prefetch_weights(const Position&) const {}
 
-    // Copies the bias of the tile's `count` output channels, from the group's channel `first` on, or
-    // writes zeros where there is none.
-    template <int count>
-    TCONV_DEVICE void load_bias(float (&to)[count], const Position& of, int first) const {
-        const float* bias = static_cast<const float*>(arguments.bias);
-        for (int i = own_thread(); i < count; i += Layer::threads) {
-            if constexpr (Layer::bias) {
-                bool inside = first + i < Layer::out_channels;
-                Index offset = of.group() * Layer::out_channels + first + i;
-                ptx::cp_async_ca<4>(&to[i], bias + (inside ? offset : 0), inside);
-            } else {
-                to[i] = 0;
-            }
-        }
-    }
-
     // Waits for this step's copies and starts those of the next: of the tile's `next_channel`, or
     // where the step is the tile's last, of the next tile.
     TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {

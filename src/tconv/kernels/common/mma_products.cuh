@@ -66,7 +66,16 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
                 }
             }
         }
-        Base::load_bias(weights.bias, of, of.first_channel());
+        const float* bias = static_cast<const float*>(arguments.bias);
+        for (int i = own_thread(); i < tile_channels; i += threads) {
+            if constexpr (Layer::bias) {
+                bool inside = of.first_channel() + i < Layer::out_channels;
+                Index offset = of.group() * Layer::out_channels + of.first_channel() + i;
+                ptx::cp_async_ca<4>(&weights.bias[i], bias + (inside ? offset : 0), inside);
+            } else {
+                weights.bias[i] = 0;
+            }
+        }
     }
 
     // Those of rows, channels and slots without a tap, which no copy ever reaches.

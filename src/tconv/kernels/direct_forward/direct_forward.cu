@@ -162,7 +162,16 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
             ptx::cp_async_ca<4>(&weights.values[weight_place(i)], source + (inside ? offset : 0),
                                 inside);
         }
-        load_bias(weights.bias, of, first);
+        const float* bias = static_cast<const float*>(arguments.bias);
+        for (int i = own_thread(); i < tile_channels; i += threads) {
+            if constexpr (Layer::bias) {
+                bool inside = first + i < Layer::out_channels;
+                Index offset = of.group() * Layer::out_channels + first + i;
+                ptx::cp_async_ca<4>(&weights.bias[i], bias + (inside ? offset : 0), inside);
+            } else {
+                weights.bias[i] = 0;
+            }
+        }
     }
 
     TCONV_DEVICE void round_weights(Weights& weights) const {

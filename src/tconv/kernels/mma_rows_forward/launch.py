@@ -48,5 +48,5 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
 
 
 def _period(moved: int, rows: float) -> int:
-    """Nanoseconds of a prefetch period, of blocks with `rows` rows that move `moved` bytes in all."""
+    """Nanoseconds of a prefetch period: blocks with `rows` rows each move `moved` bytes in all."""
     return max(1000, int(tiles.ASKED_ROWS * moved / (tiles.BYTES_PER_NANOSECOND * rows)))

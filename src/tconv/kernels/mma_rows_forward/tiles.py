@@ -17,8 +17,8 @@ BLANK_ELEMENTS = (256, 128)
 """Values of a blank row that one copy takes, where each channel has its own and few fit."""
 
 LEAST_DYNAMIC_ROWS = 1024
-"""Rows of a group tile from which on there is a dynamic tail. With fewer, an H200's blocks have less
-than about 15 rows each. A tenth of them is hardly a row, not worth the launch that clears the
+"""Rows of a group tile from which on there is a dynamic tail. With fewer, an H200's blocks have
+about 15 rows each or less. A tenth of them is hardly a row, not worth the launch that clears the
 counters."""
 
 STATIC_TENTHS = 9
