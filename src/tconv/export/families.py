@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tconv.kernels import general_weight_gradient
+from tconv.kernels.general_weight_gradient import layout as weight_gradient
 from tconv.kernels.mma_rows_forward import tiles as rows_tiles
 from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, family
@@ -74,13 +74,13 @@ def _weight_gradient(plan: Plan) -> dict[str, Any]:
     size = 1
     for count in plan.problem.w_shape:
         size *= count
-    most = max(1, general_weight_gradient.MOST_PARTIAL_BYTES // (4 * size))
+    most = max(1, weight_gradient.MOST_PARTIAL_BYTES // (4 * size))
     return {
         "wide": _constant(plan.kernel.source, "Index") == "long long",
         "tiles": plan.kernel.grid // plan.splits,
         "depth": plan.tile.depth,
-        "most_chain": general_weight_gradient.MOST_CHAIN,
-        "most_splits": min(general_weight_gradient.MOST_SPLITS, most),
+        "most_chain": weight_gradient.MOST_CHAIN,
+        "most_splits": min(weight_gradient.MOST_SPLITS, most),
         "shape": plan.problem.w_shape,
     }
 
