@@ -30,12 +30,12 @@ struct Noting<true> {
     using Of = Unsound;
 };
 
-// `Kernel` has begin_tile(), which begins a tile of one step, and store_sums(unit).
+// `Kernel` has store_sums(unit) and, for a ring, begin_ring_step().
 template <typename Kernel, typename Shared>
 struct Outputs : Products<Kernel, Shared> {
     using Base = Products<Kernel, Shared>;
-    using Base::Base;
     using Base::arguments, Base::shared, Base::stage, Base::position, Base::kernel, Base::sums;
+    using Base::Base;
     using Base::clear_sums, Base::add_products;
 
     // The phases that have taps come first in every table, those without are listed apart.
@@ -172,7 +172,11 @@ struct Outputs : Products<Kernel, Shared> {
     // Computes and stores a tile.
     TCONV_DEVICE void compute_tile() {
         if constexpr (chunks == 1) {
-            kernel().begin_tile();
+            if constexpr (ring) {
+                kernel().begin_ring_step();
+            } else {
+                kernel().begin_step(true, 0);
+            }
             // NOTE: where each warp has one unit at most, the next is not counted: the register is
             // wanted.
 #pragma unroll 1

@@ -15,8 +15,16 @@ constexpr bool ring = Layer::rows_ahead > 0;
 template <typename Kernel, typename Shared>
 struct Products : image_tiles::Block<Kernel, Shared, Position> {
     using Base = image_tiles::Block<Kernel, Shared, Position>;
-    using Base::Base;
     using Base::arguments, Base::shared, Base::stage, Base::new_weights, Base::position;
+    using Base::Base;
+
+    // State of mma_rows_forward.
+    // NOTE: it stands before the sums: ptxas assigns registers by the order of members.
+    int buffer = 0;  // that outputs are gathered in next
+    int loaded = 0, rounded = 0;  // ring: rows before these have been loaded, and rounded in place
+    // Layer::dynamic_tail, the first thread's: the row taken from the counter.
+    // NOTE: a register, shared memory would be waited for at once.
+    uint32_t taken = 0;
 
     float sums[warp_rows][row_fragments][fragments][4];
 

@@ -84,8 +84,6 @@ constexpr int kind_weights = steps_8 * step_weights;
 constexpr int team_warps = Layer::team ? Layer::parts : 1;
 constexpr int teams = warps / team_warps;
 static_assert(warps % team_warps == 0, "a warp's units are all of the same part");
-constexpr int group_tiles = Layer::groups * channel_tiles;
-
 struct Weights {
     alignas(16) float values[kinds * kind_weights];
     float bias[tile_channels];

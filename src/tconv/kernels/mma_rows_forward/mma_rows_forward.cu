@@ -25,6 +25,8 @@ namespace {
 
 using namespace mma_tiles;
 
+constexpr int group_tiles = Layer::groups * channel_tiles;
+
 static_assert(tile_rows == 1 && ring == (chunks == 1), "tiles of one row follow each other");
 static_assert(teams == 1 && Layer::row_groups == 1, "a warp has all rows of a channel");
 // Rows of a tile reach into its last warp's pixels.
@@ -62,12 +64,6 @@ static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
 struct Block : Outputs<Block, Shared> {
     using Outputs<Block, Shared>::Outputs;
-
-    int buffer = 0;  // that outputs are gathered in next
-    int loaded = 0, rounded = 0;  // ring: rows before these have been loaded, and rounded in place
-    // Layer::dynamic_tail, the first thread's: the row taken from the counter.
-    // NOTE: a register, shared memory would be waited for at once.
-    uint32_t taken = 0;
 
     TCONV_DEVICE Index next_tile() const { return position().tile + Index(group_tiles); }
 
@@ -175,14 +171,6 @@ struct Block : Outputs<Block, Shared> {
         }
     }
 
-    TCONV_DEVICE void begin_tile() {
-        if constexpr (ring) {
-            begin_ring_step();
-        } else {
-            begin_step(true, 0);
-        }
-    }
-
     TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {
         if constexpr (Layer::dynamic_tail) {
             if (last_of_tile) take_row(arguments);
@@ -191,6 +179,8 @@ struct Block : Outputs<Block, Shared> {
     }
 
     // The same for a ring. An image's first patch is loaded here: nothing of it was prefetched.
+    // A template: without a ring there is no use for it.
+    template <typename = void>
     TCONV_DEVICE void begin_ring_step() {
         if (position().tile_y == 0 && position().tile != shared.share.begin) {
             __syncthreads();
