@@ -1,9 +1,13 @@
 """The cost of tiles whose warps write rows together, which the kernels on mma.sync share."""
 
 import math
+from pathlib import Path
 
 from tconv.jit.target import Target
+from tconv.kernels import costs
 from tconv.kernels.mma_tiles import Layout
+
+COSTS = costs.load(str(Path(__file__).parent / "mma_forward" / "cost.py"))
 
 
 def busy_and_uneven(
@@ -22,37 +26,42 @@ def busy_and_uneven(
     tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
     resident = min(tiles, blocks) * laid.tile.warps
     # Of the issue slots: few warps leave more of them empty.
-    efficiency = min(0.8, 0.35 + 0.03 * resident)
+    efficiency = min(COSTS.issue_most, COSTS.issue_least + COSTS.issue_per_warp * resident)
     busiest = max(issue / 4, shared, multiply)
     rest = issue / 4 + shared + multiply - busiest
-    busy = tiles * (busiest / efficiency + 0.15 * rest) / 1.7e9
+    busy = tiles * (busiest / efficiency + COSTS.rest_overlap * rest) / COSTS.clock
     # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
-    return busy, 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 * 4 / resident
+    uneven = COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
+    return busy, 1 + uneven + COSTS.uneven_waits * 4 / resident
 
 
-def team_cost(laid: Layout, target: Target, bulk: bool = False) -> float:
-    """Modelled seconds of a tile whose warps write together: as above, from counted instructions.
+def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) -> float:
+    """Modelled seconds of a tile whose warps write together, from counted instructions.
 
-    The figure of tiles that write by bulk copies is fitted to two layers, those of the last line to
-    the sweeps: off by 11% in the root mean square of 88 rows of 39 layers. Whole rows that begin
-    between sectors took 1.2 to 1.6 times what as many bytes on whole sectors do, where they were
-    all that a kernel wrote.
+    Off by 11% in the root mean square of 88 rows of 39 layers.
+
+    Args:
+        laid: the tile.
+        target: the GPU.
+        rows_uneven: how much longer bytes take where rows leave by bulk copies; None: by stores.
     """
     problem = laid.problem
     issue, shared, products = team_work(laid)
     # Multiply-adds of an SM in a cycle: by data sheets, but on Hopper, where mma.sync has 60%.
     rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
     busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))
-    if bulk:
-        uneven *= 1.08  # kb75 and kb81: device memory reads inputs between its writes
+    if rows_uneven is not None:
+        uneven *= rows_uneven
     elif problem.width.output_size % 4:
-        uneven *= 1.15 if laid.tiles_yx[1] == 1 else 1.3
-    moved = problem.bytes / 4e12 * uneven
+        whole = laid.tiles_yx[1] == 1
+        uneven *= COSTS.team_unaligned if whole else COSTS.team_unaligned_pieces
+    moved = problem.bytes / COSTS.memory_rate * uneven
     # Weights of blocks that begin at the same time, 4 bytes at a time.
     blocks = min(laid.blocks(target), -(-laid.tiles // target.multiprocessors))
     weights = blocks * problem.taps * problem.in_channels_per_group * laid.tile_channels
-    busy *= 1.05
-    return max(busy, moved) + 0.15 * min(busy, moved) + 0.45e-9 * weights + 4.9e-6
+    busy *= COSTS.team_scale
+    time = max(busy, moved) + COSTS.team_overlap * min(busy, moved)
+    return time + COSTS.team_weights * weights + COSTS.team_launch
 
 
 def team_work(laid: Layout) -> tuple[float, float, float]:

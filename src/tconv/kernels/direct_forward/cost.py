@@ -3,9 +3,12 @@
 import math
 
 from tconv.jit.target import Target
+from tconv.kernels import costs
 from tconv.kernels.direct_forward.layout import Layout, layout
 from tconv.kernels.direct_forward.tiles import THREADS, WARPS, Tile
 from tconv.problem import Problem
+
+COSTS = costs.load(__file__, "channels")
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -20,23 +23,23 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     tiles = -(-laid.tiles // target.multiprocessors)
     resident = min(tiles, laid.blocks(target))
     # Of the issue slots: few warps leave more of them empty.
-    efficiency = min(0.85, 0.45 + 0.12 * resident)
-    busy = 0.97 * tiles * max(issue / efficiency, WARPS * shared) / 1.7e9
+    efficiency = min(COSTS.issue_most, COSTS.issue_least + COSTS.issue_per_block * resident)
+    busy = COSTS.scale * tiles * max(issue / efficiency, WARPS * shared) / COSTS.clock
     # A block begins with its weights, which a thread copies, and for TF32 rounds, one by one.
     passes = 2 if problem.math == "tf32" else 1
-    busy += 200 * passes * laid.weights / THREADS / 1.7e9
+    busy += COSTS.weight * passes * laid.weights / THREADS / COSTS.clock
     # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
     rounds = laid.tiles / laid.grid(target)
-    uneven = 1 + 0.3 * (math.ceil(rounds) / rounds - 1) + 0.1 / resident
-    if problem.width.output_size % 4:  # rows that begin between two vectors; least in long pieces
-        if tile.channels > 1:
-            uneven *= 1.25 if tile.threads_x == 32 else 1.48
-        else:
-            uneven *= 1.48 if tile.threads_x == 32 else 1.75
+    uneven = 1 + COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
+    uneven += COSTS.uneven_waits / resident
+    if problem.width.output_size % 4:
+        kind = "channels" if tile.channels > 1 else "single"
+        long = "_long" if tile.threads_x == 32 else ""
+        uneven *= costs.load(__file__, kind + long).unaligned
     if laid.tiles_yx[1] > 1:
-        uneven *= 1.04  # set by hand: several pieces of each output row
-    moved = problem.bytes / 4e12 * uneven
-    return max(busy, moved) + 0.2 * min(busy, moved) + 5.5e-6
+        uneven *= COSTS.pieces
+    moved = problem.bytes / COSTS.memory_rate * uneven
+    return max(busy, moved) + COSTS.overlap * min(busy, moved) + COSTS.launch
 
 
 def thread_work(laid: Layout) -> tuple[float, float]:

@@ -6,30 +6,36 @@ from tconv.kernels.mma_forward.layout import layout
 from tconv.kernels.mma_tiles import Layout, Tile
 from tconv.problem import Problem
 
+COSTS = mma_cost.COSTS
+
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: what the busiest SM issues, multiplies or waits for, and the bytes.
 
-    They overlap, but never wholly: a fifth of the lesser is added.
+    They overlap, but never wholly: a part of the lesser is added.
     """
     laid = layout(problem, tile)
     if tile.team:
         return mma_cost.team_cost(laid, target)
     busy, uneven = mma_cost.busy_and_uneven(laid, target, tile_work(laid))
-    moved = problem.bytes / 4e12 * uneven
-    # What the sweeps of 89 layers took beside that, benchmarks/fit_costs.py: inputs are read once
-    # for each tile of output channels.
-    measured = 0.85 * max(1.0, problem.in_channels_per_group / 64) ** 0.25
+    moved = problem.bytes / COSTS.memory_rate * uneven
+    measured = COSTS.few_channels
+    measured *= max(1.0, problem.in_channels_per_group / 64) ** COSTS.few_channels_depth
     if problem.out_channels_per_group > 8:
         channel_tiles = -(-problem.out_channels_per_group // laid.tile_channels)
-        measured = 0.62 * problem.in_channels_per_group**0.18 * channel_tiles**0.35
+        measured = COSTS.many_channels
+        measured *= problem.in_channels_per_group**COSTS.many_channels_depth
+        measured *= channel_tiles**COSTS.channel_tiles
         # Two rounds pay where there is work for many.
         few = laid.tiles < 8 * target.multiprocessors
-        measured *= 1.1 if tile.rounds == 1 else 1.3 if few else 0.85
+        many = COSTS.few_rounds if few else COSTS.many_rounds
+        measured *= COSTS.one_round if tile.rounds == 1 else many
         if laid.tiles < 2 * target.multiprocessors and problem.in_channels_per_group > 64:
-            measured *= 1.5  # many steps one after another, and few tiles beside each other
-    launch = 10e-6 if problem.width.output_size % 4 == 0 else 7e-6
-    return 0.95 * measured * (max(busy, moved) + min(busy, moved) / 5) + launch
+            measured *= COSTS.deep  # many steps one after another, and few tiles beside each other
+    aligned = problem.width.output_size % 4 == 0
+    launch = COSTS.launch if aligned else COSTS.launch_unaligned
+    work = max(busy, moved) + min(busy, moved) * COSTS.overlap
+    return COSTS.scale * measured * work + launch
 
 
 def tile_work(laid: Layout) -> tuple[float, float, float]:
