@@ -30,7 +30,7 @@ struct Noting<true> {
     using Of = Unsound;
 };
 
-// `Kernel` has store_sums(unit) and, for a ring, begin_ring_step().
+// `Kernel` has begin_tile(), which begins a tile of one step, and store_sums(unit).
 template <typename Kernel, typename Shared>
 struct Outputs : Products<Kernel, Shared> {
     using Base = Products<Kernel, Shared>;
@@ -172,11 +172,7 @@ struct Outputs : Products<Kernel, Shared> {
     // Computes and stores a tile.
     TCONV_DEVICE void compute_tile() {
         if constexpr (chunks == 1) {
-            if constexpr (ring) {
-                kernel().begin_ring_step();
-            } else {
-                kernel().begin_step(true, 0);
-            }
+            kernel().begin_tile();
             // NOTE: where each warp has one unit at most, the next is not counted: the register is
             // wanted.
 #pragma unroll 1

@@ -26,6 +26,12 @@ constexpr int stored = Layer::store_vector;
 struct Block : Outputs<Block, Shared> {
     using Outputs<Block, Shared>::Outputs;
 
+    // A template: where a tile takes several steps there is no use for it.
+    template <typename = void>
+    TCONV_DEVICE void begin_tile() {
+        begin_step(true, 0);
+    }
+
     // Pieces of output rows, from `part` of the tile on. Element e of a piece lies in a vector of
     // the row with e - e%stored; the first and the last vector may belong to two tiles.
     struct Rows {

@@ -179,7 +179,12 @@ struct Block : Outputs<Block, Shared> {
     }
 
     // The same for a ring. An image's first patch is loaded here: nothing of it was prefetched.
-    // A template: without a ring there is no use for it.
+    // Templates: where a tile takes several steps there is no use for them.
+    template <typename = void>
+    TCONV_DEVICE void begin_tile() {
+        begin_ring_step();
+    }
+
     template <typename = void>
     TCONV_DEVICE void begin_ring_step() {
         if (position().tile_y == 0 && position().tile != shared.share.begin) {
