@@ -94,13 +94,16 @@ def rows() -> list[Row]:
         with (RESULTS / sweep).open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 name = row["layer"]
-                candidate = known[name].get((row["kernel"], row["tile"]))
+                kernel, tile = row["kernel"], row["tile"]
+                if tile.endswith("/bulk"):  # once tiles of mma_forward
+                    kernel, tile = "mma_rows_forward", tile.removesuffix("/bulk")
+                candidate = known[name].get((kernel, tile))
                 if candidate is None:
                     continue
                 weight = WEIGHTS.get(name, 1.0 if name.startswith("random") else 2.0)
                 if _timed_before_staging(sweep, candidate):
                     weight /= 5
-                found[name, row["kernel"], row["tile"]] = Row(
+                found[name, kernel, tile] = Row(
                     name, problems[name], candidate, float(row["ms"]) / 1e3, weight
                 )
     return list(found.values())

@@ -23,6 +23,7 @@ from layer_cases import (
 from tconv import tuning
 from tconv.kernels import (
     mma_forward,
+    mma_rows_forward,
     sm90_split_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
@@ -214,14 +215,18 @@ ROW_CASES = (
 
 
 @on_hopper
-@pytest.mark.parametrize("tile", mma_forward.TILES, ids=str)
-def test_every_tile_of_mma_forward(tile):
+@pytest.mark.parametrize(
+    ("family", "tile"),
+    [(family, tile) for family in (mma_forward, mma_rows_forward) for tile in family.TILES],
+    ids=named,
+)
+def test_every_tile_on_mma(family, tile):
     torch.backends.cudnn.allow_tf32 = not tile.split
     served = 0
     for case in ROW_CASES:
         if case.groups > 1 and not tile.split:
             continue  # few channels in a group: strict float32 whatever the flag
-        for candidate in of_tile(mma_forward, tile, case, "ieee" if tile.split else "tf32"):
+        for candidate in of_tile(family, tile, case, "ieee" if tile.split else "tf32"):
             served += 1
             with tuning.using(candidate):
                 for _ in range(2):
@@ -234,7 +239,7 @@ def test_every_tile_of_mma_forward(tile):
 def test_calls_beside_each_other_count_their_own_rows():
     case = ROW_CASES[-1]
     (candidate,) = (
-        c for tile in mma_forward.TILES if tile.bulk for c in of_tile(mma_forward, tile, case)
+        c for tile in mma_rows_forward.TILES for c in of_tile(mma_rows_forward, tile, case)
     )
     torch.backends.cudnn.allow_tf32 = True
     tensors = [operands(case, torch.float32, "contiguous", "cuda", seed) for seed in (0, 1)]
@@ -362,9 +367,13 @@ def test_layers_of_few_channels(layout, kernel, monkeypatch):
 
 
 @on_hopper
-@pytest.mark.parametrize("tile", [t for t in mma_forward.TILES if t.split], ids=named)
+@pytest.mark.parametrize(
+    ("family", "tile"),
+    [(f, t) for f in (mma_forward, mma_rows_forward) for t in f.TILES if t.split],
+    ids=named,
+)
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))
-def test_every_strict_tile_of_few_channels(layout, tile):
+def test_every_strict_tile_of_few_channels(layout, family, tile):
     torch.backends.cudnn.allow_tf32 = False
     served = 0
     for case in (
@@ -374,7 +383,7 @@ def test_every_strict_tile_of_few_channels(layout, tile):
         Case(2, 70, 12, 1, (21, 150), (1, 2), (1, 2)),  # several steps
         Case(2, 9, 20, 1, (17, 33), (3, 3), (1, 1), (1, 1)),
     ):
-        for candidate in of_tile(mma_forward, tile, case, "ieee"):
+        for candidate in of_tile(family, tile, case, "ieee"):
             served += 1
             with tuning.using(candidate):
                 tensors = operands(case, torch.float32, layout, "cuda")

@@ -152,7 +152,7 @@ def test_what_is_launched_before_the_kernel(capsys):
         (
             "32,64,3,5,padding=1,dilation=2",
             "16x64x128",
-            "clear_counts clears the counts of rows handed out",
+            "clear_counts clears the counters of the dynamic tail",
         ),
     ):
         arguments = ("--layer", layer, "--input", inputs, "--arch", "sm_90a")

@@ -25,7 +25,7 @@ from tconv import plan
 from tconv.export import Layer, export_file
 from tconv.kernels import (
     FAMILIES,
-    mma_forward,
+    mma_rows_forward,
     sm90_split_forward,
     sm90_tf32_forward,
 )
@@ -499,18 +499,17 @@ WALKED = Layer(
 
 
 @pytest.mark.parametrize("bias", (True, False))
-@pytest.mark.parametrize("handed_out", (True, False))
-def test_blocks_that_walk_down_rows(handed_out, bias, tmp_path, monkeypatch):
-    monkeypatch.setenv("TCONV_KERNEL", "mma_forward")
-    monkeypatch.setattr(mma_forward, "LEAST_HANDED_OUT", 1 if handed_out else 1024)
-    plan._plan.cache_clear()  # plans are kept by problem, however few rows are handed out
+@pytest.mark.parametrize("dynamic", (True, False))
+def test_blocks_that_walk_down_rows(dynamic, bias, tmp_path, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "mma_rows_forward")
+    monkeypatch.setattr(mma_rows_forward.tiles, "LEAST_DYNAMIC_ROWS", 1 if dynamic else 1024)
+    plan._plan.cache_clear()  # plans are kept by problem, whatever rows are dynamic
     layer = dataclasses.replace(WALKED, bias=bias)
-    report = export_file(None, layer, tmp_path / "model_new.py")
+    export_file(None, layer, tmp_path / "model_new.py")
     plan._plan.cache_clear()
-    assert "/bulk" in str(report.plans[0])
     module = load(tmp_path / "model_new.py")
     planned = module.PLANNED_CALLS[0]
-    stems = ["clear_counts"] * handed_out + ["mma_forward"]
+    stems = ["clear_counts"] * dynamic + ["mma_rows_forward"]
     assert [launch.name for launch in planned.launches] == stems
     # Bulk copies are compiled for sm_90a, sm_100a and so on, and for no older GPU.
     assert planned.whole_rows and planned.specific and min(planned.capabilities) == (9, 0)

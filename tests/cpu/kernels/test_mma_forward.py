@@ -1,4 +1,4 @@
-"""mma_forward in the emulator, and through NVRTC."""
+"""mma_forward and mma_rows_forward in the emulator, and through NVRTC."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from emulated_plans import (
 from layer_cases import Case, operands, random_cases, reference
 from tconv.jit.target import Target
 from tconv.kernels import mma_forward as family
+from tconv.kernels import mma_rows_forward as rows_family
 from tconv.plan import Plan, plan
 from tconv.problem import Problem
 from tiers import quick
@@ -70,7 +71,7 @@ BULK_CASES = (
 
 # Rows that are handed out: of images of one row too, with blank ones behind it, and of patches that
 # do not stay.
-HANDED_OUT_CASES = (
+DYNAMIC_CASES = (
     BULK_CASES[0],
     BULK_CASES[1],
     BULK_CASES[3],
@@ -88,10 +89,21 @@ def plans(problem: Problem, target: Target = HOPPER) -> list[Plan]:
     return emulated_plans.plans(problem, family.STEM, target)
 
 
+def rows_plans(problem: Problem, target: Target = HOPPER) -> list[Plan]:
+    return emulated_plans.plans(problem, rows_family.STEM, target)
+
+
+def layout(chosen: Plan):
+    return (rows_family if is_rows(chosen) else family).layout(chosen.problem, chosen.tile)
+
+
+def is_rows(chosen: Plan) -> bool:
+    return chosen.stem == rows_family.STEM
+
+
 def some(chosen: Plan, blocks: int) -> int:
-    """Blocks in place of the plan's; where they walk down rows, a multiple of what it wants."""
-    laid = family.layout(chosen.problem, chosen.tile)
-    return blocks * laid.group_tiles if chosen.tile.bulk else blocks
+    """Blocks in place of the plan's; of mma_rows_forward, a multiple of what it wants."""
+    return blocks * layout(chosen).group_tiles if is_rows(chosen) else blocks
 
 
 def distinct(found: list[Plan]) -> list[Plan]:
@@ -114,9 +126,7 @@ def test_every_tile_that_serves(case):
 def test_rows_that_leave_by_bulk_copies(case, math):
     """Blocks that walk over several images, and that begin and end within one."""
     t = operands(case, torch.float32, "contiguous", "cpu")
-    for chosen in distinct(plans(problem_of(case, math=math))):
-        if not chosen.tile.bulk:
-            continue
+    for chosen in distinct(rows_plans(problem_of(case, math=math))):
         for blocks in (1, 5):
             out = run(chosen, t, sanitize=blocks == 1, blocks=some(chosen, blocks))
             assert_right(out, case, t, math)
@@ -128,7 +138,7 @@ def test_rows_that_leave_by_bulk_copies(case, math):
 def test_bulk_copies_in_any_variant(case, math, changes):
     t = operands(case, torch.float32, "contiguous", "cpu")
     problem = problem_of(case, **({"math": math} | changes))
-    served = [chosen for chosen in plans(problem) if chosen.tile.bulk]
+    served = rows_plans(problem)
     assert served
     for chosen in served:
         out = run(chosen, t, sanitize=True, blocks=some(chosen, 2))
@@ -137,21 +147,20 @@ def test_bulk_copies_in_any_variant(case, math, changes):
 
 def test_bulk_cases_serve_every_tile():
     laid = [
-        family.layout(chosen.problem, chosen.tile)
+        layout(chosen)
         for case in BULK_CASES
         for math in ("tf32", "ieee")
-        for chosen in plans(problem_of(case, math=math))
-        if chosen.tile.bulk
+        for chosen in rows_plans(problem_of(case, math=math))
     ]
-    assert {one.tile for one in laid} == {tile for tile in family.TILES if tile.bulk}
-    for name in ("roll", "rows_ahead", "blank_elements", "store_vector", "head", "unit_channels"):
+    assert {one.tile for one in laid} == set(rows_family.TILES)
+    for name in ("ring", "rows_ahead", "blank_elements", "store_vector", "head", "unit_channels"):
         assert len({getattr(one, name) for one in laid}) > 1, name
     assert {min(one.phase_groups, 2) for one in laid} == {1, 2}
 
 
 def test_bulk_copies_want_rows_without_a_gap():
     case = BULK_CASES[0]
-    chosen = next(chosen for chosen in plans(strict(case)) if chosen.tile.bulk)
+    chosen = rows_plans(strict(case))[0]
     t = operands(case, torch.float32, "contiguous", "cpu")
     strides = (*t.grad_output.stride()[:2], t.grad_output.stride(2) + 4, 1)
     with pytest.raises(ValueError, match="without a gap"):
@@ -159,35 +168,35 @@ def test_bulk_copies_want_rows_without_a_gap():
 
 
 @pytest.fixture
-def hands_out(monkeypatch):
-    """Rows are handed out however few they are."""
-    monkeypatch.setattr(family, "LEAST_HANDED_OUT", 1)
+def dynamic_tail(monkeypatch):
+    """There is a dynamic tail however few the rows are."""
+    monkeypatch.setattr(rows_family.tiles, "LEAST_DYNAMIC_ROWS", 1)
 
 
-def handing_out(problem: Problem, multiprocessors: int) -> list[Plan]:
+def with_dynamic_tail(problem: Problem, multiprocessors: int) -> list[Plan]:
     """The plans, for so many SMs, whose rows are handed out."""
     target = dataclasses.replace(HOPPER, multiprocessors=multiprocessors)
-    found = [chosen for chosen in distinct(plans(problem, target)) if chosen.tile.bulk]
+    found = distinct(rows_plans(problem, target))
     assert all(chosen.of_role("packing") for chosen in found)
     return found
 
 
 def shared_out(chosen: Plan) -> tuple[int, int, int]:
     """Rows of a group tile, those of a walk's share, and those of all shares."""
-    laid = family.layout(chosen.problem, chosen.tile)
+    laid = layout(chosen)
     share = chosen.kernel.arguments["share"]
     assert isinstance(share, int)
     return laid.rows, share, share * (chosen.kernel.grid // laid.group_tiles)
 
 
-@pytest.mark.usefixtures("hands_out")
+@pytest.mark.usefixtures("dynamic_tail")
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
-@pytest.mark.parametrize("case", quick(HANDED_OUT_CASES, 0, 4), ids=str)
-def test_rows_that_are_handed_out(case, math):
+@pytest.mark.parametrize("case", quick(DYNAMIC_CASES, 0, 4), ids=str)
+def test_the_dynamic_tail(case, math):
     """Shares end within an image, and the rows behind them go to the first block that asks."""
     t = operands(case, torch.float32, "contiguous", "cpu")
     for multiprocessors in (1, 3, 8):
-        for chosen in handing_out(problem_of(case, math=math), multiprocessors):
+        for chosen in with_dynamic_tail(problem_of(case, math=math), multiprocessors):
             sanitize = multiprocessors == 1
             assert_right(run(chosen, t, sanitize=sanitize), case, t, math)
             # The first walk alone: all but its share is handed out.
@@ -196,36 +205,38 @@ def test_rows_that_are_handed_out(case, math):
                 assert_order_free(chosen, t, others=some(chosen, 2))
 
 
-@pytest.mark.usefixtures("hands_out")
+@pytest.mark.usefixtures("dynamic_tail")
 def test_cases_of_rows_handed_out_cover_every_way():
     found = [
         (chosen, *shared_out(chosen))
-        for case in HANDED_OUT_CASES
+        for case in DYNAMIC_CASES
         for math in ("tf32", "ieee")
         for multiprocessors in (1, 3, 8)
-        for chosen in handing_out(problem_of(case, math=math), multiprocessors)
+        for chosen in with_dynamic_tail(problem_of(case, math=math), multiprocessors)
     ]
-    assert {chosen.tile for chosen, *_ in found} == {tile for tile in family.TILES if tile.bulk}
+    assert {chosen.tile for chosen, *_ in found} == set(rows_family.TILES)
     assert all(share > 0 and of_shares <= rows for _, rows, share, of_shares in found)
     assert {rows == of_shares for _, rows, _, of_shares in found} == {True, False}
     # Several walks, of one row and of more, with rows behind their shares; patches of both kinds.
     walks = {
-        (family.layout(chosen.problem, chosen.tile).roll, min(share, 2))
+        (layout(chosen).ring, min(share, 2))
         for chosen, rows, share, of_shares in found
         if share < of_shares < rows
     }
     assert walks == set(itertools.product((True, False), (1, 2)))
 
 
-@pytest.mark.usefixtures("hands_out")
+@pytest.mark.usefixtures("dynamic_tail")
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
-@pytest.mark.parametrize("case", HANDED_OUT_CASES, ids=str)
-def test_rows_that_are_handed_out_leave_others_alone(case, math):
+@pytest.mark.parametrize("case", DYNAMIC_CASES, ids=str)
+def test_the_dynamic_tail_leave_others_alone(case, math):
     """Where the counts begin with two rows given away, these stay unwritten, to the element."""
     t = operands(case, torch.float32, "contiguous", "cpu")
-    for chosen in handing_out(problem_of(case, math=math), 8):
-        laid = family.layout(chosen.problem, chosen.tile)
-        counts = torch.full((family.MOST_WALKING,), 2, dtype=torch.int32).view(torch.float32)
+    for chosen in with_dynamic_tail(problem_of(case, math=math), 8):
+        laid = layout(chosen)
+        counts = torch.full((rows_family.tiles.MOST_GROUP_TILES,), 2, dtype=torch.int32).view(
+            torch.float32
+        )
         out = run(chosen, t, blocks=some(chosen, 1), packed=counts)
         first = shared_out(chosen)[1]  # of the rows handed out: only one walk runs
         given_away = torch.zeros(out.shape, dtype=torch.bool)
@@ -240,12 +251,12 @@ def test_rows_that_are_handed_out_leave_others_alone(case, math):
         assert torch.equal(out[~given_away], run(chosen, t)[~given_away])
 
 
-@pytest.mark.usefixtures("hands_out")
+@pytest.mark.usefixtures("dynamic_tail")
 @pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
 @pytest.mark.parametrize(("case", "math"), ((BULK_CASES[0], "ieee"), (BULK_CASES[2], "tf32")))
 def test_rows_are_handed_out_in_any_variant(case, math, changes):
     t = operands(case, torch.float32, "contiguous", "cpu")
-    served = handing_out(problem_of(case, **({"math": math} | changes)), 3)
+    served = with_dynamic_tail(problem_of(case, **({"math": math} | changes)), 3)
     assert served
     for chosen in served:
         assert_right(run(chosen, t, sanitize=True), case, t, math)
@@ -255,13 +266,13 @@ def test_rows_are_handed_out_where_there_are_many():
     """Those of all images count. Where they are fewer, nothing is launched before the kernel."""
     for batch, many in ((16, True), (15, False)):
         problem = problem_of(dataclasses.replace(LAYERS["3x3 s5 d2"], batch=batch))
-        for chosen in plans(problem):
-            hands_out = many and chosen.tile.bulk
+        assert all(len(chosen.launches) == 1 for chosen in plans(problem))
+        assert rows_plans(problem)
+        for chosen in rows_plans(problem):
             fields = {name for name, _ in chosen.kernel.source.arguments}
-            assert bool(chosen.of_role("packing")) == hands_out == ("counts" in fields)
-            assert len(chosen.launches) == 1 + hands_out
-            assert dict(chosen.kernel.source.constants)["hands_out"] == hands_out
-        assert any(chosen.tile.bulk for chosen in plans(problem))
+            assert bool(chosen.of_role("packing")) == many == ("counts" in fields)
+            assert len(chosen.launches) == 1 + many
+            assert dict(chosen.kernel.source.constants)["dynamic_tail"] == many
 
 
 @pytest.mark.parametrize("case", STRICT_CASES, ids=str)
@@ -276,11 +287,11 @@ def test_every_strict_tile_that_serves(case):
 def test_cases_serve_every_tile():
     served = [p.tile for case in CASES for p in plans(problem_of(case))]
     served += [p.tile for case in STRICT_CASES for p in plans(strict(case))]
-    assert {*served, *(tile for tile in family.TILES if tile.bulk)} == set(family.TILES)
+    assert set(served) == set(family.TILES)
 
 
 def test_cases_cover_every_way_of_laying_out():
-    laid = [family.layout(p.problem, p.tile) for case in CASES for p in plans(problem_of(case))]
+    laid = [layout(p) for case in CASES for p in plans(problem_of(case))]
     for name in ("round_on_load", "source_vectors", "store_vector", "head", "unit_channels"):
         assert len({getattr(one, name) for one in laid}) > 1, name
     for name in ("chunks", "phase_groups", "unit_phases", "row_fragments", "warp_rows", "parts"):
@@ -290,7 +301,7 @@ def test_cases_cover_every_way_of_laying_out():
 
 
 def test_strict_cases_cover_every_way_of_laying_out():
-    laid = [family.layout(p.problem, p.tile) for case in STRICT_CASES for p in plans(strict(case))]
+    laid = [layout(p) for case in STRICT_CASES for p in plans(strict(case))]
     for name in ("source_vectors", "head", "unit_channels"):
         assert len({getattr(one, name) for one in laid}) > 1, name
     assert {one.store_vector for one in laid} == {1, 2, 4}
@@ -444,13 +455,13 @@ def test_refusals_give_their_reasons():
     assert "taps" in family.why_not(long, HOPPER)
     deep = problem_of(Case(1, 1024, 64, 1, (8, 8), (4, 4), (2, 2), (1, 1)))
     assert "shared memory" in family.tile_why_not(deep, HOPPER, family.TILES[5])
-    bulk = next(tile for tile in family.TILES if tile.bulk and not tile.split)
+    rows = next(tile for tile in rows_family.TILES if not tile.split)
     for case, target, reason in (
         (BULK_CASES[1], Target.named("sm_80"), "sm_90 brought"),
         (Case(1, 8, 16, 1, (4, 9), (3, 3), (5, 5)), HOPPER, "all warps of a block"),
         (Case(1, 8, 16, 9, (4, 101), (3, 3)), HOPPER, "not 9"),
     ):
-        assert reason in family.tile_why_not(problem_of(case), target, bulk)
+        assert reason in rows_family.tile_why_not(problem_of(case), target, rows)
 
 
 def test_output_must_start_on_a_vector():
@@ -483,7 +494,8 @@ STRICT_LAYERS = {
 
 def compiled(problem: Problem, arch: str = "sm_90a") -> int:
     count = 0
-    for chosen in distinct(plans(problem, Target.named(arch))):
+    target = Target.named(arch)
+    for chosen in distinct(plans(problem, target) + rows_plans(problem, target)):
         assert_compiled_well(chosen, arch)
         count += 1
     return count
@@ -520,7 +532,7 @@ def test_bulk_copies_compile_with_rows_handed_out_and_without(arch):
     problems = (problem_of(LAYERS["3x3 s5 d2"]), *map(strict, STRICT_LAYERS.values()))
     target = Target.named(arch)
     both = (*problems, *(dataclasses.replace(problem, batch=1) for problem in problems))
-    bulk = distinct([p for problem in both for p in plans(problem, target) if p.tile.bulk])
+    bulk = distinct([p for problem in both for p in rows_plans(problem, target)])
     assert {bool(chosen.of_role("packing")) for chosen in bulk} == {True, False}
     for chosen in bulk:
         assert_compiled_well(chosen, arch)
@@ -540,4 +552,4 @@ def test_strict_layers_compile_every_tile():
 @pytest.mark.parametrize("name", ("3x5 s2x3 d2x1, 8 to 16", "3x3 s5 d2"))
 def test_the_plan_prefers_products_to_multiply_adds(name):
     chosen = plan(strict(STRICT_LAYERS[name]), HOPPER)
-    assert chosen.stem == family.STEM and chosen.tile.split
+    assert chosen.stem in (family.STEM, rows_family.STEM) and chosen.tile.split

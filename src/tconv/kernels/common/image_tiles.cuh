@@ -1,5 +1,6 @@
-// For kernels whose blocks stay and walk the tiles of images: where a tile lies, the patch of the
-// input that it reads, and stores as wide as output rows are aligned for.
+// For kernels whose blocks are persistent and loop over the tiles of images: where a tile lies, the
+// patch of the input that it reads, the steps of a block, and stores as wide as output rows are
+// aligned for.
 #pragma once
 
 #include <common/element.cuh>
@@ -130,9 +131,64 @@ struct Patch {
     }
 };
 
-// Rows that begin between two vectors begin anywhere in a line of 128 bytes too. A warp's lanes
-// then step back to the line's start: else each of its stores would share two sectors of 32 bytes
-// with the stores beside it, and memory takes half as much again for parts of sectors.
+// A persistent block that loops over tiles. A tile takes one or more steps. A step multiplies a
+// patch while the copies of the next step's patch, of the same or of the next tile, are under way.
+// `Kernel` derives from this; `Shared` has patch[2] and positions[2]. Kernel has
+//
+//   round_step()                   rounds what the step copied, where that is done in place
+//   prefetch_weights(position)     may start the copies of the next tile's weights
+//   load_patch(patch, position, first_channel)
+template <typename Kernel, typename Shared, typename Position>
+struct Block {
+    const Arguments& arguments;
+    Shared& shared;
+    int stage = 0;
+    int turn = 0;  // which of the positions is this tile's
+    bool new_weights = true;
+
+    TCONV_DEVICE Block(const Arguments& arguments, Shared& shared)
+        : arguments(arguments), shared(shared) {}
+
+    TCONV_DEVICE Kernel& kernel() { return static_cast<Kernel&>(*this); }
+
+    TCONV_DEVICE const Position& position() const { return shared.positions[turn]; }
+
+    TCONV_DEVICE Index next_tile() const { return position().tile + Index(gridDim.x); }
+
+    TCONV_DEVICE Index end_tile() const { return arguments.tiles; }
+
+    // All threads' copies of the position are the same; they may read it after the next barrier.
+    TCONV_DEVICE void publish(const Position& position, int turn) {
+        if (threadIdx.x == 0) shared.positions[turn] = position;
+    }
+
+    TCONV_DEVICE void prefetch_weights(const Position&) const {}
+
+    // Waits for this step's copies and starts those of the next: of the tile's `next_channel`, or
+    // where the step is the tile's last, of the next tile.
+    TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {
+        ptx::cp_async_wait_all();
+        kernel().round_step();
+        new_weights = false;
+        // NOTE: the one barrier of a step: copies are visible after it, and no thread still reads
+        // the stage that the next copies go to.
+        __syncthreads();
+        stage ^= 1;
+        if (!last_of_tile) {
+            kernel().load_patch(shared.patch[stage], position(), next_channel);
+        } else if (kernel().next_tile() < kernel().end_tile()) {
+            Position next(kernel().next_tile(), arguments);
+            publish(next, turn ^ 1);
+            new_weights = next.group_tile != position().group_tile;
+            kernel().prefetch_weights(next);
+            kernel().load_patch(shared.patch[stage], next, 0);
+        }
+    }
+};
+
+// Rows that are not aligned to vectors begin anywhere in a line of 128 bytes. A warp's lanes then
+// start at the line's start. Otherwise each store would share two sectors of 32 bytes with its
+// neighbours, and memory takes 1.5 times as long for partial sectors.
 template <int stored>
 constexpr int most_behind = stored < 4 ? 32 - stored : 0;
 

@@ -104,30 +104,13 @@ static_assert(tile_columns % 4 == 0, "tiles start on a vector of an aligned row"
 
 TCONV_DEVICE void round_to_tf32(float& value) { value = operand<true>(value); }
 
-struct Block {
-    const Arguments& arguments;
-    Shared& shared;
-    int stage = 0;
-    int turn = 0;  // which of the positions is this tile's
+struct Block : image_tiles::Block<Block, Shared, Position> {
     int weight_buffer = 0;
-    bool new_weights = true;
 
     float sums[Layer::group_slots][channels][stride_x][pixels];
     NotFinite<float> not_finite;  // of the outputs that the thread has written in a step
 
-    TCONV_DEVICE Block(const Arguments& arguments, Shared& shared)
-        : arguments(arguments), shared(shared) {}
-
-    TCONV_DEVICE const Position& position() const { return shared.positions[turn]; }
-
-    TCONV_DEVICE Index next_tile() const { return position().tile + Index(gridDim.x); }
-
-    // All threads' copies of the position are the same; they may read it after the next barrier.
-    TCONV_DEVICE void publish(const Position& position, int turn) {
-        if (threadIdx.x == 0) shared.positions[turn] = position;
-    }
-
-    // --- copies ---------------------------------------------------------------------------------
+    using image_tiles::Block<Block, Shared, Position>::Block;
 
     struct PatchShape {
         static constexpr int rows = patch_rows;
@@ -198,33 +181,18 @@ struct Block {
         }
     }
 
-    // Waits for this step's copies and starts those of the next: of the tile's `next_channel`, or
-    // where the step is the tile's last, of the next tile.
-    TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {
-        ptx::cp_async_wait_all();
+    TCONV_DEVICE void round_step() {
         if constexpr (Layer::round_to_tf32) {
             Patch::round(shared.patch[stage]);
             if (new_weights) round_weights(shared.weights[weight_buffer]);
         }
-        new_weights = false;
-        // NOTE: the one barrier of a step: copies are visible after it, and no thread still reads
-        // the stage that the next copies go to.
-        __syncthreads();
-        stage ^= 1;
-        if (!last_of_tile) {
-            load_patch(shared.patch[stage], position(), next_channel);
-        } else if (next_tile() < arguments.tiles) {
-            Position next(next_tile(), arguments);
-            publish(next, turn ^ 1);
-            new_weights = next.group_tile != position().group_tile;
-            if (Layer::weight_buffers > 1 && new_weights) {
-                load_weights(shared.weights[weight_buffer ^ 1], next);
-            }
-            load_patch(shared.patch[stage], next, 0);
-        }
     }
 
-    // --- products -------------------------------------------------------------------------------
+    TCONV_DEVICE void prefetch_weights(const Position& next) {
+        if (Layer::weight_buffers > 1 && new_weights) {
+            load_weights(shared.weights[weight_buffer ^ 1], next);
+        }
+    }
 
     TCONV_DEVICE void clear_sums() {
 #pragma unroll
@@ -331,8 +299,6 @@ struct Block {
             weight += channel_weights;
         }
     }
-
-    // --- outputs --------------------------------------------------------------------------------
 
     // Where a warp writes: its segments, the pieces of rows of its rows of threads, lie a fixed way
     // apart, channels first. Rows of one step, of the first phase in y.
@@ -483,8 +449,6 @@ struct Block {
             }
         }
     }
-
-    // --- tiles ----------------------------------------------------------------------------------
 
     template <int group>
     TCONV_DEVICE void compute(int step) {

@@ -1,0 +1,73 @@
+"""The cost model of `direct_forward`."""
+
+import math
+
+from tconv.jit.target import Target
+from tconv.kernels import costs
+from tconv.kernels.direct_forward.layout import Layout, layout
+from tconv.kernels.direct_forward.tiles import THREADS, WARPS, Tile
+from tconv.problem import Problem
+
+COSTS = costs.load(__file__, "channels")
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds: what the busiest SM issues, or waits for of shared memory, and the bytes.
+
+    The two overlap, but never wholly: a part of the lesser is added. Factors are fitted by least
+    squares of the logarithm to the 184 rows that benchmarks/fit_costs.py reads of it: off by
+    13% in the root mean square.
+    """
+    laid = layout(problem, tile)
+    issue, shared = thread_work(laid)
+    tiles = -(-laid.tiles // target.multiprocessors)
+    resident = min(tiles, laid.blocks(target))
+    # Of the issue slots: few warps leave more of them empty.
+    efficiency = min(COSTS.issue_most, COSTS.issue_least + COSTS.issue_per_block * resident)
+    busy = COSTS.scale * tiles * max(issue / efficiency, WARPS * shared) / COSTS.clock
+    # A block begins with its weights, which a thread copies, and for TF32 rounds, one by one.
+    passes = 2 if problem.math == "tf32" else 1
+    busy += COSTS.weight * passes * laid.weights / THREADS / COSTS.clock
+    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
+    rounds = laid.tiles / laid.grid(target)
+    uneven = 1 + COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
+    uneven += COSTS.uneven_waits / resident
+    if problem.width.output_size % 4:
+        kind = "channels" if tile.channels > 1 else "single"
+        long = "_long" if tile.threads_x == 32 else ""
+        uneven *= costs.load(__file__, kind + long).unaligned
+    if laid.tiles_yx[1] > 1:
+        uneven *= COSTS.pieces
+    moved = problem.bytes / COSTS.memory_rate * uneven
+    return max(busy, moved) + COSTS.overlap * min(busy, moved) + COSTS.launch
+
+
+def thread_work(laid: Layout) -> tuple[float, float]:
+    """Instructions of a warp for one tile, and the cycles that shared memory is busy with them.
+
+    Means of the warps, of which some may have no row in the image. A shared access of 16 bytes a
+    lane takes 4 cycles, 2 where several lanes read the same.
+    """
+    problem, tile = laid.problem, laid.tile
+    channels = problem.in_channels_per_group
+    rows = laid.thread_rows * laid.rows_in_image
+    inputs = laid.window_vectors * (laid.y.span + 1) * laid.groups_y
+    weights = problem.height.kernel * laid.row_weights / 4
+    issue = rows * channels * (laid.products + laid.groups_y * 4 + inputs + weights)
+    shared = rows * channels * (4.0 * inputs + 2.0 * weights)
+
+    # What whole sectors add to a row was not found to cost anything.
+    used = -(-(laid.skew + laid.tile_columns + laid.x.span) // 4)
+    vector = 4 if laid.source_vectors else 1
+    places = -(-laid.patch_rows * used * 4 // vector // 32) / WARPS
+    each = (11 + 4.5 * vector) if problem.math == "tf32" else 11
+    steps = laid.chunks * (laid.groups_y if laid.chunks > 1 else 1)
+    issue += steps * (places * (40 + laid.depth * each) + 60) + 150
+    shared += steps * places * laid.depth * vector * (3 if problem.math == "tf32" else 1)
+
+    full = len(laid.y.used) * rows
+    empty = problem.height.stride * rows - full
+    outputs = laid.channels * tile.pixels * problem.width.stride
+    stores = outputs / laid.store_vector + 6 * laid.channels * 32 / tile.threads_x
+    issue += full * (outputs / 2 + outputs / laid.store_vector + stores) + empty * stores
+    return issue, shared + full * 2 * outputs

@@ -1,0 +1,273 @@
+"""The geometry of a tile of `direct_forward`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from tconv.jit.target import Target
+from tconv.kernels import family, image_tiles
+from tconv.kernels.direct_forward.tiles import THREADS, Tile
+from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
+from tconv.problem import Axis, Problem
+
+MOST_SPARE_WEIGHTS = 1024
+"""Floats of weights that a block may hold twice."""
+
+LEAST_DEPTH = 2
+"""Fewer input channels of a step are not worth its barrier."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The taps of one axis, for pixels of `stride` outputs that start at output 0.
+
+    Attributes:
+        phases: of each tap: the output of a pixel that it reaches.
+        offsets: of each tap: the input that it reads, relative to the pixel's number.
+    """
+
+    phases: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """The phases that some tap reaches, ascending."""
+        return tuple(sorted(set(self.phases)))
+
+    @property
+    def first(self) -> int:
+        """The least offset."""
+        return min(self.offsets)
+
+    @property
+    def span(self) -> int:
+        """The greatest offset less the least."""
+        return max(self.offsets) - self.first
+
+
+def taps_of(axis: Axis) -> Taps:
+    """The taps of an axis: output `stride*m + phase` reads input `m + offset`."""
+    reaches = [tap * axis.dilation - axis.padding for tap in range(axis.kernel)]
+    return Taps(
+        phases=tuple(reach % axis.stride for reach in reaches),
+        offsets=tuple(-(reach // axis.stride) for reach in reaches),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem.
+
+    Attributes:
+        y, x: the taps of both axes.
+        depth: input channels of a step.
+        thread_rows: rows of pixels of a thread.
+    """
+
+    problem: Problem
+    tile: Tile
+    y: Taps
+    x: Taps
+    depth: int
+    thread_rows: int
+
+    @property
+    def channels(self) -> int:
+        """Output channels of a thread."""
+        return min(self.tile.channels, self.problem.out_channels_per_group)
+
+    @property
+    def threads_o(self) -> int:
+        """Threads along the output channels: a power of two."""
+        wanted = -(-self.problem.out_channels_per_group // self.channels)
+        return min(self.tile.threads_o, 1 << (wanted - 1).bit_length())
+
+    @property
+    def threads_y(self) -> int:
+        """Threads along y."""
+        return THREADS // (self.tile.threads_x * self.threads_o)
+
+    @property
+    def chunks(self) -> int:
+        """Steps that hold all input channels."""
+        return -(-self.problem.in_channels_per_group // self.depth)
+
+    @property
+    def tile_columns(self) -> int:
+        """Pixels of a block along x."""
+        return self.tile.threads_x * self.tile.pixels
+
+    @property
+    def tile_rows(self) -> int:
+        """Pixels of a block along y."""
+        return self.threads_y * self.thread_rows
+
+    @property
+    def tile_channels(self) -> int:
+        """Output channels of a block."""
+        return self.threads_o * self.channels
+
+    @property
+    def channel_tiles(self) -> int:
+        """Blocks that the output channels of a group take."""
+        return -(-self.problem.out_channels_per_group // self.tile_channels)
+
+    @property
+    def slot_sums(self) -> int:
+        """Accumulators of a thread for one phase in y."""
+        return self.channels * self.tile.pixels * len(self.x.used)
+
+    @property
+    def groups_y(self) -> int:
+        """Passes over the input channels, each with its share of the phases in y."""
+        return -(-len(self.y.used) // max(1, self.tile.sums // self.slot_sums))
+
+    @property
+    def group_slots(self) -> int:
+        """Phases in y of one pass."""
+        return -(-len(self.y.used) // self.groups_y)
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of a thread for one input channel and row, all passes."""
+        return self.problem.taps * self.channels * self.tile.pixels
+
+    @property
+    def skew(self) -> int:
+        """Columns between a multiple of 4 and the first that a tile reads."""
+        return self.x.first % 4
+
+    @property
+    def lead(self) -> int:
+        """Vectors of 4 columns before those, so that a row of the patch begins with a sector."""
+        return self.x.first // 4 % 2 if self.whole_sectors else 0
+
+    @property
+    def whole_sectors(self) -> bool:
+        """Whether rows of the patch are copied as sectors of the input."""
+        return self.source_vectors and self.tile_columns % 8 == 0
+
+    @property
+    def patch_vectors(self) -> tuple[int, int]:
+        """Vectors of 4 columns in a row of the patch: loaded, and with padding."""
+        used = self.lead - (-(self.skew + self.tile_columns + self.x.span) // 4)
+        if self.whole_sectors:
+            used = -(-used // 2) * 2
+        multiple = self.tile.pixels // 4
+        return used, -(-used // multiple) * multiple
+
+    @property
+    def window_vectors(self) -> int:
+        """Vectors of 4 columns that a thread reads of a row of the patch."""
+        return -(-(self.skew + self.tile.pixels + self.x.span) // 4)
+
+    @property
+    def patch_rows(self) -> int:
+        """Input rows of a tile, its halo included."""
+        return self.tile_rows + self.y.span
+
+    @property
+    def row_weights(self) -> int:
+        """Weights of a thread for one input channel and tap in y, with padding."""
+        return -(-self.problem.width.kernel * self.channels // 4) * 4
+
+    @property
+    def weights(self) -> int:
+        """Floats of a tile's weights and bias."""
+        weights = self.problem.in_channels_per_group * self.problem.height.kernel
+        weights *= self.threads_o * self.row_weights
+        return weights + -(-self.tile_channels // 4) * 4
+
+    @property
+    def group_tiles(self) -> int:
+        """Tiles that share their pixels, each with weights of its own."""
+        return self.problem.groups * self.channel_tiles
+
+    @property
+    def weight_buffers(self) -> int:
+        """Copies of a tile's weights: two where the next tile often needs others, and few."""
+        return 2 if self.group_tiles > 1 and self.weights <= MOST_SPARE_WEIGHTS else 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        patch = self.depth * self.patch_rows * self.patch_vectors[1] * 4
+        outputs = THREADS * self.tile.pixels * self.problem.width.stride
+        buffers = 2 * patch + outputs + self.weight_buffers * self.weights
+        return 4 * buffers + POSITIONS_BYTES
+
+    @property
+    def tiles_yx(self) -> tuple[int, int]:
+        """Tiles along y and x."""
+        height, width = self.problem.height, self.problem.width
+        return (
+            -(-height.output_size // (height.stride * self.tile_rows)),
+            -(-width.output_size // (width.stride * self.tile_columns)),
+        )
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the launch."""
+        tiles_y, tiles_x = self.tiles_yx
+        return self.group_tiles * self.problem.batch * tiles_y * tiles_x
+
+    @property
+    def rows_in_image(self) -> float:
+        """Share of the tiles' rows that warps compute.
+
+        A warp whose first row lies behind the image's last is done where one step holds all input
+        channels; in deeper tiles it takes part in the barriers, and computes.
+        """
+        if self.chunks > 1:
+            return 1.0
+        of_warp = max(1, 32 // (self.tile.threads_x * self.threads_o))
+        height = self.problem.height
+        pixel_rows = -(-height.output_size // height.stride)
+        return -(-pixel_rows // of_warp) * of_warp / (self.tiles_yx[0] * self.tile_rows)
+
+    def blocks(self, target: Target) -> int:
+        """Blocks that an SM holds."""
+        return image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target)
+
+    @property
+    def bound_blocks(self) -> int:
+        """The launch bound: 64-bit offsets take registers of one block."""
+        return self.tile.blocks - self.problem.wide_offsets
+
+    def grid(self, target: Target) -> int:
+        """As many blocks as the SMs hold; each computes tiles in steps of the grid."""
+        return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
+
+    @property
+    def source_vectors(self) -> bool:
+        """Whether the input is copied by 16 bytes."""
+        return image_tiles.source_vectors(self.problem)
+
+    @property
+    def store_vector(self) -> int:
+        """Floats of the widest store that every output row is aligned for."""
+        return image_tiles.store_vector(self.problem)
+
+
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    y, x = taps_of(problem.height), taps_of(problem.width)
+    channels = problem.in_channels_per_group
+    depth = min(tile.depth, channels)
+    # Rows beyond the image's, or depth beyond what lets enough blocks share an SM, are no use.
+    rows = tile.rows if depth == channels else 1
+    while True:
+        laid = Layout(problem, tile, y, x, depth, rows)
+        pixel_rows = -(-problem.height.output_size // problem.height.stride)
+        if rows > 1 and (rows - 1) * laid.threads_y >= pixel_rows:
+            rows //= 2
+        elif laid.shared_bytes <= AIMED_SHARED // tile.blocks - RESERVED_SHARED:
+            return laid
+        elif rows > 1:
+            rows //= 2
+        elif depth > LEAST_DEPTH and channels > LEAST_DEPTH:
+            depth = -(-depth // 2)
+        else:
+            return laid

@@ -1,0 +1,98 @@
+"""The cost of tiles whose warps write rows together, which the kernels on mma.sync share."""
+
+import math
+from pathlib import Path
+
+from tconv.jit.target import Target
+from tconv.kernels import costs
+from tconv.kernels.mma_tiles import Layout
+
+COSTS = costs.load(str(Path(__file__).parent / "mma_forward" / "cost.py"))
+
+
+def busy_and_uneven(
+    laid: Layout, target: Target, work: tuple[float, float, float]
+) -> tuple[float, float]:
+    """Seconds that the busiest SM works on its tiles, and how much longer bytes take to move.
+
+    Args:
+        laid: the tile.
+        target: the GPU.
+        work: of a tile: instructions, cycles of shared memory, and of the tensor cores, of an SM.
+    """
+    issue, shared, multiply = work
+    blocks = laid.blocks(target)
+    rounds = laid.tiles / laid.grid(target)
+    tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
+    resident = min(tiles, blocks) * laid.tile.warps
+    # Of the issue slots: few warps leave more of them empty.
+    efficiency = min(COSTS.issue_most, COSTS.issue_least + COSTS.issue_per_warp * resident)
+    busiest = max(issue / 4, shared, multiply)
+    rest = issue / 4 + shared + multiply - busiest
+    busy = tiles * (busiest / efficiency + COSTS.rest_overlap * rest) / COSTS.clock
+    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
+    uneven = COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
+    return busy, 1 + uneven + COSTS.uneven_waits * 4 / resident
+
+
+def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) -> float:
+    """Modelled seconds of a tile whose warps write together, from counted instructions.
+
+    Off by 11% in the root mean square of 88 rows of 39 layers.
+
+    Args:
+        laid: the tile.
+        target: the GPU.
+        rows_uneven: how much longer bytes take where rows leave by bulk copies; None: by stores.
+    """
+    problem = laid.problem
+    issue, shared, products = team_work(laid)
+    # Multiply-adds of an SM in a cycle: by data sheets, but on Hopper, where mma.sync has 60%.
+    rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
+    busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))
+    if rows_uneven is not None:
+        uneven *= rows_uneven
+    elif problem.width.output_size % 4:
+        whole = laid.tiles_yx[1] == 1
+        uneven *= COSTS.team_unaligned if whole else COSTS.team_unaligned_pieces
+    moved = problem.bytes / COSTS.memory_rate * uneven
+    # Weights of blocks that begin at the same time, 4 bytes at a time.
+    blocks = min(laid.blocks(target), -(-laid.tiles // target.multiprocessors))
+    weights = blocks * problem.taps * problem.in_channels_per_group * laid.tile_channels
+    busy *= COSTS.team_scale
+    time = max(busy, moved) + COSTS.team_overlap * min(busy, moved)
+    return time + COSTS.team_weights * weights + COSTS.team_launch
+
+
+def team_work(laid: Layout) -> tuple[float, float, float]:
+    """Of one tile whose warps write together: instructions, cycles of shared memory, and `mma`.
+
+    Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
+    4 additions, a vector of an output row 4, or 5 where no tap reaches it. Since the rows that this
+    was fitted to a product has two `mma` as long as those and two half as long, a split half an
+    instruction more, and a fragment of weights three loads for two.
+    """
+    problem, tile = laid.problem, laid.tile
+    steps = laid.units * laid.steps_8
+    products = steps * laid.products
+    reads = steps * laid.loads * laid.fragments * 2
+    weights = steps * laid.slot_products * (2 if tile.split else 1)
+    if tile.split:
+        issue = 7 * products + 6 * reads + weights + 20 * steps * laid.loads + 70 * laid.units
+    else:
+        issue = products + (2 if laid.round_on_load else 1) * reads + weights
+        issue += 12 * steps + 70 * laid.units
+
+    vector = 4 if laid.source_vectors else 1
+    copies = laid.steps_8 * 8 * laid.patch_rows * laid.patch_vectors * 4 / vector / 32
+    issue += 5 * copies + laid.chunks * tile.warps * 180
+
+    rows = laid.tile_rows * laid.tile_channels
+    elements = rows * laid.tile_columns * problem.width.stride / 32
+    used = len(laid.y.used)
+    passes = laid.units * laid.unit_phases * (laid.unit_channels // 16 + 1)
+    issue += 1.2 * elements * used + 45 * passes
+    issue += used * (4 * elements / laid.store_vector + 20 * rows)
+    issue += (problem.height.stride - used) * (5 * elements / laid.store_vector + 20 * rows)
+    shared = reads + 4 * weights + copies * vector + 2 * elements * used
+    return issue, shared, (3 if tile.split else 1) * products
