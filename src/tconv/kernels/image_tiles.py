@@ -1,4 +1,4 @@
-"""What kernels with persistent blocks over tiles of images share on the host (`image_tiles.cuh`)."""
+"""What kernels with persistent blocks over image tiles share on the host (`image_tiles.cuh`)."""
 
 from __future__ import annotations
 
