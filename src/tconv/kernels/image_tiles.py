@@ -1,6 +1,8 @@
-"""What the kernels whose blocks walk the tiles of images share on the host (`image_tiles.cuh`)."""
+"""What kernels with persistent blocks over image tiles share on the host (`image_tiles.cuh`)."""
 
 from __future__ import annotations
+
+import functools
 
 from tconv.jit.target import Target
 from tconv.kernels import family
@@ -26,6 +28,24 @@ def store_vector(problem: Problem) -> int:
     """Floats of the widest store that every output row is aligned for."""
     width = problem.width.output_size
     return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def output_pitch(used: int, stride: int, is_channel: bool) -> int:
+    """The pitch, from `used` elements on, whose stores meet in the fewest banks.
+
+    Where lanes of a fragment hold 8 channels (`is_channel`), lane 4*c + p writes element p*stride
+    of row c.
+    """
+    first = -(-used // 4) * 4
+    if not is_channel:
+        return first
+
+    def conflicts(pitch: int) -> int:
+        banks = [(c * pitch + p * stride) % 32 for c in range(8) for p in range(4)]
+        return max(map(banks.count, banks))
+
+    return min(range(first, first + 32, 4), key=lambda pitch: (conflicts(pitch), pitch))
 
 
 def mma_why_not(problem: Problem, target: Target, strict: bool = False) -> str | None:
@@ -64,7 +84,7 @@ def blocks_held(shared_bytes: int, bound: int, target: Target) -> int:
 def grid(
     target: Target, blocks: int, tiles: int, group_tiles: int, whole_groups: bool = False
 ) -> int:
-    """As many blocks as the SMs hold, `blocks` each, which walk the tiles.
+    """As many blocks as the SMs hold, `blocks` each.
 
     Where the loss is small, or `whole_groups`, a multiple of `group_tiles`: each keeps its weights.
     """

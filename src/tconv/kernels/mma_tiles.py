@@ -377,7 +377,7 @@ class Layout:
     @property
     def output_pitch(self) -> int:
         """Elements between the output rows that they gather."""
-        return output_pitch(
+        return image_tiles.output_pitch(
             self.row_room + self.head + self.team_columns * self.problem.width.stride,
             self.problem.width.stride,
             self.unit_channels % 8 == 0,
@@ -468,24 +468,6 @@ class Layout:
     def store_vector(self) -> int:
         """Floats of the widest store that every output row is aligned for."""
         return image_tiles.store_vector(self.problem)
-
-
-@functools.lru_cache(maxsize=1024)
-def output_pitch(used: int, stride: int, is_channel: bool) -> int:
-    """The pitch, from `used` elements on, whose stores meet in the fewest banks.
-
-    Where lanes of a fragment hold 8 channels (`is_channel`), lane 4*c + p writes element p*stride
-    of row c.
-    """
-    first = -(-used // 4) * 4
-    if not is_channel:
-        return first
-
-    def conflicts(pitch: int) -> int:
-        banks = [(c * pitch + p * stride) % 32 for c in range(8) for p in range(4)]
-        return max(map(banks.count, banks))
-
-    return min(range(first, first + 32, 4), key=lambda pitch: (conflicts(pitch), pitch))
 
 
 LayoutT = TypeVar("LayoutT", bound=Layout)
