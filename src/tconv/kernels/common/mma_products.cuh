@@ -7,8 +7,8 @@
 
 namespace mma_tiles {
 
-// The patch is a ring of rows: it keeps them from tile to tile. Row r, counted from the row that the
-// image's first tile begins with, lies at r % channel_rows.
+// The patch is a ring of rows: it keeps them from tile to tile. Row r, counted from the row that
+// the image's first tile begins with, lies at r % channel_rows.
 constexpr bool ring = Layer::rows_ahead > 0;
 
 // `Shared` has `Weights weights` besides what image_tiles::Block wants.

@@ -2,8 +2,8 @@
 //
 // Units, products and weights are those of <common/mma_tiles.cuh>. Blocks are persistent: each
 // computes the tiles from its own on in steps of the grid. A warp, or the warps of a row together
-// (Layer::team), gather outputs in shared memory in the order of the rows, at most 8 rows at a time,
-// and write them with vector stores.
+// (Layer::team), gather outputs in shared memory in the order of the rows, at most 8 rows at a
+// time, and write them with vector stores.
 #include <common/mma_outputs.cuh>
 
 namespace {

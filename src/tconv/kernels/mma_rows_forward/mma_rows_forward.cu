@@ -228,7 +228,7 @@ struct Block : Outputs<Block, Shared> {
         int height = arguments.destination_height, width = arguments.destination_width;
         int top = at.tile_y * (tile_rows * Layer::stride_y) + Layer::first_output_y;
         int below = top + tile_rows * Layer::stride_y;
-        // This block writes the rows of the image from first_row to before end_row, or more of them.
+        // This block writes the image's rows from first_row to before end_row, or more of them.
         int first_row = at.tile == shared.share.begin && top > 0 ? top : 0;
         int end_row = next_tile() >= shared.share.end && below < height ? below : height;
 
