@@ -325,7 +325,8 @@ def write(module: str, fits: dict[str, Fit]) -> None:
                 constants[name]["value"][variant] = value
             else:
                 constants[name]["value"] = value
-    path.write_text(json.dumps(constants, indent=2) + "\n", encoding="utf-8")
+    lines = (f"  {json.dumps(name)}: {json.dumps(held)}" for name, held in constants.items())
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def main() -> None:
