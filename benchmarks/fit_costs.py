@@ -56,6 +56,7 @@ SWEEPS = {
     "sweep_in_step.csv": "layers.json",
     "sweep_in_step_random60.csv": "random60.json",
     "sweep_groups.csv": "layers.json",
+    "sweep_picks.csv": "layers.json",
 }
 _BEFORE_STAGING = ("sweep_layers.csv", "sweep_random60.csv")
 TARGET = Target.named("sm_90a")

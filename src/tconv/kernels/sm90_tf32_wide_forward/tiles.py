@@ -39,10 +39,11 @@ class Tile:
 TILES = (
     *(Tile(1, columns) for columns in (256, 224, 192, 160, 128)),
     *(Tile(1, columns, apart=True) for columns in (256, 128)),
-    # Twice the pixels for each weight, where few columns are computed anyway.
+    # Twice the pixels for each weight, where few columns are computed anyway. Of one image first:
+    # the model ties, and sam_up2 takes 0.0315 ms for 0.0329 (sweep_picks.csv).
+    Tile(2, 128, rows=4),
     Tile(2, 128),
     Tile(2, 64),
     # For wide images: in the line, a slot that reaches rows back brings those rows whole.
     Tile(1, 256, rows=2),
-    Tile(2, 128, rows=4),
 )
