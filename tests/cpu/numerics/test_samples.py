@@ -7,7 +7,6 @@ from hypothesis import given
 
 from scale_cases import NAMES, OTHERS, SEEDS, assert_sample_alone, few, operands
 from scale_plans import picks
-from tiers import quick
 
 PICKS = [
     pick
@@ -17,7 +16,7 @@ PICKS = [
 ]
 
 
-@pytest.mark.parametrize("pick", quick(PICKS, *range(0, len(PICKS), 2)), ids=str)
+@pytest.mark.parametrize("pick", PICKS, ids=str)
 @given(name=NAMES, seed=SEEDS, kept=SEEDS, others=OTHERS)
 @few(6)
 def test_a_sample_does_not_depend_on_the_others(pick, name, seed, kept, others):
