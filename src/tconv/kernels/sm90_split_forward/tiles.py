@@ -12,7 +12,7 @@ class Tile(patches.Tile):
     """What one warpgroup computes at a time, and how the tensor cores' sums are added up.
 
     Attributes:
-        temporaries: row groups whose products are in flight: 2, or 1 if registers allow no more.
+        temporaries: rows whose products are in flight: 2, or 1 if registers allow no more.
         group: most slots whose products the tensor cores add up.
     """
 

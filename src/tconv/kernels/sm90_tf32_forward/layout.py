@@ -21,7 +21,7 @@ CHANNELS = 8
 """Input channels (K) of one TF32 wgmma. A float16 wgmma has twice as many."""
 
 MOST_HALF_BLOCKS = 1024
-"""Most blocks of a packing in float16. A block of the kernel reads a word of each of their warps."""
+"""Most blocks of a packing in float16. Each block of the kernel reads a word of all their warps."""
 
 FRAGMENT_BYTES = 512
 """Bytes of weights that a warp needs for one product."""

@@ -16,7 +16,7 @@ Beyond the limit, a loop runs over equal parts of a stage, if it has any.
 
 @dataclass(frozen=True)
 class Pair:
-    """One product of a stage: row group `m_tile` of the tile (64 rows), with the pixels at a slot."""
+    """One product of a stage: row group `m_tile` of the tile with the pixels at a slot."""
 
     m_tile: int
     slot_y: int
