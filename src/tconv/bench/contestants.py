@@ -1,7 +1,8 @@
 """The contestants of a benchmark: what is called, on which tensors, under which flags.
 
 Each is a call without arguments. Its tensors are made beforehand, in the right memory format, so
-that only the call itself is timed. All compute the same map of the same values at the same TF32 setting.
+that only the call itself is timed. All compute the same map of the same values at the same TF32
+setting.
 """
 
 from __future__ import annotations

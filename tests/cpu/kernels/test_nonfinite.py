@@ -1,7 +1,7 @@
 """An infinity or NaN reaches the results that read it and no other: each kernel in the emulator.
 
-Kernels multiply zeros too, for phases without a tap and beside the image. They recompute
-results that are not finite, from exactly their products.
+Kernels multiply zeros too, for phases without a tap and beside the image. They recompute results
+that are not finite, from exactly their products.
 """
 
 from __future__ import annotations

@@ -222,19 +222,19 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     )
     if not tile.half:
         return found
-    again = laid.repairing
+    repairing = laid.repairing
     packed_again = 4 * laid.operand_elements
     repair: dict[str, Argument] = {
-        **_forward_arguments(again, packed_again),
+        **_forward_arguments(repairing, packed_again),
         "packed_again": Address("packed", packed_again),
-        **_packing_arguments(again),
+        **_packing_arguments(repairing),
         "status": noted["status"],
         "images": noted["images"],
         "blocks_in_front": grid,
         "most_slight": laid.most_slight,
     }
-    blocks = min(target.multiprocessors, again.tiles)
-    return *found, Launch("repair", _forward_source(again, repair=True), blocks, repair)
+    blocks = min(target.multiprocessors, repairing.tiles)
+    return *found, Launch("repair", _forward_source(repairing, repair=True), blocks, repair)
 
 
 def _packing_source(laid: Layout) -> KernelSource:
