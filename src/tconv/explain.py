@@ -1,6 +1,6 @@
-"""What tconv makes of a layer: its work, its floor, its candidates, its plan, what that takes.
+"""Explains a layer: its work, its floor, its candidates, its plan and the plan's resources.
 
-All of it without a GPU. `tconv explain` prints it.
+No GPU is needed. `tconv explain` prints the explanation.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class Explanation:
 
     Attributes:
         layer, problem, target: what was asked.
-        gpu: whose measured ceilings the floor is of.
+        gpu: the GPU whose measured ceilings set the floor.
         candidates: every kernel and tile of the direction, the cheapest first, refused ones last.
-        plan: the chosen one; None where no kernel can serve, or none that TCONV_KERNEL names.
-        no_plan: why there is none.
-        compiled: the plan's kernels (see `sources`), compiled for the architecture; empty if not.
-        not_compiled: why they are not.
-        broken: whether the compiler is here and refused them.
+        plan: the chosen one. None if no kernel can serve, or if the one that TCONV_KERNEL names
+            cannot.
+        no_plan: why there is no plan.
+        compiled: the plan's kernels (see `sources`), compiled for the architecture; empty if they
+            were not compiled.
+        not_compiled: why they were not compiled.
+        broken: whether the compiler was found and refused them.
     """
 
     layer: Layer
@@ -63,7 +65,7 @@ class Explanation:
         return tuple(zip(names, self.compiled, strict=True))
 
     def record(self) -> dict[str, Any]:
-        """Everything, as JSON takes it; times in seconds, sizes in bytes or elements."""
+        """All of it as JSON values; times in seconds, sizes in bytes or elements."""
         problem = self.problem
         return {
             "layer": self.layer.record(),
@@ -123,10 +125,10 @@ def explain(
     Args:
         layer: the layer.
         arch: the architecture that is planned and compiled for, "sm_90a".
-        gpu: whose ceilings set the floor.
+        gpu: the GPU whose ceilings set the floor.
         direction, dtype, layout: of the call.
         tf32: whether float32 may be computed in TF32.
-        compile: False leaves the compiler out.
+        compile: False skips compilation.
 
     Raises:
         ValueError: nothing is known of the architecture.
@@ -163,8 +165,7 @@ def explain(
 
 
 def sources(chosen: Plan) -> tuple[KernelSource, ...]:
-    """The kernels that a plan launches: its own, that of its packing if it has one, and those that
-    compute again what its own could not.
+    """The kernels that a plan launches: its own, then packing and repair, if it has them.
 
     The plan's own comes first, though the packing is launched before it.
     """
@@ -173,7 +174,7 @@ def sources(chosen: Plan) -> tuple[KernelSource, ...]:
 
 
 def named_sources(chosen: Plan) -> tuple[tuple[str, KernelSource], ...]:
-    """`sources`, each with its name: one that repairs may be of the stem of what it repairs."""
+    """`sources`, each with a distinct name: a repair may have the stem of the kernel it repairs."""
     found = sources(chosen)
     first = len(found) - len(chosen.of_role("repair"))
     return tuple(
@@ -190,13 +191,13 @@ def tile_values(tile: Any) -> dict[str, Any]:
 
 
 def stages(chosen: Plan) -> int | None:
-    """The stages of the plan's pipeline, where its kernel has that number as a constant."""
+    """The stages of the plan's pipeline; None if its kernel has no such constant."""
     value = dict(chosen.kernel.source.constants).get("stages")
     return value if isinstance(value, int) else None
 
 
 def plan_record(chosen: Plan) -> dict[str, Any]:
-    """A plan as JSON takes it."""
+    """A plan as JSON values."""
     packing = next(iter(chosen.of_role("packing")), None)
     return {
         "kernel": chosen.stem,
@@ -229,12 +230,12 @@ def plan_record(chosen: Plan) -> dict[str, Any]:
 
 
 def whole_text(source: KernelSource) -> str:
-    """A kernel's translation unit with its headers in it: one file, to be read from the top.
+    """A kernel's translation unit with its headers inlined: one file, to be read from the top.
 
-    Each header stands where it is first included; the layer's constants and arguments, which are
-    generated, stand where the kernel's own file begins.
+    Each header is where it is first included. The generated constants and arguments of the layer
+    are where the kernel's own file begins.
     """
-    # Two blank lines at most, where headers that stand further up were included.
+    # At most two blank lines remain where a header was inlined further up.
     return re.sub(r"\n{4,}", "\n\n\n", includes.inlined(source.text(), KERNELS))
 
 

@@ -1,7 +1,7 @@
-"""`Layer`: one transposed convolution and the size of its input, as a user names it.
+"""`Layer`: one transposed convolution and the size of its input.
 
-Three ways to write one down: the constructor, a line of text (`Layer.parse`) and a record of a
-JSON file (`read_layers`). No torch, no GPU.
+There are three ways to write one down: the constructor, a line of text (`Layer.parse`) and a record
+of a JSON file (`read_layers`). It needs no torch and no GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ POSITIONAL = (
     "output_padding",
     "groups",
 )
-"""What a line of text may give by position: the order of torch.nn.ConvTranspose2d."""
+"""Parameters that a line of text may give by position, in torch.nn.ConvTranspose2d's order."""
 
 GRAMMAR = (
     "IN,OUT,KERNEL[,STRIDE[,PADDING[,OUTPUT_PADDING[,GROUPS]]]], as torch.nn.ConvTranspose2d "
@@ -50,7 +50,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer and the input it is asked about; sizes in elements, pairs are (height, width).
+    """A layer and the size of its input. Sizes are in elements, pairs are (height, width).
 
     Raises:
         ValueError: parameters that PyTorch would refuse, or an input without any output.
@@ -80,7 +80,7 @@ class Layer:
                     f"output_padding={extra}, stride={stride}, dilation={self.dilation[axis]} "
                     f"along the {name}"
                 )
-        # The rest is what a Problem refuses.
+        # A Problem refuses the rest.
         self.problem("forward")
 
     @cached_property
@@ -137,7 +137,7 @@ class Layer:
         layout: Layout = "contiguous",
         tf32: bool = True,
     ) -> Problem:
-        """What the planner is asked for dense tensors of this layout."""
+        """The problem of a call on dense tensors of this layout."""
         last = layout == "channels_last"
         return Problem.of(
             direction,
@@ -204,7 +204,7 @@ class Layer:
             input: "BATCHxHEIGHTxWIDTH".
 
         Raises:
-            ValueError: it describes none; says which part, and what is wanted.
+            ValueError: it describes none. The message names the part and what is expected.
         """
         values: dict[str, Any] = {}
         allowed = (*POSITIONAL, "dilation", "bias")
@@ -237,12 +237,12 @@ class Layer:
 def read_layers(path: Path) -> list[Layer]:
     """The layers of a JSON file: a list of objects with `Layer`'s fields.
 
-    The kernel's size and the channels are needed; numbers serve where height and width are
-    equal. `source` may say where a layer comes from.
+    The kernel's size and the channels are required. A number stands for an equal height and width.
+    `source` may say where a layer comes from.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such list; names the record and the field.
+        ValueError: it is no such list. The message names the record and the field.
     """
     try:
         records = json.loads(path.read_text())

@@ -25,13 +25,13 @@ logger = logging.getLogger("tconv")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kernel with one tile, and why it cannot serve or what it would cost.
+    """One kernel with one tile: its cost, or why it cannot serve.
 
     Attributes:
         stem: the kernel.
-        tile: a row of its table; None where the refusal is the whole kernel's.
+        tile: a row of its table; None if no tile of the kernel can serve.
         refusal: one sentence, or None.
-        cost: modelled seconds; infinite where refused.
+        cost: modelled seconds; infinite if refused.
     """
 
     stem: str
@@ -50,7 +50,7 @@ class Plan:
     """The kernel chosen for a problem, ready to be compiled and launched.
 
     Attributes:
-        problem, target: what it was made for.
+        problem, target: the call and the GPU that it was made for.
         stem, tile: the kernel and the row of its table.
         cost: modelled seconds.
         launches: what a call launches, in order.
@@ -75,16 +75,16 @@ class Plan:
 
     @property
     def packed(self) -> int:
-        """float32 values of the workspace that the launches share; 0 where there is none."""
+        """float32 values of the workspace that the launches share; 0 if there is none."""
         return max(launch.packed for launch in self.launches)
 
     @property
     def splits(self) -> int:
-        """Leading size of the workspace of partial results; 0 where there is none."""
+        """Leading size of the workspace of partial results; 0 if there is none."""
         return self.kernel.splits
 
     def with_source(self, source: KernelSource) -> Plan:
-        """The same plan with another kernel of these arguments."""
+        """The same plan with another kernel that takes the same arguments."""
         return dataclasses.replace(
             self,
             launches=tuple(
@@ -135,9 +135,9 @@ def candidates(problem: Problem, target: Target) -> tuple[Candidate, ...]:
 
 
 def plan(problem: Problem, target: Target) -> Plan:
-    """The cheapest kernel and tile for the problem; the same answer for the same question.
+    """The cheapest kernel and tile for the problem. The choice is deterministic.
 
-    TCONV_KERNEL names the kernel to be used for its direction.
+    If TCONV_KERNEL names a kernel, its direction uses no other.
 
     Raises:
         NoKernelError: no kernel can serve, with each one's reason.
@@ -158,7 +158,7 @@ def _plan(problem: Problem, target: Target, forced: str | None) -> Plan:
 
 
 def make_plan(problem: Problem, target: Target, candidate: Candidate) -> Plan:
-    """The plan of one candidate that was not refused, whatever the others cost."""
+    """The plan of a candidate that was not refused. It need not be the cheapest."""
     kernel = family(candidate.stem)
     chosen = Plan(
         problem=problem,

@@ -24,7 +24,7 @@ Math = Literal["ieee", "tf32"]
 Pair = tuple[int, int]
 Sizes = tuple[int, ...]
 Geometry = tuple[Pair, Pair, Pair, Pair, int]
-"""Stride, padding, output padding, dilation, each height's and width's, and groups."""
+"""Stride, padding, output padding and dilation, each a (height, width), and groups."""
 
 ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
@@ -32,18 +32,18 @@ WIDE_OFFSET = 2**31 - 1
 """Offsets and counts up to this fit a 32-bit index."""
 
 TF32_LEAST_CHANNELS = 16
-"""With fewer reduced channels per group the arithmetic is too small for TF32 to pay."""
+"""TF32 does not pay with fewer channels of a group to sum over."""
 
 
 def float32_math(
     direction: Direction, in_channels: int, out_channels: int, *, tf32_allowed: bool
 ) -> Math:
-    """The math of a float32 call: TF32 where it is allowed and there is arithmetic enough.
+    """The math of a float32 call: TF32 if it is allowed and there is enough arithmetic.
 
     Args:
         direction: which of the three maps.
-        in_channels, out_channels: of one group.
-        tf32_allowed: what PyTorch's flags say.
+        in_channels, out_channels: channels of one group.
+        tf32_allowed: whether PyTorch's flags allow TF32.
     """
     reduced = {
         "forward": in_channels,
@@ -71,7 +71,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis of a transposed convolution; sizes in elements.
+    """One spatial axis of a transposed convolution. Sizes are in elements.
 
     Raises:
         ValueError: a parameter out of range, or no output.
@@ -116,12 +116,12 @@ class Axis:
 
     @property
     def used_phases(self) -> int:
-        """How many phases have outputs: all, unless these are fewer."""
+        """How many phases have outputs: all, unless there are fewer outputs than phases."""
         return min(self.stride, self.output_size)
 
     @property
     def first_phase(self) -> int:
-        """The phase with outputs that the others follow, from the last one on to phase 0."""
+        """The first phase with outputs. The others follow it; phase 0 comes after the last."""
         return 0 if self.used_phases == self.stride else self.padding % self.stride
 
     @cached_property

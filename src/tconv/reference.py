@@ -1,7 +1,7 @@
-"""The plain reference: a layer's maps in float64, by PyTorch, and the bounds of a comparison.
+"""The reference: a layer's maps in float64, by PyTorch, and the bounds of a comparison.
 
-Shared by the tests, `tconv verify` and the benchmarks. docs/numerics.md is the contract that the
-bounds hold the kernels to.
+The tests, `tconv verify` and the benchmarks share it. The bounds are those of the contract,
+docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def round_to_tf32(values: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """torch.empty gives NaN, so an output that was not written shows."""
+    """Makes torch.empty return NaN within a `with` block, so that unwritten outputs show."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ def maps(
     Args:
         layer: the layer.
         x, w, bias, y: its operands; y is the gradient of the output.
-        output_alone: the first map and no gradient.
+        output_alone: compute the first map and no gradient.
     """
     stride, padding, output_padding, dilation, groups = layer.geometry
     wide = w.double().requires_grad_(not output_alone)
@@ -191,7 +191,7 @@ def maps(
 
 @dataclass(frozen=True)
 class Expected:
-    """One map's right result, in float64, and how far from it a computed one may be.
+    """One map's right result in float64, and the largest error that a computed one may have.
 
     Attributes:
         name: one of `MAPS`.
@@ -211,9 +211,9 @@ class Expected:
 
     @property
     def cuts(self) -> float:
-        """What a tensor core may lose by cutting, not rounding, its sum after every 8 products.
+        """The error of a tensor core that cuts, not rounds, its sum after every 8 products.
 
-        Relative to the sum's magnitude; 0 for the maps that no tensor core computes.
+        It is relative to the sum's magnitude. It is 0 for the maps that no tensor core computes.
         """
         rounded = self.contract is not self.exact
         return self.terms / 8 * 2.0**-23 if rounded and self.name == "forward" else 0.0
@@ -227,10 +227,10 @@ class Expected:
     def norm_bound(self) -> float:
         """The largest relative error of the norm that is right.
 
-        Of a tensor core's cuts half are expected: the last are of the whole sum, the first of
-        little of it (one H200 showed 1.4e-6 for 576 terms, where this gives 5.3e-6). The weight's
-        gradient sums over all pixels, and errs like the square root of their number (3.4e-6 for
-        4.2 million, where this gives 8.6e-6).
+        Half of a tensor core's cuts are expected: the last cut the whole sum, the first only a
+        small part of it. One H200 showed 1.4e-6 for 576 terms, where this gives 5.3e-6. The
+        weight's gradient sums over all pixels. Its error grows like the square root of their
+        number: 3.4e-6 for 4.2 million, where this gives 8.6e-6.
         """
         pixels = self.terms if self.name == "weight_gradient" else 0
         growth = pixels**0.5 * self.sum_roundoff / 16

@@ -1,4 +1,4 @@
-"""Holds a layer's results to the numerics contract, beside PyTorch's own: `tconv verify`.
+"""Checks a layer's results against the numerics contract and PyTorch's own: `tconv verify`.
 
 The output and every gradient are computed through the public function and autograd, and compared
 with float64 by `tconv.reference`.
@@ -41,7 +41,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 EMULATED_PRODUCTS = 2_000_000
-"""Products of a map that the emulator takes in a second or so."""
+"""Products of a map that the emulator computes in about a second."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Row:
     Attributes:
         layer, dtype, layout: what was computed.
         name: one of `reference.MAPS`, or of the results of an exported model.
-        kernel: the stem of our kernel that computed it; "" where PyTorch did, or where it depends
+        kernel: the stem of our kernel that computed it; "" if PyTorch did, or if the choice depends
             on the strides.
         error: relative error of the norm, against float64.
-        torch_error: PyTorch's own, on the same device with the same flags; NaN where PyTorch has
-            no answer.
+        torch_error: PyTorch's own error, on the same device with the same flags; NaN if PyTorch
+            has no result.
         worst, torch_worst: the largest error of an element.
-        checked: relative error of the norm that the bound is for: against float64, of operands
-            rounded as the contract says, which matters where TF32 is allowed.
-        bound: what the contract allows for `checked`.
+        checked: relative error of the norm against float64, of operands rounded as the contract
+            says. The rounding matters if TF32 is allowed.
+        bound: the most that the contract allows for `checked`.
         wrong: one sentence if the contract is broken, else None.
     """
 
@@ -77,7 +77,7 @@ class Row:
     wrong: str | None
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it, None for what is not known."""
+        """The row as JSON values, None for what is not known."""
         return {
             key: None if isinstance(value, float) and value != value else value
             for key, value in dataclasses.asdict(self).items()
@@ -97,20 +97,20 @@ def check_layer(
     """Compute the output and every gradient of random operands, and compare them with float64.
 
     On "cuda" and "emulator" each result must be within the contract's bounds. On "cpu", where
-    PyTorch's own operators run, it must be within them or PyTorch's to the bit.
+    PyTorch's own operators run, it must be within them or equal PyTorch's to the bit.
 
     Args:
-        layer: the layer, as it is to be run.
+        layer: the layer to run.
         device: "emulator" runs our kernels on CPU tensors.
         dtype: one of `TORCH_DTYPES`.
         layout: one of `reference.LAYOUTS`.
-        tf32: whether PyTorch's flags are to allow TF32.
-        seed: of the operands.
-        like: the layer that this one stands for: the kernels that its plans choose are used,
-            where they can run this one, unless TCONV_KERNEL names another.
+        tf32: whether PyTorch's flags shall allow TF32.
+        seed: seed of the operands.
+        like: the layer that this one represents. The kernels that its plans choose are used if
+            they can run this one, unless TCONV_KERNEL names another.
 
     Returns:
-        A row for each result; a single one, named "call", where the call itself failed.
+        A row for each result; a single one, named "call", if the call itself failed.
 
     Raises:
         MissingDependencyError: a compiler, a driver or a device is missing.
@@ -139,7 +139,7 @@ def check_layer(
             theirs = [None] * len(ours)
         try:
             wanted = expected(layer, t, tf32=tf32 and device != "cpu")
-        except torch.OutOfMemoryError as error:  # nothing was found wrong, nor right
+        except torch.OutOfMemoryError as error:  # neither right nor wrong
             return [_failed_call(name, dtype, layout, error)]
     return [
         _row(name, dtype, layout, kernels.get(want.name, ""), want, got, other, device == "cpu")
@@ -150,8 +150,8 @@ def check_layer(
 def shrunk(layer: Layer, most_products: int = EMULATED_PRODUCTS) -> Layer:
     """A layer small enough for the emulator: the same kernel, stride, padding and dilation.
 
-    Batch and groups are cut to two, then pixels and channels halved until the products are few;
-    16 channels of a group, at which TF32 sets in, are kept as long as possible.
+    Batch and groups are cut to two. Pixels and channels are then halved until the products are few.
+    16 channels of a group, from which on TF32 is used, are kept as long as possible.
     """
     groups = min(layer.groups, 2)
     # As many channels as any tile has in one step, and some that do not fill the next.
@@ -170,7 +170,7 @@ def shrunk(layer: Layer, most_products: int = EMULATED_PRODUCTS) -> Layer:
         )
 
     def halved(values: list[int], least: int) -> bool:
-        """Halves the larger value that may be; False where none may."""
+        """Halves the largest value that may be halved; False if none may."""
         position = values.index(max(values))
         if values[position] <= least:
             return False
@@ -192,7 +192,7 @@ def shrunk(layer: Layer, most_products: int = EMULATED_PRODUCTS) -> Layer:
 
 @contextlib.contextmanager
 def tf32_flag(allowed: bool) -> Iterator[None]:
-    """PyTorch's flag for TF32 in convolutions, for the time of the block."""
+    """Sets PyTorch's flag for TF32 in convolutions within a `with` block."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = allowed
     try:
@@ -202,13 +202,13 @@ def tf32_flag(allowed: bool) -> Iterator[None]:
 
 
 def _emulation(on: bool) -> contextlib.AbstractContextManager[None]:
-    """TCONV_EMULATE as wanted, whatever the environment says."""
+    """Sets TCONV_EMULATE within a `with` block."""
     return _environment("TCONV_EMULATE", "1" if on else "0")
 
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """An environment variable's value for the time of the block."""
+    """Sets an environment variable within a `with` block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -231,7 +231,7 @@ def _results(function: Callable[..., Tensor], layer: Layer, t: Operands) -> list
 
 
 def _kernels(layer: Layer, device: Device, dtype: str, layout: str, tf32: bool) -> dict[str, str]:
-    """The kernel of each map, where dense operands decide it."""
+    """The kernel of each map, if the operands are dense."""
     if device == "cpu" or layout not in ("contiguous", "channels_last"):
         return {}
     stems = {}
@@ -245,7 +245,7 @@ def _kernels(layer: Layer, device: Device, dtype: str, layout: str, tf32: bool) 
 def _kernels_like(
     layer: Layer, like: Layer | None, device: Device, dtype: str, layout: str, tf32: bool
 ) -> dict[str, str]:
-    """The kernels that `like` is planned on and `layer` is not, of those that can run `layer`."""
+    """The kernels of `like`'s plans that `layer`'s plans lack, if they can run `layer`."""
     if like is None or settings.kernel() is not None:
         return {}
     own = _kernels(layer, device, dtype, layout, tf32)
@@ -315,7 +315,7 @@ def _failed_call(layer: str, dtype: str, layout: str, error: Exception) -> Row:
 
 
 FLOORS = {False: 1e-6, True: 1e-3}
-"""Of a whole model's float32 errors, without and with TF32: what passes whatever PyTorch's is."""
+"""A whole model's float32 error passes below this, without and with TF32, whatever PyTorch's is."""
 
 TOLERANCE = 1e-4
 """KernelBench's atol and rtol."""
@@ -326,9 +326,9 @@ def check_exported(
 ) -> list[Row]:
     """Compare an exported `ModelNew` with the `Model` that it was made from.
 
-    Same seed, same weights; the state_dict loads strictly; the output is within KernelBench's
-    tolerance of Model's, and its error, and that of every gradient, at most twice Model's own
-    (or below `FLOORS`), against Model in float64.
+    Both have the same seed and weights, and the state_dict loads strictly. The output must be
+    within KernelBench's tolerance of Model's. Errors are measured against Model in float64. Those
+    of the output and of every gradient may be at most twice Model's own, or below `FLOORS`.
 
     Raises:
         OSError: a file cannot be read.
@@ -395,7 +395,7 @@ def check_exported(
 
 
 def _load(path: Path, *names: str) -> Any:
-    """A Python file as a module that has these names."""
+    """A Python file as a module. It must define these names."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file")
     name = f"tconv_verified_{path.stem}"

@@ -208,7 +208,7 @@ ROW_CASES = (
     Case(4, 16, 40, 1, (70, 131), (3, 3), (1, 1), (1, 1)),
     Case(9, 64, 3, 1, (65, 64), (4, 4), (2, 2), (1, 1)),
     Case(16, 40, 24, 1, (9, 33), (2, 2), (2, 2)),
-    # So many that walks take the last ones from a count.
+    # So many that blocks take the last ones from a counter (a dynamic tail).
     Case(40, 8, 16, 2, (30, 136), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
     Case(60, 16, 24, 1, (20, 67), (3, 3), (5, 5), (1, 1), (3, 3), (2, 2), bias=False),
 )

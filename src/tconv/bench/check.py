@@ -1,7 +1,7 @@
-"""Whether what was timed is right: a part of the result against float64, all of it for the rest.
+"""Checks timed results: a random part against float64, and the whole against PyTorch's.
 
-The whole result of a large layer in float64 would take longer than every timing together, so a
-random part is computed: some images and some channels, each of their elements with all its terms.
+In float64, the whole result of a large layer would take longer than all timings together. So a
+random part is computed: some images and some channels. Each of its elements has all its terms.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tconv.problem import Direction
 from tconv.reference import Expected, round_to_tf32
 
 MOST_FLOPS = {"cuda": 2e10, "cpu": 2e9}
-"""Operations of the part, each in float64, three times over at most."""
+"""Most operations of the part. Each is done in float64, at most three times."""
 
 MOST_ELEMENTS = {"cuda": 2**28, "cpu": 2**24}
-"""Elements of the part's operands and result."""
+"""Most elements of the part's operands and result."""
 
 # How far the whole result may be from PyTorch's, in sums of both errors of the part.
 _APART = 4.0
@@ -33,7 +33,7 @@ class Part:
     """Which images and channels are compared; the channels are positions within a group.
 
     Attributes:
-        layer: the layer that is left of the whole one.
+        layer: the layer reduced to the part.
         text: what was checked, for the row.
     """
 
@@ -74,10 +74,10 @@ class Part:
 def choose_part(
     layer: Layer, direction: Direction, *, flops: float, elements: float, seed: int = 0
 ) -> Part:
-    """A random part of the direction's result that float64 can be had of within these bounds.
+    """A random part of the direction's result, small enough for float64 within these bounds.
 
-    Images (the first and the last stay), then channels, then groups are halved until it fits. The
-    dimension that the direction sums over stays whole.
+    Images are halved first (the first and the last stay), then channels, then groups, until the
+    part fits. The dimension that the direction sums over stays whole.
     """
     sizes = {
         "images": layer.batch,
@@ -153,9 +153,9 @@ class Verdict:
 
     Attributes:
         error: relative error of our part's norm, against float64.
-        error_pytorch: PyTorch's own; None where it was not run.
-        apart: |ours - PyTorch's| / |PyTorch's| over the whole result; None likewise.
-        checked: which part the errors are of.
+        error_pytorch: PyTorch's own error; None if PyTorch was not run.
+        apart: |ours - PyTorch's| / |PyTorch's| over the whole result; None if PyTorch was not run.
+        checked: the part that the errors belong to.
         wrong: one sentence if ours breaks the numerics contract, else None.
     """
 
@@ -219,9 +219,10 @@ class Reference:
         return float(off.norm() / exact.norm().clamp_min(1e-300))
 
     def verdict(self, ours: Tensor, theirs: Tensor | None) -> Verdict:
-        """Judges a whole result, beside PyTorch's.
+        """Judges a whole result, and compares it with PyTorch's.
 
-        On a CPU, where PyTorch computes ours too, it is also right if it is PyTorch's to the bit.
+        On a CPU, where PyTorch computes ours too, a result is also right if it equals PyTorch's to
+        the bit.
         """
         mine = self.of(ours)
         wrong = self.expected.why_wrong(mine)

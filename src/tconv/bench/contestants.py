@@ -1,7 +1,8 @@
 """The contestants of a benchmark: what is called, on which tensors, under which flags.
 
-Each is a call without arguments on tensors that were laid out before, so that only the call itself
-is timed. All compute the same map of the same values at the same TF32 setting.
+Each is a call without arguments. Its tensors are made beforehand, in the right memory format, so
+that only the call itself is timed. All compute the same map of the same values at the same TF32
+setting.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Tensors:
     y: Tensor | None
 
     def laid_out(self, channels_last: bool) -> Tensors:
-        """The same values in a memory format, itself where they have it."""
+        """The same values in a memory format; the same tensors if they already have it."""
 
         def to(tensor: Tensor | None) -> Tensor | None:
             if tensor is None:
@@ -59,7 +60,7 @@ class Setting:
 
     Attributes:
         name: "conv_transpose2d, contiguous, benchmark off".
-        benchmark: of `torch.backends.cudnn`.
+        benchmark: value of `torch.backends.cudnn.benchmark`.
         call: computes the map.
     """
 
@@ -129,9 +130,9 @@ def pytorch(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tens
 
 
 def flipped_convolution(layer: Layer, t: Tensors) -> Callable[[], Tensor] | None:
-    """For stride 1 the forward map as an ordinary convolution; None where it is not one.
+    """For stride 1, the forward map as an ordinary convolution; None if it is not one.
 
-    The weights are flipped and transposed before, once, as a model that is rewritten so would.
+    The weights are flipped and transposed once, before timing, as in a model rewritten this way.
     """
     padding = tuple(
         dilation * (kernel - 1) - padding
@@ -148,11 +149,13 @@ def flipped_convolution(layer: Layer, t: Tensors) -> Callable[[], Tensor] | None
 
 
 def settings(layer: Layer, direction: Direction, t: Tensors, layout: str) -> Iterator[Setting]:
-    """Every setting that `best` is the least of; the first is what a user gets by default.
+    """Every setting among which `best` is the fastest. The first is a user's default.
 
-    They come one by one, so that the tensors of one memory format can go before the next come.
-    Those with cudnn.benchmark on run in a thread of their own: PyTorch keeps the plan that it
-    found first for a layer, a thread at a time, and uses it whatever the flag says later.
+    They are yielded one by one, so that the tensors of one memory format can be freed before the
+    next are made.
+
+    NOTE: Settings with cudnn.benchmark on run in a separate thread. For each thread, PyTorch keeps
+    the plan that it first found for a layer, and uses it whatever the flag says later.
     """
     searching = ThreadPoolExecutor(max_workers=1)
     others = [name for name in ("contiguous", "channels_last") if name != layout]

@@ -72,7 +72,7 @@ def _driver() -> str:
 
 
 def _output(*command: str) -> str:
-    """What a command prints, or "" where it cannot be run or fails."""
+    """The output of a command, or "" if it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError):

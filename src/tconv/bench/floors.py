@@ -50,7 +50,7 @@ GPUS: dict[str, Ceilings] = {gpu.name: gpu for gpu in (H200,)}
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time in which a problem could run, in seconds; launching it is not in it.
+    """The least time in which a problem could run, in seconds, without its launch.
 
     Attributes:
         memory: of moving every element once.

@@ -40,12 +40,12 @@ PROBES = 5
 """Timings that decide which of PyTorch's settings are timed in full."""
 
 NEAR = 1.25
-"""A setting is timed in full if its probe is at most so many times the fastest's."""
+"""A setting is timed in full if its probe takes at most this factor times the fastest's."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is the same for a whole run.
+    """Options that hold for a whole run.
 
     Attributes:
         device: "cuda" or "cpu".

@@ -24,7 +24,7 @@ CONTESTANTS = ("ours", "eager", "best", "compile")
 
 @dataclass(frozen=True)
 class Key:
-    """What a row is of: two rows with one key measure the same, on the same kind of device.
+    """Identity of a row: two rows with one key measure the same, on the same kind of device.
 
     Attributes:
         layer: its name, or its text where it has none.
@@ -207,7 +207,7 @@ def write_rows(stem: Path, rows: Sequence[Row] | Sequence[SweepRow]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON file; columns that this version does not know are left out.
+    """The rows of a JSON file. Columns that this version does not know are dropped.
 
     Raises:
         OSError: the file cannot be read.

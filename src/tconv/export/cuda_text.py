@@ -26,7 +26,7 @@ DIRECTORY = Path(__file__).resolve().parent
 
 ELEMENT_HEADER = "common/element.cuh"
 
-# Identifiers that are words of Python which KernelBench's static checks refuse anywhere in a file.
+# Identifiers that are also Python keywords. KernelBench's static checks refuse these anywhere.
 _RENAMED = {"pass": "part_number", "try": "attempt", "except": "but"}
 
 
@@ -35,8 +35,7 @@ class NamedKernel:
     """A planned kernel under the name it has in the file.
 
     Attributes:
-        name: its stem, which a launch that repairs adds to, with a number where the file has
-            several of that name.
+        name: its stem, to which a repair adds, and a number if the file has several of that name.
         source: the specialised kernel.
         capabilities: compute capabilities (major, minor) of the GPUs that can run it.
     """
@@ -142,10 +141,10 @@ def layer(source: KernelSource) -> str:
 
 
 def guarded(kernel: NamedKernel) -> tuple[list[str], list[str]]:
-    """The lines that stand before and after a kernel's files.
+    """The lines before and after a kernel's files.
 
-    Where the architecture that is compiled for lacks the instructions, a kernel that traps stands
-    in: the host, compiled once for all, needs its name.
+    If the compiled architecture lacks the kernel's instructions, a kernel that traps replaces it.
+    The host code is compiled once for all architectures and needs the name.
     """
     least = min(kernel.capabilities)
     if kernel.specific:
@@ -193,9 +192,9 @@ _DECLARED = re.compile(
 
 
 def _needed(words: str, used_by: str) -> str:
-    """Of ptx/, the paragraphs that the kernels need: what they name, and what that names in turn.
+    """The paragraphs of ptx/ that the kernels need: what they name, and what that names in turn.
 
-    A paragraph that declares nothing stays if it is more than a comment.
+    A paragraph that declares nothing is kept if it is more than a comment.
     """
     paragraphs = re.split(r"\n{2,}", words.strip("\n"))
     code = [_COMMENT.sub("", paragraph) for paragraph in paragraphs]
@@ -216,6 +215,6 @@ def _needed(words: str, used_by: str) -> str:
 
 
 def _renamed(text: str) -> str:
-    """The text with other names for `_RENAMED`, comments left alone."""
+    """The text with other names for `_RENAMED`; comments are unchanged."""
     pattern = re.compile(r"//[^\n]*|\b(" + "|".join(_RENAMED) + r")\b")
     return pattern.sub(lambda m: _RENAMED[m[1]] if m[1] else m[0], text)

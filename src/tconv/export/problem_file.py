@@ -1,6 +1,6 @@
-"""A file with a `Model`: what its transposed convolutions are, and its text with ours in place.
+"""A file with a `Model`: finds its transposed convolutions, and replaces them by ours in its text.
 
-The text is changed by positions that `ast` gives, so that comments and layout stay as they are.
+The text is edited at positions from `ast`, so that comments and layout stay as they are.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Rewritten:
 
 
 def rewrite(text: str, name: str) -> Rewritten:
-    """Put our layer in the place of PyTorch's, and call the class `ModelNew`.
+    """Replace PyTorch's layer by ours, and call the class `ModelNew`.
 
     Args:
         text: the file's text.
         name: what messages call the file.
 
     Raises:
-        ExportError: it is no Python, has no `Model`, or no `ConvTranspose2d`.
+        ExportError: the text is not Python, has no `Model`, or no `ConvTranspose2d`.
     """
     try:
         tree = ast.parse(text)

@@ -1,7 +1,7 @@
-"""What KernelBench's static checks for the CUDA backend refuse or warn of, as far as we need.
+"""KernelBench's static checks for the CUDA backend: what they refuse or warn of, as far as needed.
 
 They read a file's text, docstrings and strings included, after cutting each line at `#` and `//`.
-Written from their rules; to be sure, run KernelBench's own.
+This module is written from their rules. To be sure, run KernelBench's own checks.
 """
 
 from __future__ import annotations

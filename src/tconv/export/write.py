@@ -23,7 +23,7 @@ from tconv.plan import Plan, family, plan
 from tconv.problem import Direction, Problem
 
 DEFAULT_ARCH = "sm_90a"
-"""What an export is planned for where the caller names nothing."""
+"""The architecture that an export is planned for by default."""
 
 _DASHES = "# " + "-" * 94 + "\n"
 
@@ -86,7 +86,7 @@ def export_file(
     Args:
         problem_path: a file with `Model`, `get_inputs` and `get_init_inputs`.
         layer: a layer in its place.
-        output_path: the file to write; one that is there is replaced.
+        output_path: the file to write. An existing file is replaced.
         arch: the architecture to plan for, "sm_90a". The file runs on the others too.
 
     Raises:
@@ -134,7 +134,7 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
     def kernel_of(launch: Launch, capabilities: Capabilities) -> NamedKernel:
         key = launch.source, capabilities
         if key not in named:
-            # A repair may be of the same stem as what it repairs.
+            # A repair may have the stem of the kernel that it repairs.
             base = launch.source.stem + "_repair" * (launch.role == "repair")
             count = used[base] = used.get(base, 0) + 1
             named[key] = NamedKernel(base if count == 1 else f"{base}_{count}", *key)
@@ -262,7 +262,7 @@ def _python() -> tuple[str, str]:
 
 
 def _kernels(planned: list[Planned]) -> dict[NamedKernel, Plan]:
-    """The kernels, each once, and the first plan that has it."""
+    """The kernels, each once, with the first plan that has it."""
     kernels: dict[NamedKernel, Plan] = {}
     for chosen in planned:
         for kernel in chosen.kernels:

@@ -50,26 +50,31 @@ MOST_LISTED_PHASES = 1024
 """Phases of an axis that a kernel lists. A stride of 2**28 on two pixels took 24 GB to plan."""
 
 TILES_REMEMBERED = 64
-"""Tiles laid over problems that a family keeps: while a problem is planned, one after the other.
+"""Entries of a family's cache of layouts (a tile laid over a problem).
 
-Plans are kept elsewhere. With 1024 the benchmark's 29 layers left Python's collector 19 000 objects
-to visit, so 3 700.
+A layout is needed again only while its problem is planned. Plans have a cache of their own.
+With 1024 entries, Python's garbage collector visited 19 000 objects after the benchmark's 29
+layers; with 64 entries, 3 700.
 """
 
-_INDEX_LIMIT = 2**31 - 2**20  # room for the last tile's overhang
+_INDEX_LIMIT = 2**31 - 2**20  # the last tile may reach beyond the tensor
 
 
 _HOST_SECONDS = 16.5e-6
-"""Three quarters of what a call of two launches and their workspace takes a host on which one of a
-single launch takes 16 us.
+"""Host time of a call of two launches with a workspace, in seconds, times three quarters.
+
+Measured on a host where a call of a single launch takes 16 us.
 """
 
 
 def with_host(modelled: float) -> float:
-    """The cost of a call of several launches that takes the device `modelled` seconds.
+    """The cost in seconds of a call of several launches.
 
-    Small layers in a row wait for the host, so that kernels of one launch are faster there, even if
-    they take the device some microseconds more.
+    Small layers in a row wait for the host. A kernel of one launch is then faster, even if it takes
+    the device some microseconds more.
+
+    Args:
+        modelled: device time in seconds.
     """
     return max(modelled, 0.8 * _HOST_SECONDS + 0.2 * modelled)
 
@@ -86,8 +91,11 @@ def index_type(problem: Problem, *counts: int) -> str:
 
 
 def blocks(problem: Problem, index: str, most: int) -> int:
-    """Blocks an SM must hold: what takes more registers (64-bit values or offsets, the scattered
-    staging of channels_last) gets them from one block less each, so that nothing spills.
+    """Blocks that an SM must hold, which bounds the registers of a thread.
+
+    Three things need more registers: float64, 64-bit offsets, and the scattered staging of
+    channels_last. Each takes one block off `most`, so that nothing spills. The result is at
+    least 2.
     """
     channels_last = "channels_last" in (problem.x_layout, problem.y_layout)
     return max(2, most - (problem.dtype == "float64") - (index != "int") - channels_last)
@@ -116,8 +124,10 @@ SIZE_FIELDS = tuple(
 
 
 def phases_why_not(problem: Problem) -> str | None:
-    """`coordinates_why_not`, and for forward kernels that compute all phases a reason if these are
-    more than `MOST_LISTED_PHASES`, or some have no output.
+    """A reason if a forward kernel that computes all phases cannot serve, else None.
+
+    An axis may have at most `MOST_LISTED_PHASES` phases, and each needs an output. The limits of
+    `coordinates_why_not` hold too.
     """
     for name, axis in (("height", problem.height), ("width", problem.width)):
         if axis.stride > MOST_LISTED_PHASES:

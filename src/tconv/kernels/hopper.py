@@ -1,4 +1,4 @@
-"""What several kernels for Hopper's tensor cores share on the host."""
+"""Host side that several kernels for Hopper's tensor cores share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tconv.kernels.source import Constant
 from tconv.problem import Axis, Problem
 
 TARGET = Target.named("sm_90a")
-"""What the kernels' text is made for."""
+"""The GPU that the kernels' text is generated for."""
 
 
 def tf32_why_not(problem: Problem, target: Target) -> str | None:
@@ -22,9 +22,10 @@ def tf32_why_not(problem: Problem, target: Target) -> str | None:
 
 
 def pitch(axis: Axis, most_slot: int) -> int:
-    """Positions from one row to the next in a line of positions, or rows from image to image.
+    """Positions from one row to the next in a line of positions; of y, rows from image to image.
 
-    Zeros follow a row's inputs: as many as the taps reach beyond its end or before the next start.
+    Zeros follow the inputs of a row. There are as many as the taps reach beyond the row's end or
+    before the next row's start, whichever is more.
     """
     before = max(0, most_slot - axis.q_range.start)
     behind = max(0, axis.q_range.stop - axis.size)
@@ -32,7 +33,7 @@ def pitch(axis: Axis, most_slot: int) -> int:
 
 
 def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, Constant], ...]:
-    """What a kernel and its packing know of the layer; `index`: the type of offsets."""
+    """Constants of the layer that a kernel and its packing share; `index`: the type of offsets."""
     return (
         ("Index", index),
         ("groups", problem.groups),
@@ -49,7 +50,10 @@ def phases_share_slots(problem: Problem) -> bool:
 
 
 def apart_why_not(problem: Problem) -> str | None:
-    """One sentence if a tile that takes two phases in x apart cannot serve, else None."""
+    """One sentence if a tile that computes the two phases in x separately cannot serve, else None.
+
+    Separate phases have their own slots. That gains nothing where all phases share their slots.
+    """
     if problem.width.stride != 2:
         return f"takes two phases in x apart, the stride is {problem.width.stride}"
     if phases_share_slots(problem):
@@ -58,7 +62,7 @@ def apart_why_not(problem: Problem) -> str | None:
 
 
 def tap_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
-    """Taps of both axes, by which a packing finds a weight."""
+    """Kernel size and dilation of both axes, from which a packing computes a weight's address."""
     return (
         ("kernel_y", problem.height.kernel),
         ("kernel_x", problem.width.kernel),
@@ -68,10 +72,11 @@ def tap_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
 
 
 def division(divisor: int) -> tuple[int, int]:
-    """What common/division.cuh multiplies by and shifts, for values below 2**30.
+    """(multiplier, shift) of a division by a constant, as common/division.cuh takes them.
 
-    Exact, since the multiplier is at most one above 2**(30 + shift) / divisor, and values have 30
-    bits (Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994).
+    The division is exact for values below 2**30: the multiplier is at most one above
+    2**(30 + shift) / divisor, and values have 30 bits (Granlund and Montgomery, Division by
+    Invariant Integers using Multiplication, 1994).
     """
     shift = (divisor - 1).bit_length()
     return -(-(1 << 30 + shift) // divisor), shift

@@ -1,4 +1,4 @@
-"""What kernels with persistent blocks over image tiles share on the host (`image_tiles.cuh`)."""
+"""Host side of kernels whose persistent blocks compute image tiles (`image_tiles.cuh`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tconv.kernels.launch import Address, Argument, output_rows, strides
 from tconv.problem import Problem
 
 POSITIONS_BYTES = 64
-"""Shared memory in which a block keeps where its tiles lie."""
+"""Bytes of shared memory that hold the positions of a block's tiles."""
 
 AIMED_SHARED = 228 << 10
-"""Bytes of shared memory of the SM that tiles are laid out for."""
+"""Shared memory, in bytes, of the SM that tiles are sized for."""
 
 RESERVED_SHARED = 1024
-"""Bytes of shared memory that the system keeps of each block's."""
+"""Bytes of shared memory that the system reserves for each block."""
 
 
 def source_vectors(problem: Problem) -> bool:
-    """Whether the input is copied by 16 bytes."""
+    """Whether the input is copied in vectors of 16 bytes."""
     return problem.x_aligned and problem.width.size % 4 == 0
 
 
@@ -32,10 +32,10 @@ def store_vector(problem: Problem) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def output_pitch(used: int, stride: int, is_channel: bool) -> int:
-    """The pitch, from `used` elements on, whose stores meet in the fewest banks.
+    """The pitch of rows of `used` elements that has the fewest bank conflicts.
 
-    Where lanes of a fragment hold 8 channels (`is_channel`), lane 4*c + p writes element p*stride
-    of row c.
+    Conflicts occur where lanes of a fragment hold 8 channels (`is_channel`): lane 4*c + p then
+    writes element p*stride of row c. The result is a multiple of 4, in elements.
     """
     first = -(-used // 4) * 4
     if not is_channel:
@@ -52,9 +52,9 @@ def mma_why_not(problem: Problem, target: Target, strict: bool = False) -> str |
     """One sentence where products on `mma.sync` with TF32 cannot serve, else None.
 
     Args:
-        problem: what is asked for.
+        problem: the call.
         target: the GPU.
-        strict: the kernel has products for strict float32 too.
+        strict: whether the kernel also has products for strict float32.
     """
     if target.capability < (8, 0):
         return f"multiplies TF32 by mma.sync, which sm_80 brought, the target is {target.arch}"
@@ -84,9 +84,10 @@ def blocks_held(shared_bytes: int, bound: int, target: Target) -> int:
 def grid(
     target: Target, blocks: int, tiles: int, group_tiles: int, whole_groups: bool = False
 ) -> int:
-    """As many blocks as the SMs hold, `blocks` each.
+    """Number of blocks: as many as the SMs hold, `blocks` each, but not more than tiles.
 
-    Where the loss is small, or `whole_groups`, a multiple of `group_tiles`: each keeps its weights.
+    The number is rounded down to a multiple of `group_tiles` if `whole_groups`, or if that loses
+    few blocks. Each block then keeps its weights from tile to tile.
     """
     most = target.multiprocessors * blocks
     if whole_groups or group_tiles * 8 <= most:
@@ -115,7 +116,7 @@ def argument_fields(index: str) -> tuple[tuple[str, str], ...]:
 
 
 def arguments(problem: Problem, tiles: int, tiles_yx: tuple[int, int]) -> dict[str, Argument]:
-    """`argument_fields`; the output starts on 16 bytes."""
+    """Values of `argument_fields`. The output must start on 16 bytes."""
     tiles_y, tiles_x = tiles_yx
     y, x = problem.height, problem.width
     return {

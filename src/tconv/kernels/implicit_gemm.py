@@ -14,7 +14,10 @@ from tconv.problem import ITEM_BYTES, Problem
 THREADS = 128
 
 MOST_THREAD_BYTES = 352
-"""Sums, and staged values with 4 bytes of address each, that registers hold without spilling."""
+"""Bytes of a thread's registers for sums and staged values, without spilling.
+
+Each staged value takes 4 bytes more, for its address.
+"""
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,12 @@ class Tile:
     """How a block of 128 threads divides its outputs.
 
     Attributes:
-        row_threads: threads along the rows (output channels in forward); the others lie along
-            the pixels.
+        row_threads: number of threads along the rows (output channels in forward). The other
+            factor of 128 is the number of threads along the pixels.
         thread_rows: rows x phases of one thread.
         thread_pixels: pixels of one thread.
-        depth: products of one output staged in one step.
-        blocks: blocks that an SM must hold, which bounds the registers.
+        depth: products of one output that a step stages.
+        blocks: blocks that an SM must hold. This bounds the registers.
     """
 
     row_threads: int
@@ -61,10 +64,13 @@ class Shape:
     """A tile laid over a problem.
 
     Attributes:
-        rows, channels: rows of a group, and channels that each output sums over.
-        pixels: pixels over the batch.
+        rows: rows of a group.
+        channels: channels that each output sums over.
+        pixels: pixels of the whole batch.
         slots: slots of the average variant, for the cost.
-        phases, variants: outputs of a pixel in one block, and tiles that share pixels and rows.
+        phases: outputs of a pixel in one block.
+        variants: tiles that share pixels and rows.
+        real_bytes: bytes of a staged value.
     """
 
     tile: Tile
@@ -157,8 +163,9 @@ class Shape:
     def cost(self, problem: Problem, target: Target) -> float:
         """Modelled seconds: issued instructions of the busiest SM, or the bytes moved.
 
-        A step of one product costs a warp its multiply-adds, its shared loads, and its part of
-        the staging (about 12 instructions an element); an SM issues 4 a cycle at 1.7 GHz.
+        For a step of one product, a warp issues its multiply-adds, its shared loads, and its part
+        of the staging (about 12 instructions an element). An SM issues 4 instructions a cycle at
+        1.7 GHz.
         """
         pixels, rows = self.tile.thread_pixels, self.thread_rows * self.phases
         staged = (self.tile.block_pixels + self.block_rows * self.phases) / THREADS
@@ -170,7 +177,8 @@ class Shape:
         instructions = step * channels * self.slots + epilogue + 200
         waves = -(-self.tiles // target.multiprocessors)
         issue = waves * instructions * (THREADS / 32) / 4 / 1.7e9
-        # Sweeps of 89 layers took 1.7 times as long, and a launch (benchmarks/fit_costs.py).
+        # In sweeps of 89 layers, measured times were 1.7 times as long, plus the time of a launch
+        # (benchmarks/fit_costs.py).
         return 1.75 * max(issue, problem.bytes / 3e12) + 6e-6
 
 

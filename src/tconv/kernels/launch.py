@@ -1,7 +1,7 @@
 """`Launch`: a kernel, its blocks, and what each of its arguments is.
 
-Kernel families describe their launches in symbols. Binding puts strides and addresses in their
-place; an exported file holds the same description.
+A kernel family describes its launches in symbols. Binding replaces the symbols by strides and
+addresses. An exported file holds the same description.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from tconv.problem import Problem
 Operand = Literal["x", "w", "y", "bias", "packed", "partial"]
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "y", "bias", "packed", "partial")
-"""The layer's input, weight and output, or their gradients; the contiguous bias [Cout]; the float32
-workspace that the launches of a call share; the partial results [splits, Cin, Cout/groups, kH, kW]
-of float32 (float64 for float64 tensors). Addresses are given in this order, 0 where there is none.
+"""The tensors that a launch may read or write. Lists of addresses have this order, 0 for none.
+
+- x, w, y: the layer's input, weight and output, or their gradients.
+- bias: [Cout], contiguous.
+- packed: the float32 workspace that the launches of a call share.
+- partial: partial results [splits, Cin, Cout/groups, kH, kW] of float32, or of float64 for float64
+  tensors.
 """
 
 Strides = Mapping[str, tuple[int, ...]]
@@ -30,12 +34,12 @@ EncodeTensorMap = Callable[..., bytes]
 """`tconv.jit.tensor_map.encode`, or the emulator's."""
 
 OUTPUT_BYTES = 16
-"""What the output's address is a multiple of, where a launch counts on that."""
+"""Alignment of the output's address, for launches that need one (`Launch.aligned`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of an operand's first element, and `offset` bytes."""
+    """The address of an operand's first element, plus `offset` bytes."""
 
     operand: Operand
     offset: int = 0
@@ -51,12 +55,13 @@ class Stride:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """What the copy engine knows of a tensor of float32, its innermost dimension first.
+    """A tensor map (TMA descriptor) of a float32 tensor, its innermost dimension first.
 
     Attributes:
-        address: of its first element.
+        address: the address of its first element.
         dims, box, swizzle: as `tconv.jit.tensor_map.encode` takes them.
-        strides: of all dimensions but the innermost; a number is in bytes.
+        strides: the strides of all dimensions but the innermost. A number is in bytes, a `Stride`
+            in elements.
     """
 
     address: Address
@@ -76,16 +81,16 @@ class Launch:
     """One launch of a call.
 
     Attributes:
-        role: "packing" writes the workspace that the kernel begins with, "kernel" is the family's
-            own, "repair" computes again what that could not.
+        role: "packing" writes the workspace that the kernel reads. "kernel" is the family's own
+            kernel. "repair" recomputes the outputs that the kernel could not compute.
         source: the kernel.
-        grid: blocks.
-        arguments: each field of `struct Arguments`, by name.
-        does: what a packing does, to stand behind its name.
-        packed: float32 values of the workspace, where this launch is the first to write it.
-        splits: partial results that it leaves; 0: it writes the result.
-        aligned: whether it counts on an output that starts on 16 bytes.
-        whole_rows: whether it counts on rows of the output that follow each other without a gap.
+        grid: number of blocks.
+        arguments: the value of each field of `struct Arguments`, by name.
+        does: what a packing does, for printing behind its name.
+        packed: size of the workspace in float32 values, if this launch is the first to write it.
+        splits: number of partial results that it writes; 0 if it writes the result.
+        aligned: whether the output must start on 16 bytes.
+        whole_rows: whether the rows of the output must follow each other without a gap.
     """
 
     role: Role
@@ -99,7 +104,7 @@ class Launch:
     whole_rows: bool = False
 
     def bind(self, strides: Strides) -> BoundLaunch:
-        """The launch on tensors of these strides.
+        """The launch for tensors of these strides.
 
         Raises:
             ValueError: the kernel cannot write an output of these strides.
@@ -137,7 +142,7 @@ class Launch:
 
 
 def _number(argument: Argument, strides: Strides) -> int | float | bytes:
-    """An argument's value, zeros where an address is to stand."""
+    """An argument's value; zeros in place of an address or a tensor map."""
     if isinstance(argument, Stride):
         return strides[argument.operand][argument.axis]
     if isinstance(argument, TensorMap):
@@ -150,14 +155,15 @@ _POINTER = struct.Struct("=Q")
 
 @dataclass(frozen=True, slots=True)
 class BoundLaunch:
-    """A launch on tensors of given strides, wherever they lie.
+    """A launch for tensors of given strides, at any addresses.
 
     Attributes:
         stem: the kernel.
         aligned: whether the output must start on 16 bytes.
-        template: its arguments' bytes, without addresses.
-        addresses: (offset in the bytes, place in `OPERANDS`, bytes from there on) of each pointer.
-        maps: the same of each tensor map, and what else `encode` takes.
+        template: the bytes of its arguments, with zeros in place of addresses.
+        addresses: for each pointer: its offset in `template`, the index of its operand in
+            `OPERANDS`, and the bytes to add to the operand's address.
+        maps: the same for each tensor map, and the other arguments of `encode`.
     """
 
     stem: str
@@ -169,8 +175,12 @@ class BoundLaunch:
     def arguments(self, operands: Sequence[int], encode: EncodeTensorMap) -> bytes:
         """The bytes of the kernel's one parameter, for operands at these addresses.
 
+        Args:
+            operands: addresses in the order of `OPERANDS`.
+            encode: makes the 128 bytes of a tensor map.
+
         Raises:
-            ValueError: the output does not start on 16 bytes, where the kernel counts on that.
+            ValueError: the kernel needs an output that starts on 16 bytes, and it does not.
         """
         if self.aligned and operands[_Y] % OUTPUT_BYTES:
             raise ValueError(
@@ -212,8 +222,9 @@ def weights() -> dict[str, Argument]:
 
 
 def output_rows(problem: Problem) -> dict[str, Argument]:
-    """Fields of an output that is written in rows: the bias, address and size, and all strides but
-    that of columns, which is 1.
+    """Fields of an output that is written in rows: bias, address, size and strides.
+
+    The stride along x is 1 and has no field.
     """
     return {
         "bias": Address("bias"),

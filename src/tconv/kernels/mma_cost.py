@@ -1,4 +1,4 @@
-"""The cost of tiles whose warps write rows together, which the kernels on mma.sync share."""
+"""Cost of tiles whose warps write rows together. The kernels on mma.sync share it."""
 
 import math
 from pathlib import Path
@@ -13,41 +13,44 @@ COSTS = costs.load(str(Path(__file__).parent / "mma_forward" / "cost.py"))
 def busy_and_uneven(
     laid: Layout, target: Target, work: tuple[float, float, float]
 ) -> tuple[float, float]:
-    """Seconds that the busiest SM works on its tiles, and how much longer bytes take to move.
+    """Seconds that the busiest SM computes, and a factor on the time of memory traffic.
 
     Args:
         laid: the tile.
         target: the GPU.
-        work: of a tile: instructions, cycles of shared memory, and of the tensor cores, of an SM.
+        work: for one tile: instructions, cycles of shared memory, and cycles of an SM's tensor
+            cores.
     """
     issue, shared, multiply = work
     blocks = laid.blocks(target)
     rounds = laid.tiles / laid.grid(target)
     tiles = min(-(-laid.tiles // target.multiprocessors), math.ceil(rounds) * blocks)
     resident = min(tiles, blocks) * laid.tile.warps
-    # Of the issue slots: few warps leave more of them empty.
+    # The used part of the issue slots. With few warps, more slots stay empty.
     efficiency = min(COSTS.issue_most, COSTS.issue_least + COSTS.issue_per_warp * resident)
     busiest = max(issue / 4, shared, multiply)
     rest = issue / 4 + shared + multiply - busiest
     busy = tiles * (busiest / efficiency + COSTS.rest_overlap * rest) / COSTS.clock
-    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
+    # Less memory traffic is under way while some blocks compute one tile more than others, or
+    # while all blocks of an SM wait.
     uneven = COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
     return busy, 1 + uneven + COSTS.uneven_waits * 4 / resident
 
 
 def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) -> float:
-    """Modelled seconds of a tile whose warps write together, from counted instructions.
+    """Modelled seconds of a tile whose warps write rows together, from counted instructions.
 
-    Off by 11% in the root mean square of 88 rows of 39 layers.
+    The error is 11% in the root mean square of 88 rows of 39 layers.
 
     Args:
         laid: the tile.
         target: the GPU.
-        rows_uneven: how much longer bytes take where rows leave by bulk copies; None: by stores.
+        rows_uneven: factor on the time of memory traffic if bulk copies write the rows; None if
+            stores write them.
     """
     problem = laid.problem
     issue, shared, products = team_work(laid)
-    # Multiply-adds of an SM in a cycle: by data sheets, but on Hopper, where mma.sync has 60%.
+    # Multiply-adds of an SM in a cycle, from data sheets. On Hopper, mma.sync reaches 60% of that.
     rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
     busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))
     if rows_uneven is not None:
@@ -56,7 +59,7 @@ def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) ->
         whole = laid.tiles_yx[1] == 1
         uneven *= COSTS.team_unaligned if whole else COSTS.team_unaligned_pieces
     moved = problem.bytes / COSTS.memory_rate * uneven
-    # Weights of blocks that begin at the same time, 4 bytes at a time.
+    # Blocks that begin at the same time load their weights in words of 4 bytes.
     blocks = min(laid.blocks(target), -(-laid.tiles // target.multiprocessors))
     weights = blocks * problem.taps * problem.in_channels_per_group * laid.tile_channels
     busy *= COSTS.team_scale
@@ -65,12 +68,17 @@ def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) ->
 
 
 def team_work(laid: Layout) -> tuple[float, float, float]:
-    """Of one tile whose warps write together: instructions, cycles of shared memory, and `mma`.
+    """Instructions, cycles of shared memory, and `mma` instructions of one tile.
 
-    Counted in the code for sm_90: a split takes 5 instructions, a product of 8 channels 3 `mma` and
-    4 additions, a vector of an output row 4, or 5 where no tap reaches it. Since the rows that this
-    was fitted to a product has two `mma` as long as those and two half as long, a split half an
-    instruction more, and a fragment of weights three loads for two.
+    The tile's warps write rows together. Instructions were counted in the code for sm_90:
+
+    - A split takes 5 instructions.
+    - A product of 8 channels takes 3 `mma` and 4 additions.
+    - A vector of an output row takes 4 instructions, or 5 where no tap reaches it.
+
+    NOTE: The code has changed since the sweep that this was fitted to. A product now has two `mma`
+    of the old length and two of half that, a split half an instruction more, and a fragment of
+    weights three loads in place of two.
     """
     problem, tile = laid.problem, laid.tile
     steps = laid.units * laid.steps_8

@@ -1,6 +1,6 @@
-"""Tiles, their geometry and their constants that the kernels on mma.sync with TF32 share.
+"""Tiles, their geometry and their constants, shared by the kernels on mma.sync with TF32.
 
-Their device code is `common/mma_tiles.cuh`, where the words of this module are explained.
+The device code is `common/mma_tiles.cuh`. It explains the words of this module.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Problem
 
 MOST_PRODUCTS = 640
-"""Instructions `mma` of 8 input channels that are unrolled."""
+"""Limit of unrolled `mma` instructions for 8 input channels."""
 
 MOST_TAPS = 128
-"""Taps that the weights' copies are unrolled over."""
+"""Limit of taps. The loop that copies weights is unrolled over them."""
 
 OTHER_REGISTERS = 48
 """Registers of a thread for operands, addresses, counters and copies."""
 
 MOST_DEPTH = 64
-"""Input channels of a step, at most, where a block has one unit for each warp."""
+"""Limit of input channels of a step where each warp of a block has one unit."""
 
 SECTOR = 8
-"""Floats that memory is written in."""
+"""Floats in a sector, the unit in which memory is written."""
 
 OTHER_BYTES = 64
-"""Shared memory for small values, and for what alignment leaves."""
+"""Bytes of shared memory for small values and for gaps of alignment."""
 
 LATE_LOADS = 4
-"""Values that products read this often or less are rounded each time, else once in place."""
+"""Values that products read at most this often are rounded at each read, others once in place."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Tile:
     """How a block divides its outputs.
 
     Attributes:
-        warps: of a block.
-        fragments: of 8 neighbouring pixels along x that a warp accumulates, at most.
-        parts: warps along x, at most.
-        channel_blocks: of 16 output channels, at most.
+        warps: warps of a block.
+        fragments: most fragments that a warp accumulates along x, of 8 neighbouring pixels each.
+        parts: most warps along x.
+        channel_blocks: most blocks of 16 output channels.
         rows: rows of pixels that a warp accumulates together.
-        rounds: units that a warp computes one after another for a step, which then holds all input
-            channels.
-        sums: accumulators of a thread, at most.
-        blocks: blocks that an SM must hold, which bounds the registers.
-        split: operands are three parts each.
-        team: the warps of a row gather its outputs together, and each writes whole rows.
+        rounds: units that a warp computes one after another in a step. With several rounds, a
+            step holds all input channels.
+        sums: most accumulators of a thread.
+        blocks: blocks that an SM must hold. This bounds the registers.
+        split: whether each operand is the sum of three parts.
+        team: whether the warps of a row gather its outputs together. Each then writes whole rows.
     """
 
     warps: int
@@ -91,8 +91,8 @@ class Taps:
     """The taps of one axis, for pixels whose outputs start at `pixel*stride - padding`.
 
     Attributes:
-        phases: of each tap: the output of a pixel that it reaches.
-        shifts: of each tap: output pixel q reads input `q - shift`.
+        phases: for each tap, the output of a pixel that it reaches.
+        shifts: for each tap, its shift: output pixel q reads input `q - shift`.
     """
 
     phases: tuple[int, ...]
@@ -151,20 +151,20 @@ class Layout:
     row_groups: int
 
     row_room: ClassVar[int] = 0
-    """Elements of a gathered row that are neither its outputs nor its `head`."""
+    """Elements of a gathered row besides its outputs and its `head`."""
 
     whole_groups: ClassVar[bool] = False
-    """Whether blocks are a multiple of the tiles that share their pixels."""
+    """Whether the number of blocks is a multiple of `group_tiles`."""
 
     @property
     def unit_channels(self) -> int:
-        """Output channels of a unit: 16, or all where they are 8 or fewer."""
+        """Output channels of a unit: 16, or all of them if there are at most 8."""
         channels = self.problem.out_channels_per_group
         return channels if channels <= 8 else 16
 
     @functools.cached_property
     def unit_phases(self) -> int:
-        """Phases in y of a unit: all where its rows are few and the sums hold them, else one."""
+        """Phases in y of a unit: all if its rows are few and the accumulators suffice, else one."""
         rows = len(self.y.used) * len(self.x.used) * self.unit_channels
         few = self.unit_channels <= 8 and rows <= 32
         sums = 4 * self.tile.rows * -(-rows // 16) * min(4, self.tile.fragments)
@@ -172,7 +172,7 @@ class Layout:
 
     @property
     def phase_groups(self) -> int:
-        """Units that the phases in y take."""
+        """Units among which the phases in y are divided."""
         return len(self.y.used) // self.unit_phases
 
     @property
@@ -193,7 +193,7 @@ class Layout:
         needed = -(-len(self.problem.width.q_range) // 8)
         parts = -(-needed // most)
         tile_parts = min(parts, self.tile.parts)
-        # The warps that write a row together are so in each round.
+        # The same warps must write a row together in each round.
         while self.tile.team and self.tile.warps % tile_parts:
             tile_parts += 1
         tiles = -(-parts // tile_parts)
@@ -217,7 +217,7 @@ class Layout:
 
     @property
     def kinds(self) -> int:
-        """Units of a tile that have weights of their own."""
+        """Units of a tile with distinct weights."""
         return self.channel_blocks * self.phase_groups
 
     @property
@@ -227,12 +227,12 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """Steps that hold all input channels."""
+        """Number of steps over the input channels."""
         return -(-self.problem.in_channels_per_group // self.depth)
 
     @property
     def steps_8(self) -> int:
-        """Fragments of 8 that the input channels take."""
+        """Fragments of 8 channels among all input channels of a group."""
         return -(-self.problem.in_channels_per_group // 8)
 
     @property
@@ -263,7 +263,10 @@ class Layout:
 
     @functools.cached_property
     def slot_products(self) -> int:
-        """Pairs of a slot and a fragment of rows that have a tap: `mma` of a row of 8 pixels."""
+        """Pairs of a slot and a fragment of rows with a tap.
+
+        That is the number of `mma` instructions for a row of 8 pixels.
+        """
         phases_x, channels = len(self.x.used), self.unit_channels
         taps = {
             (phase, slot)
@@ -280,7 +283,7 @@ class Layout:
 
     @property
     def meets_zeros(self) -> bool:
-        """Whether a row of some product has no tap there, and so a weight of zero."""
+        """Whether a product has a row without a tap, whose weight is zero."""
         y = set(zip(self.y.phases, self.y.slots, strict=True))
         x = set(zip(self.x.phases, self.x.slots, strict=True))
         channels, phases_x = self.unit_channels, len(self.x.used)
@@ -300,7 +303,10 @@ class Layout:
 
     @property
     def slot_fragments(self) -> tuple[int, ...]:
-        """Of each slot in x: a bit for each fragment of rows whose phases in x have a tap there."""
+        """For each slot in x, a bit mask of the fragments of rows.
+
+        A bit is set if a phase in x of that fragment has a tap at the slot.
+        """
         x, channels, phases = self.x, self.unit_channels, len(self.x.used)
         found = [0] * len(x.offsets)
         for phase, slot in zip(x.phases, x.slots, strict=True):
@@ -312,12 +318,12 @@ class Layout:
 
     @functools.cached_property
     def products(self) -> int:
-        """Products of a unit for 8 input channels, each of four `mma` where operands are split."""
+        """Products of a unit for 8 input channels. A product of split operands has four `mma`."""
         return self.slot_products * self.fragments * self.warp_rows
 
     @property
     def loads(self) -> float:
-        """Fragments of pixels that a unit reads for 8 input channels, over `fragments`."""
+        """Fragments of pixels that a unit reads for 8 input channels, divided by `fragments`."""
         rows = {offset + i for offset in self.y.offsets for i in range(self.warp_rows)}
         slots = len(rows)
         if self.phase_groups > 1:
@@ -327,7 +333,7 @@ class Layout:
 
     @property
     def round_on_load(self) -> bool:
-        """Whether products round the pixels that they read, or each step all of its patch."""
+        """Whether products round the pixels as they read them. Else a step rounds its patch."""
         if self.tile.split:
             return True
         reads = self.loads * self.fragments * self.units
@@ -336,7 +342,7 @@ class Layout:
 
     @property
     def skew(self) -> int:
-        """Columns between the start of a sector and the first that a tile reads."""
+        """Columns between the start of a sector and the first column that a tile reads."""
         return self.first_column % (SECTOR if self.source_vectors else 4)
 
     @property
@@ -361,7 +367,7 @@ class Layout:
 
     @property
     def head(self) -> int:
-        """Elements between a multiple of 4 of an output row and a tile's first."""
+        """Elements of an output row from a multiple of 4 to a tile's first."""
         return -(self.problem.width.padding % self.problem.width.stride) % 4
 
     @property
@@ -371,12 +377,12 @@ class Layout:
 
     @property
     def team_columns(self) -> int:
-        """Pixels of a row that they gather."""
+        """Pixels of a row that `team_warps` gather."""
         return 8 * self.fragments * self.team_warps
 
     @property
     def output_pitch(self) -> int:
-        """Elements between the output rows that they gather."""
+        """Pitch of the gathered output rows, in elements."""
         return image_tiles.output_pitch(
             self.row_room + self.head + self.team_columns * self.problem.width.stride,
             self.problem.width.stride,
@@ -393,7 +399,7 @@ class Layout:
 
     @property
     def aimed_bytes(self) -> int:
-        """Shared memory of which an SM has enough for the tile's blocks."""
+        """Most bytes of shared memory with which an SM holds the tile's blocks."""
         return AIMED_SHARED // self.tile.blocks - RESERVED_SHARED
 
     @property
@@ -402,13 +408,13 @@ class Layout:
         return self.bytes_with(extra=2 * SECTOR)
 
     def bytes_with(self, *, buffers: int = 1, rows_ahead: int = 0, extra: int) -> int:
-        """Shared memory of a block.
+        """Bytes of shared memory of a block.
 
         Args:
-            buffers: for gathered outputs.
-            rows_ahead: rows of a patch that is a ring, beyond those of a tile; 0: patches take
-                turns.
-            extra: floats beside patches, weights and outputs.
+            buffers: number of buffers for gathered outputs.
+            rows_ahead: if the patch is a ring, its rows beyond those of a tile; 0 if two patches
+                take turns.
+            extra: floats besides patches, weights and outputs.
         """
         used = (self.patch_rows + rows_ahead) * self.patch_vectors * 4
         patch_channel = used + (24 - used % 16) % 16  # 8 more than a multiple of 16
@@ -433,7 +439,7 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Rows of tiles in all images, each of all group tiles."""
+        """Rows of tiles in all images. A row counts once for all its `group_tiles`."""
         return self.tiles // self.group_tiles
 
     @property
@@ -443,8 +449,10 @@ class Layout:
 
     @property
     def bound_blocks(self) -> int:
-        """The launch bound: 64-bit offsets take registers of one block, and so do split products
-        that are unrolled over slots.
+        """The launch bound, in blocks of an SM.
+
+        64-bit offsets take the registers of one block. So do split products that are unrolled
+        over slots.
         """
         unrolled = self.tile.split and self.unit_phases > 1
         return max(1, self.tile.blocks - self.problem.wide_offsets - unrolled)
@@ -572,7 +580,7 @@ def source(
         ("slots_x", len(x.offsets)),
         ("offset_y", y.offsets),
         ("offset_x", x.offsets),
-        # Phases that have taps are numbered; those that have none are listed apart.
+        # Phases with taps are numbered. Those without are in lists of their own.
         ("phases_y", len(y.used)),
         ("phases_x", len(x.used)),
         ("phase_y", y.used),

@@ -1,8 +1,8 @@
 """`KernelSource`: one specialised kernel as text, and the bytes of its arguments.
 
-A kernel's constants reach it by name, as `struct Layer`; what varies from call to call is the one
-by-value parameter, `struct Arguments`. Both structs are generated from the same lists that the
-host packs, so the two sides cannot disagree.
+A kernel reads its constants by name from `struct Layer`. What varies from call to call is its one
+by-value parameter, `struct Arguments`. Both structs are generated from the lists that the host
+packs, so the two sides cannot disagree.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ class KernelSource:
     """The text of one kernel, specialised for one layer and tile.
 
     Attributes:
-        stem: the kernel's name: `<family>/<stem>.cu`, its entry point, the cache entry, the
-            profiler's row.
-        constants: name and value of each member of `struct Layer`; a str value is a C++ type
-            (`using name = value;`), a tuple an array of int.
+        stem: the kernel's name. It names `<family>/<stem>.cu`, the entry point, the cache entry
+            and the profiler's row.
+        constants: name and value of each member of `struct Layer`. A str value is a C++ type
+            (`using name = value;`), a tuple is an array of int.
         arguments: name and C type of each field of `struct Arguments`, in order.
         shared_bytes: dynamic shared memory of a block, in bytes.
         threads: threads of a block.
-        repair_source: the kernel whose functions a block runs at its end, or None. They are in
-            `namespace repair`, with a `Layer` of their own and the same arguments. The text then
-            defines TCONV_REPAIR, and TCONV_INNER around them, which leaves out the entry point.
+        repair_source: the kernel whose functions each block runs at its end, or None. Their text
+            is in `namespace repair`. They have a `Layer` of their own and the same arguments.
+            The text then defines TCONV_REPAIR. It also defines TCONV_INNER around these
+            functions, which omits their entry point.
     """
 
     stem: str
@@ -128,7 +129,7 @@ class KernelSource:
 
 
 def _inner(source: KernelSource) -> str:
-    """A kernel's functions in `namespace repair`, for another kernel that ends with them."""
+    """A kernel's functions in `namespace repair`, for a kernel whose blocks end with them."""
     files = includes.files(file_of(source.stem), KERNEL_DIRECTORY)
     first = "".join(f"#include <{name}>\n" for name in files if name.startswith("ptx/"))
     texts = "".join(text for name, text in files.items() if not name.startswith("ptx/"))

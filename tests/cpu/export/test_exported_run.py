@@ -236,7 +236,7 @@ def test_products_in_float16_are_repaired(name, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     planned = [launch.name for launch in module.PLANNED_CALLS[0].launches]
     stem, packing = family.STEM, getattr(family, "PACK_STEM", sm90_tf32_forward.PACK_STEM)
-    # Other blocks compute again themselves what does not fit.
+    # Other blocks recompute what does not fit.
     repairs = [f"{stem}_repair"] if family.STEM == "sm90_tf32_flat_forward" else []
     assert planned == [packing, stem, *repairs]
     case = case_of(layer)
@@ -494,18 +494,18 @@ def test_no_order_of_threads_changes_a_bit(schedule, module):
     assert all(map(torch.equal, *results))
 
 
-WALKED = Layer(
+ROWS = Layer(
     32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=False, dilation=(2, 1), batch=3, size=(5, 240)
 )
 
 
 @pytest.mark.parametrize("bias", (True, False))
 @pytest.mark.parametrize("dynamic", (True, False))
-def test_blocks_that_walk_down_rows(dynamic, bias, tmp_path, monkeypatch):
+def test_blocks_that_compute_rows_in_order(dynamic, bias, tmp_path, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", "mma_rows_forward")
     monkeypatch.setattr(mma_rows_forward.tiles, "LEAST_DYNAMIC_ROWS", 1 if dynamic else 1024)
     plan._plan.cache_clear()  # plans are kept by problem, whatever rows are dynamic
-    layer = dataclasses.replace(WALKED, bias=bias)
+    layer = dataclasses.replace(ROWS, bias=bias)
     export_file(None, layer, tmp_path / "model_new.py")
     plan._plan.cache_clear()
     module = load(tmp_path / "model_new.py")

@@ -59,7 +59,7 @@ QUICK = (0, 3, 4, 9, 11, 12)  # together they too serve every tile
 
 @pytest.mark.parametrize("case", quick(CASES, *QUICK), ids=str)
 def test_every_tile_that_serves(case):
-    """One block walks all tiles, so that steps, weights and patches follow one another."""
+    """One block computes all tiles, so that steps, weights and patches follow one another."""
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
     assert served

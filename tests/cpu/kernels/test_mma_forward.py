@@ -56,8 +56,8 @@ STRICT_CASES = (
     *(CASES[i] for i in (0, 2, 3, 4, 6, 9, 11, 13, 14)),
 )
 
-# Rows that leave by bulk copies: blank ones between them and behind the last, first rows without
-# taps, rows that begin anywhere in a sector and on whole ones, a walk over several images.
+# Rows that bulk copies write: blank ones between them and behind the last, first rows without
+# taps, rows that begin anywhere in a sector and on whole ones, blocks over several images.
 BULK_CASES = (
     Case(3, 8, 16, 4, (5, 200), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
     Case(3, 8, 40, 1, (4, 101), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2), bias=False),
@@ -69,8 +69,8 @@ BULK_CASES = (
     Case(1, 80, 20, 1, (5, 100), (3, 3), (1, 1), (1, 1), bias=False),
 )
 
-# Rows that are handed out: of images of one row too, with blank ones behind it, and of patches that
-# do not stay.
+# Rows of a dynamic tail: images of one row too, with blank ones behind it, and patches that do not
+# stay.
 DYNAMIC_CASES = (
     BULK_CASES[0],
     BULK_CASES[1],
@@ -113,7 +113,7 @@ def distinct(found: list[Plan]) -> list[Plan]:
 
 @pytest.mark.parametrize("case", quick(CASES, 0, 4, 6, 11, 12), ids=str)
 def test_every_tile_that_serves(case):
-    """One block walks all tiles, so that steps, weights and patches follow one another."""
+    """One block computes all tiles, so that steps, weights and patches follow one another."""
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
     assert served
@@ -123,8 +123,8 @@ def test_every_tile_that_serves(case):
 
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
 @pytest.mark.parametrize("case", quick(BULK_CASES, 0, 2, 6), ids=str)
-def test_rows_that_leave_by_bulk_copies(case, math):
-    """Blocks that walk over several images, and that begin and end within one."""
+def test_rows_that_bulk_copies_write(case, math):
+    """Blocks that compute rows of several images, and that begin and end within one."""
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in distinct(rows_plans(problem_of(case, math=math))):
         for blocks in (1, 5):
@@ -174,7 +174,7 @@ def dynamic_tail(monkeypatch):
 
 
 def with_dynamic_tail(problem: Problem, multiprocessors: int) -> list[Plan]:
-    """The plans, for so many SMs, whose rows are handed out."""
+    """The plans that have a dynamic tail, for so many SMs."""
     target = dataclasses.replace(HOPPER, multiprocessors=multiprocessors)
     found = distinct(rows_plans(problem, target))
     assert all(chosen.of_role("packing") for chosen in found)
@@ -182,7 +182,7 @@ def with_dynamic_tail(problem: Problem, multiprocessors: int) -> list[Plan]:
 
 
 def shared_out(chosen: Plan) -> tuple[int, int, int]:
-    """Rows of a group tile, those of a walk's share, and those of all shares."""
+    """Rows of a group tile, those of a static share, and those of all static shares."""
     laid = layout(chosen)
     share = chosen.kernel.arguments["share"]
     assert isinstance(share, int)
@@ -199,14 +199,14 @@ def test_the_dynamic_tail(case, math):
         for chosen in with_dynamic_tail(problem_of(case, math=math), multiprocessors):
             sanitize = multiprocessors == 1
             assert_right(run(chosen, t, sanitize=sanitize), case, t, math)
-            # The first walk alone: all but its share is handed out.
+            # The first block alone: all but its static share is dynamic.
             assert_right(run(chosen, t, blocks=some(chosen, 1)), case, t, math)
             if multiprocessors == 3:
                 assert_order_free(chosen, t, others=some(chosen, 2))
 
 
 @pytest.mark.usefixtures("dynamic_tail")
-def test_cases_of_rows_handed_out_cover_every_way():
+def test_dynamic_cases_cover_every_way():
     found = [
         (chosen, *shared_out(chosen))
         for case in DYNAMIC_CASES
@@ -217,19 +217,19 @@ def test_cases_of_rows_handed_out_cover_every_way():
     assert {chosen.tile for chosen, *_ in found} == set(rows_family.TILES)
     assert all(share > 0 and of_shares <= rows for _, rows, share, of_shares in found)
     assert {rows == of_shares for _, rows, _, of_shares in found} == {True, False}
-    # Several walks, of one row and of more, with rows behind their shares; patches of both kinds.
-    walks = {
+    # Static shares of one row and of more, with a tail behind them; patches of both kinds.
+    shares = {
         (layout(chosen).ring, min(share, 2))
         for chosen, rows, share, of_shares in found
         if share < of_shares < rows
     }
-    assert walks == set(itertools.product((True, False), (1, 2)))
+    assert shares == set(itertools.product((True, False), (1, 2)))
 
 
 @pytest.mark.usefixtures("dynamic_tail")
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
 @pytest.mark.parametrize("case", DYNAMIC_CASES, ids=str)
-def test_the_dynamic_tail_leave_others_alone(case, math):
+def test_the_dynamic_tail_spares_rows_already_taken(case, math):
     """Where the counts begin with two rows given away, these stay unwritten, to the element."""
     t = operands(case, torch.float32, "contiguous", "cpu")
     for chosen in with_dynamic_tail(problem_of(case, math=math), 8):
@@ -238,7 +238,7 @@ def test_the_dynamic_tail_leave_others_alone(case, math):
             torch.float32
         )
         out = run(chosen, t, blocks=some(chosen, 1), packed=counts)
-        first = shared_out(chosen)[1]  # of the rows handed out: only one walk runs
+        first = shared_out(chosen)[1]  # of the dynamic tail: only one block runs
         given_away = torch.zeros(out.shape, dtype=torch.bool)
         height = case.output_size[0]
         for row in range(first, first + 2):
@@ -254,7 +254,7 @@ def test_the_dynamic_tail_leave_others_alone(case, math):
 @pytest.mark.usefixtures("dynamic_tail")
 @pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
 @pytest.mark.parametrize(("case", "math"), ((BULK_CASES[0], "ieee"), (BULK_CASES[2], "tf32")))
-def test_rows_are_handed_out_in_any_variant(case, math, changes):
+def test_the_dynamic_tail_in_any_variant(case, math, changes):
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = with_dynamic_tail(problem_of(case, **({"math": math} | changes)), 3)
     assert served
@@ -262,7 +262,7 @@ def test_rows_are_handed_out_in_any_variant(case, math, changes):
         assert_right(run(chosen, t, sanitize=True), case, t, math)
 
 
-def test_rows_are_handed_out_where_there_are_many():
+def test_there_is_a_dynamic_tail_if_rows_are_many():
     """Those of all images count. Where they are fewer, nothing is launched before the kernel."""
     for batch, many in ((16, True), (15, False)):
         problem = problem_of(dataclasses.replace(LAYERS["3x3 s5 d2"], batch=batch))
@@ -354,7 +354,7 @@ def test_infinities_stay_with_the_outputs_that_read_them():
 
 
 def test_the_largest_finite_values_stay_finite():
-    # In bfloat16 they are infinite: such sums are computed again, one by one.
+    # In bfloat16 they are infinite: such sums are recomputed, one by one.
     case = Case(1, 8, 16, 1, (4, 8), (1, 2), bias=False)
     t = operands(case, torch.float32, "contiguous", "cpu")
     t.x.fill_(torch.finfo(torch.float32).max)
@@ -471,7 +471,7 @@ def test_output_must_start_on_a_vector():
     )
 
 
-# The layers that the kernel is for; sizes do not change the code, but for rows that are handed out.
+# The layers that the kernel is for; sizes change the code only by a dynamic tail.
 LAYERS = {
     "3x3 s5 d2": Case(16, 32, 64, 1, (64, 128), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
     "4x4 s2, 64 to 3": Case(128, 64, 3, 1, (32, 32), (4, 4), (2, 2), (1, 1), bias=False),
@@ -528,7 +528,7 @@ def test_strict_tiles_spill_nowhere(name):
 
 
 @pytest.mark.parametrize("arch", quick(("sm_90", "sm_90a", "sm_100a", "sm_120a"), 1))
-def test_bulk_copies_compile_with_rows_handed_out_and_without(arch):
+def test_bulk_copies_compile_with_a_dynamic_tail_and_without(arch):
     problems = (problem_of(LAYERS["3x3 s5 d2"]), *map(strict, STRICT_LAYERS.values()))
     target = Target.named(arch)
     both = (*problems, *(dataclasses.replace(problem, batch=1) for problem in problems))

@@ -1,7 +1,7 @@
 """An infinity or NaN reaches the results that read it and no other: each kernel in the emulator.
 
-Kernels multiply zeros too, for phases without a tap and beside the image. What came out not finite
-they compute again, from exactly its products.
+Kernels multiply zeros too, for phases without a tap and beside the image. They recompute results
+that are not finite, from exactly their products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BARE = Case(1, 16, 33, 1, (5, 9), (3, 3), bias=False)
 PADDED = Case(2, 20, 8, 1, (6, 7), (3, 3), (1, 1), (2, 1))
 UNEVEN = Case(1, 8, 6, 2, (5, 7), (5, 2), (3, 4), (1, 0), (1, 2))
 ONE_CHANNEL = Case(1, 24, 1, 1, (7, 9), (9, 9), (3, 3), (4, 4), (2, 2))
-# Several strips of an image; rows that leave by bulk copies, without and with some that no tap
+# Several strips of an image; rows that bulk copies write, without and with some that no tap
 # reaches.
 LONG_ROWS = Case(1, 17, 3, 1, (4, 150), (4, 4), (2, 2), (1, 1))
 BULK = Case(2, 20, 7, 1, (3, 128), (3, 3), (1, 1), (1, 1))
@@ -216,7 +216,7 @@ def test_forward(stem, case):
 
 
 @pytest.mark.parametrize("case", (BULK, BLANK_ROWS), ids=str)
-def test_rows_that_leave_by_bulk_copies(case):
+def test_rows_that_bulk_copies_write(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     found = [
         plan

@@ -145,7 +145,7 @@ def test_reads_any_strides(layout):
 
 @pytest.mark.parametrize("operand", ("x", "w"))
 def test_values_that_are_not_finite(operand):
-    # Also as blocks compute again what float16 cannot hold. Weights of 0.25 have no low parts: an
+    # Also where blocks recompute what float16 cannot hold. Weights of 0.25 have no low parts: an
     # infinity times those would be a NaN.
     case = CASES[1]
     for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000, -0x800000):
@@ -165,7 +165,7 @@ def test_values_that_are_not_finite(operand):
 
 
 def test_the_largest_finite_values_stay_finite():
-    # In bfloat16 they are infinite: such sums are computed again, one by one.
+    # In bfloat16 they are infinite: such sums are recomputed, one by one.
     case = Case(1, 16, 16, 1, (4, 8), (1, 2), bias=False)
     t = operands(case, torch.float32, "contiguous", "cpu")
     t.x.fill_(torch.finfo(torch.float32).max)

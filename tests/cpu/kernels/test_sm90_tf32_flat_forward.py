@@ -69,8 +69,8 @@ def in_tf32(chosen):
     return make_plan(chosen.problem, HOPPER, Candidate(family.STEM, tile, None, 0))
 
 
-def packed_again(chosen, workspace):
-    """Pieces that the launch that repairs has packed: `packed` of `Status`."""
+def packed_for_repair(chosen, workspace):
+    """Pieces that the repair launch has packed: `packed` of `Status`."""
     return int(workspace.view(torch.int32)[family.layout(chosen.problem, chosen.tile).status + 5])
 
 
@@ -406,9 +406,9 @@ def test_zeros_are_held(name):
         workspace = new_workspace(chosen)
         out = run(chosen, zeros, workspace=workspace)
         assert torch.equal(out, t.bias[:, None, None].expand_as(out))
-        assert packed_again(chosen, workspace) == 0
+        assert packed_for_repair(chosen, workspace) == 0
     run(chosen, outlying(zeros, name, math.nan), workspace=workspace)
-    assert packed_again(chosen, workspace) == sum(
+    assert packed_for_repair(chosen, workspace) == sum(
         family.layout(chosen.problem, chosen.tile).repairing.pack_items
     )
 
@@ -423,7 +423,7 @@ def test_repairs_products_of_few_small_channels():
     t.x[:, 8:16] = 1.37 * 2.0**-23
     workspace = new_workspace(chosen)
     assert_right(run(chosen, t, workspace=workspace), case, t)
-    assert packed_again(chosen, workspace) == 0
+    assert packed_for_repair(chosen, workspace) == 0
 
 
 # The shapes that the kernel is for; sizes do not change the code but for the reach of a slot.

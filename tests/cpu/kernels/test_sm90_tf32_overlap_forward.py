@@ -97,7 +97,7 @@ def test_shares_of_any_size(case, share, monkeypatch):
 
 
 def test_strips_side_by_side():
-    """Neighbouring warpgroups walk down neighbouring strips, over several images."""
+    """Neighbouring warpgroups process adjacent strips, over several images."""
     case = Case(2, 24, 1, 1, (20, 130), (9, 9), (3, 3), (4, 4), (2, 2))
     target = dataclasses.replace(HOPPER, multiprocessors=6)
     t = operands(case, torch.float32, "contiguous", "cpu")

@@ -1,4 +1,4 @@
-"""`direct_forward`: layers bound by what they move, on multiply-adds (`direct_forward.cu`)."""
+"""`direct_forward`: memory-bound layers, with multiply-adds (`direct_forward.cu`)."""
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
@@ -13,7 +13,7 @@ __all__ = ["DIRECTION", "STEM", "TILES", "cost", "launches", "layout", "tile_why
 DIRECTION: Direction = "forward"
 
 MOST_PRODUCTS = 3072
-"""Multiply-adds of one input channel that are unrolled; the instruction cache holds about twice."""
+"""Most unrolled multiply-adds of an input channel. The instruction cache holds about twice that."""
 
 OTHER_REGISTERS = 40
 """Registers of a thread for addresses, counters and copies."""

@@ -12,23 +12,26 @@ COSTS = costs.load(__file__, "channels")
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds: what the busiest SM issues, or waits for of shared memory, and the bytes.
+    """Modelled seconds of the busiest SM's work and of memory traffic.
 
-    The two overlap, but never wholly: a part of the lesser is added. Factors are fitted by least
-    squares of the logarithm to the 184 rows that benchmarks/fit_costs.py reads of it: off by
-    13% in the root mean square.
+    An SM's work is the instructions that it issues, or the cycles of its shared memory. Work and
+    traffic overlap, but never wholly: a part of the shorter time is added to the longer.
+
+    Factors are fitted by least squares of the logarithm, to the 184 rows of this kernel that
+    benchmarks/fit_costs.py reads. The error is 13% in the root mean square.
     """
     laid = layout(problem, tile)
     issue, shared = thread_work(laid)
     tiles = -(-laid.tiles // target.multiprocessors)
     resident = min(tiles, laid.blocks(target))
-    # Of the issue slots: few warps leave more of them empty.
+    # The used part of the issue slots. With few warps, more slots stay empty.
     efficiency = min(COSTS.issue_most, COSTS.issue_least + COSTS.issue_per_block * resident)
     busy = COSTS.scale * tiles * max(issue / efficiency, WARPS * shared) / COSTS.clock
-    # A block begins with its weights, which a thread copies, and for TF32 rounds, one by one.
+    # A block first loads its weights. Threads copy them, and round them for TF32, one by one.
     passes = 2 if problem.math == "tf32" else 1
     busy += COSTS.weight * passes * laid.weights / THREADS / COSTS.clock
-    # While some blocks walk one tile more than others, or all of an SM's wait, less is moved.
+    # Less memory traffic is under way while some blocks compute one tile more than others, or
+    # while all blocks of an SM wait.
     rounds = laid.tiles / laid.grid(target)
     uneven = 1 + COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
     uneven += COSTS.uneven_waits / resident
@@ -43,10 +46,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 
 def thread_work(laid: Layout) -> tuple[float, float]:
-    """Instructions of a warp for one tile, and the cycles that shared memory is busy with them.
+    """Instructions of a warp for one tile, and the cycles of shared memory that they take.
 
-    Means of the warps, of which some may have no row in the image. A shared access of 16 bytes a
-    lane takes 4 cycles, 2 where several lanes read the same.
+    Both are means over the warps, some of which may have no row in the image. A shared access of
+    16 bytes a lane takes 4 cycles, or 2 if several lanes read the same.
     """
     problem, tile = laid.problem, laid.tile
     channels = problem.in_channels_per_group
@@ -56,7 +59,7 @@ def thread_work(laid: Layout) -> tuple[float, float]:
     issue = rows * channels * (laid.products + laid.groups_y * 4 + inputs + weights)
     shared = rows * channels * (4.0 * inputs + 2.0 * weights)
 
-    # What whole sectors add to a row was not found to cost anything.
+    # The columns that whole sectors add to a row had no measurable cost.
     used = -(-(laid.skew + laid.tile_columns + laid.x.span) // 4)
     vector = 4 if laid.source_vectors else 1
     places = -(-laid.patch_rows * used * 4 // vector // 32) / WARPS

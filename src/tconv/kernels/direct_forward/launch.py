@@ -45,7 +45,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
         ("skew", laid.skew),
         ("lead", laid.lead),
         ("patch_vectors", laid.patch_vectors[0]),
-        # Phases in y that have taps are slots; those that have none are listed apart.
+        # Phases in y with taps are slots. Those without are in a list of their own.
         ("slots_y", len(y.used)),
         ("slot_phase", y.used),
         ("empty_phase", empty or (0,)),

@@ -12,10 +12,10 @@ from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SH
 from tconv.problem import Axis, Problem
 
 MOST_SPARE_WEIGHTS = 1024
-"""Floats of weights that a block may hold twice."""
+"""Most floats of weights of which a block holds two copies."""
 
 LEAST_DEPTH = 2
-"""Fewer input channels of a step are not worth its barrier."""
+"""Least input channels of a step. Fewer are not worth its barrier."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Taps:
     """The taps of one axis, for pixels of `stride` outputs that start at output 0.
 
     Attributes:
-        phases: of each tap: the output of a pixel that it reaches.
-        offsets: of each tap: the input that it reads, relative to the pixel's number.
+        phases: for each tap, the output of a pixel that it reaches.
+        offsets: for each tap, the input that it reads, relative to the pixel's number.
     """
 
     phases: tuple[int, ...]
@@ -42,7 +42,7 @@ class Taps:
 
     @property
     def span(self) -> int:
-        """The greatest offset less the least."""
+        """The greatest offset minus the least."""
         return max(self.offsets) - self.first
 
 
@@ -90,7 +90,7 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """Steps that hold all input channels."""
+        """Number of steps over the input channels."""
         return -(-self.problem.in_channels_per_group // self.depth)
 
     @property
@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def channel_tiles(self) -> int:
-        """Blocks that the output channels of a group take."""
+        """Number of blocks over the output channels of a group."""
         return -(-self.problem.out_channels_per_group // self.tile_channels)
 
     @property
@@ -135,12 +135,12 @@ class Layout:
 
     @property
     def skew(self) -> int:
-        """Columns between a multiple of 4 and the first that a tile reads."""
+        """Columns from a multiple of 4 to the first that a tile reads."""
         return self.x.first % 4
 
     @property
     def lead(self) -> int:
-        """Vectors of 4 columns before those, so that a row of the patch begins with a sector."""
+        """Vectors of 4 columns before `skew`, so that a row of the patch begins with a sector."""
         return self.x.first // 4 % 2 if self.whole_sectors else 0
 
     @property
@@ -186,12 +186,12 @@ class Layout:
 
     @property
     def weight_buffers(self) -> int:
-        """Copies of a tile's weights: two where the next tile often needs others, and few."""
+        """Copies of a tile's weights: two if the next tile often needs others, and few."""
         return 2 if self.group_tiles > 1 and self.weights <= MOST_SPARE_WEIGHTS else 1
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory of a block."""
         patch = self.depth * self.patch_rows * self.patch_vectors[1] * 4
         outputs = THREADS * self.tile.pixels * self.problem.width.stride
         buffers = 2 * patch + outputs + self.weight_buffers * self.weights
@@ -216,8 +216,8 @@ class Layout:
     def rows_in_image(self) -> float:
         """Share of the tiles' rows that warps compute.
 
-        A warp whose first row lies behind the image's last is done where one step holds all input
-        channels; in deeper tiles it takes part in the barriers, and computes.
+        A warp may have its first row behind the image's last. If one step holds all input channels,
+        it is done. In deeper tiles it must take part in the barriers, and computes.
         """
         if self.chunks > 1:
             return 1.0
@@ -236,7 +236,7 @@ class Layout:
         return self.tile.blocks - self.problem.wide_offsets
 
     def grid(self, target: Target) -> int:
-        """As many blocks as the SMs hold; each computes tiles in steps of the grid."""
+        """Number of blocks: as many as the SMs hold. Each computes every grid-size-th tile."""
         return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
 
     @property
@@ -256,7 +256,7 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     y, x = taps_of(problem.height), taps_of(problem.width)
     channels = problem.in_channels_per_group
     depth = min(tile.depth, channels)
-    # Rows beyond the image's, or depth beyond what lets enough blocks share an SM, are no use.
+    # Rows beyond the image are of no use. Nor is a depth with which too few blocks share an SM.
     rows = tile.rows if depth == channels else 1
     while True:
         laid = Layout(problem, tile, y, x, depth, rows)

@@ -14,14 +14,14 @@ class Tile:
 
     Attributes:
         threads_x: threads along the pixels of a row.
-        threads_o: threads along the output channels, at most; the others lie along y.
-        pixels: neighbouring pixels of a thread.
-        channels: output channels of a thread, at most.
-        rows: rows of pixels that a thread computes one after another, where one step holds all
-            input channels.
+        threads_o: most threads along the output channels. The others are along y.
+        pixels: adjacent pixels of a thread.
+        channels: most output channels of a thread.
+        rows: rows of pixels that a thread computes one after another, if one step holds all input
+            channels.
         depth: input channels of a step.
-        sums: accumulators of a thread, at most.
-        blocks: blocks that an SM must hold, which bounds the registers.
+        sums: most accumulators of a thread.
+        blocks: blocks that an SM must hold. This bounds the registers.
     """
 
     threads_x: int

@@ -1,6 +1,6 @@
-"""`mma_forward`: layers bound by what they move, on `mma.sync` with TF32 (`mma_forward.cu`).
+"""`mma_forward`: memory-bound layers, on `mma.sync` with TF32 (`mma_forward.cu`).
 
-Tiles marked `split` compute strict float32: six products of bfloat16 for one.
+Tiles marked `split` compute strict float32. They take six bfloat16 products for each product.
 """
 
 from tconv.jit.target import Target

@@ -10,9 +10,9 @@ COSTS = mma_cost.COSTS
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds: what the busiest SM issues, multiplies or waits for, and the bytes.
+    """Modelled seconds of the busiest SM's work and of memory traffic.
 
-    They overlap, but never wholly: a part of the lesser is added.
+    The two overlap, but never wholly: a part of the shorter time is added to the longer.
     """
     laid = layout(problem, tile)
     if tile.team:
@@ -26,12 +26,12 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         measured = COSTS.many_channels
         measured *= problem.in_channels_per_group**COSTS.many_channels_depth
         measured *= channel_tiles**COSTS.channel_tiles
-        # Two rounds pay where there is work for many.
+        # Two rounds pay if there is work for many.
         few = laid.tiles < 8 * target.multiprocessors
         many = COSTS.few_rounds if few else COSTS.many_rounds
         measured *= COSTS.one_round if tile.rounds == 1 else many
         if laid.tiles < 2 * target.multiprocessors and problem.in_channels_per_group > 64:
-            measured *= COSTS.deep  # many steps one after another, and few tiles beside each other
+            measured *= COSTS.deep  # many sequential steps, and few concurrent tiles
     aligned = problem.width.output_size % 4 == 0
     launch = COSTS.launch if aligned else COSTS.launch_unaligned
     work = max(busy, moved) + min(busy, moved) * COSTS.overlap
@@ -39,7 +39,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 
 def tile_work(laid: Layout) -> tuple[float, float, float]:
-    """Of one tile: instructions, cycles of shared memory, and of the tensor cores, of an SM."""
+    """Work of one tile: instructions, cycles of shared memory, and cycles of the tensor cores."""
     problem = laid.problem
     stride_y, stride_x = problem.height.stride, problem.width.stride
     products = laid.units * laid.steps_8 * laid.products
@@ -57,7 +57,7 @@ def tile_work(laid: Layout) -> tuple[float, float, float]:
         issue += copies * (4 + vector)
         shared += 2 * copies * vector
 
-    # Registers to shared memory, from there to vectors, and those to the output.
+    # Outputs go from registers to shared memory, from there to vectors, then to device memory.
     rows = laid.tile_rows * laid.tile_channels
     elements = rows * laid.tile_columns * stride_x / 32
     gathered = elements * len(laid.y.used)

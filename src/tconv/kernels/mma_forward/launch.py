@@ -11,7 +11,7 @@ STEM = "mma_forward"
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The kernel; each block computes the tiles from its own on in steps of the grid."""
+    """The kernel. Each block computes the tile of its own index, then every grid-size-th tile."""
     laid = layout(problem, tile)
     source = mma_tiles.source(STEM, laid, (("rows_ahead", 0),))
     arguments = image_tiles.arguments(problem, laid.tiles, laid.tiles_yx)

@@ -1,7 +1,7 @@
-"""`mma_rows_forward`: layers whose time is the writing of output rows (`mma_rows_forward.cu`).
+"""`mma_rows_forward`: layers bound by the writing of output rows (`mma_rows_forward.cu`).
 
-Products are those of `mma_forward`. Blocks compute rows of an image in order, and whole sectors of
-output rows leave by bulk copies. Tiles marked `split` compute strict float32.
+Products are those of `mma_forward`. Blocks compute rows of an image in order. Bulk copies write the
+whole sectors of output rows. Tiles marked `split` compute strict float32.
 """
 
 from tconv.jit.target import Target

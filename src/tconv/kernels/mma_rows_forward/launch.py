@@ -13,7 +13,7 @@ STEM = "mma_rows_forward"
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The kernel; before it, where it has a dynamic tail, a launch that clears the counters."""
+    """The kernel. If it has a dynamic tail, a launch before it clears the counters."""
     laid = layout(problem, tile)
     constants = (
         ("dynamic_tail", laid.dynamic_tail),

@@ -24,30 +24,31 @@ class Layout(mma_tiles.Layout):
 
     @property
     def dynamic_tail(self) -> bool:
-        """Whether blocks take the last rows from a counter, as they get there."""
+        """Whether blocks take the last rows from a counter, one at a time."""
         return self.rows >= tiles.LEAST_DYNAMIC_ROWS
 
     @property
     def buffers(self) -> int:
-        """Buffers for gathered outputs: two where bulk copies read one meanwhile, and they fit."""
+        """Buffers for gathered outputs: two if they fit, so that bulk copies read one meanwhile."""
         return self._memory[0]
 
     @property
     def rows_ahead(self) -> int:
-        """Rows that are prefetched at a time; 0 where the patch is no ring."""
+        """Rows that are prefetched at a time; 0 if the patch is not a ring."""
         return self._memory[1]
 
     @property
     def blank_elements(self) -> int:
-        """Values of a blank row that one copy takes, 0 where no row is blank."""
+        """Values of a blank row that one copy writes; 0 if no row is blank."""
         return self._memory[2]
 
     @functools.cached_property
     def _memory(self) -> tuple[int, int, int]:
         """Buffers, rows ahead and values of a blank row: the most that fit, in this order.
 
-        Where all channels have the same values, one copy takes a whole blank row. A layer of strict
-        float32 took 0.258 ms so, with one buffer, and 0.284 ms in pieces of 256 values with two.
+        If all channels have the same values, one copy writes a whole blank row. A layer of strict
+        float32 then took 0.258 ms with one buffer. It took 0.284 ms in pieces of 256 values with
+        two.
         """
         blank = len(self.y.used) < self.problem.height.stride
         width = -(-self.problem.width.output_size // SECTOR) * SECTOR
@@ -64,7 +65,7 @@ class Layout(mma_tiles.Layout):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory of a block."""
         return self._bytes(*self._memory)
 
     def _bytes(self, buffers: int, rows_ahead: int, blank_elements: int) -> int:

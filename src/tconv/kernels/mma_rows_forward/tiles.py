@@ -8,22 +8,27 @@ TILES = tuple(
 )
 
 MOST_GROUP_TILES = 8
-"""Tiles that share their pixels, at most: blocks are a multiple of them."""
+"""Most tiles that share their pixels. The number of blocks is a multiple of them."""
 
 MOST_AHEAD = 4
-"""Rows that blocks prefetch at a time, at most."""
+"""Most rows that blocks prefetch at a time."""
 
 BLANK_ELEMENTS = (256, 128)
-"""Values of a blank row that one copy takes, where each channel has its own and few fit."""
+"""Values of a blank row that one copy writes, if each channel has its own and few fit."""
 
 LEAST_DYNAMIC_ROWS = 1024
-"""Rows of a group tile from which on there is a dynamic tail. With fewer, an H200's blocks have
-about 15 rows each or less. A tenth of them is hardly a row, not worth the launch that clears the
-counters."""
+"""Least rows of a group tile with a dynamic tail.
+
+With fewer, an H200's blocks have at most about 15 rows each. A tenth of them is hardly a row, and
+not worth the launch that clears the counters.
+"""
 
 STATIC_TENTHS = 9
-"""Tenths of the rows that are shared statically where there is a dynamic tail. Static shares of all
-rows took blocks 0.85 to 1.11 times their mean: in that mean the slowest do nine tenths."""
+"""Tenths of the rows that are in static shares if there is a dynamic tail.
+
+With static shares of all rows, blocks took 0.85 to 1.11 times their mean time. In that mean time,
+the slowest blocks do nine tenths of their rows.
+"""
 
 ASKED_ROWS, BYTES_PER_NANOSECOND = 2, 3400
 """Prefetch windows: a block prefetches during half of every period. A period is the time to consume

@@ -1,8 +1,8 @@
 """`sm90_split_forward`: strict float32 on Hopper's tensor cores, as products of parts.
 
-The geometry, patches and packed weights are those of `sm90_tf32_forward`. Tiles multiply two parts
-of float16. A block ends with computing in three parts of bfloat16 those tiles whose values two of
-float16 cannot hold.
+The geometry, patches and packed weights are those of `sm90_tf32_forward`. Tiles multiply float32
+values as two float16 parts. At its end, a block recomputes the tiles whose values two float16 parts
+cannot hold, with three bfloat16 parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The launches of `sm90_split_forward`: those of `sm90_tf32_forward`, of another kernel."""
+"""The launches of `sm90_split_forward`: those of `sm90_tf32_forward`, with another kernel."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from tconv.problem import Problem
 STEM = "sm90_split_forward"
 
 MOST_UNROLLED = {1: 1700, 2: 2000}
-"""Columns of unrolled products, by temporaries: above, a loop goes through equal parts of a stage
-where there are some, since ptxas takes seconds. kb65's 21 products of four rows and 48 columns took
-it 8 s. With two temporaries it takes less, and a part's end waits for what a group's does not.
+"""Most columns of unrolled products, by the number of temporaries.
+
+Beyond the limit, a loop runs over equal parts of a stage, if it has any, since ptxas takes seconds:
+8 s for kb65's 21 products of four rows and 48 columns. With two temporaries ptxas takes less, and
+the end of a part waits where the end of a group does not.
 """
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer.
 
-    Of a tile that is not `half`, which tests ask for, what would repair it alone.
+    For a tile that is not `half`, which only tests use, it is the repair kernel alone.
     """
     laid = layout(problem, tile)
     if not tile.half:
@@ -51,8 +53,9 @@ def _source(laid: Layout, repairs: Layout | None) -> KernelSource:
 def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
     """(parts of a stage in a loop, groups of a part's slots, stages unrolled together).
 
-    Groups hold their weights in two sets of registers by turns, so there is an even number of them,
-    or a part's end moves the next one's. One slot has two stages unrolled, if they are even.
+    Groups hold their weights in two sets of registers in turn. So their number is even, or the end
+    of a part moves the next part's weights. A single slot has two stages unrolled, if the number of
+    stages is even.
     """
     most = MOST_UNROLLED[tile.temporaries]
     if len(pairs) * tile.rows * tile.columns > most:
@@ -70,5 +73,5 @@ def _schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, in
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The packing, and the kernel: one block for each SM, whose warpgroups walk the tiles."""
+    """The packing, and the kernel: one block for each SM, whose warpgroups loop over the tiles."""
     return packed_launches(problem, target, tile, source(problem, tile))

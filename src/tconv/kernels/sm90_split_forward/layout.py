@@ -12,11 +12,12 @@ from tconv.kernels.sm90_tf32_forward.limits import laid_why_not, shape_why_not
 from tconv.problem import TF32_LEAST_CHANNELS, Problem
 
 MOST_PRODUCTS = 128
-"""Products of a stage, at most, each of them three: a bound on the code."""
+"""Most products of a stage, each of which takes three. This bounds the size of the code."""
 
 MOST_LOADED_COLUMNS = 64
-"""Columns of a tile whose producers load pixels themselves, at most. With 88 they spill: NVRTC
-13.5.
+"""Most columns of a tile whose producers load pixels through registers.
+
+With 88 columns they spill (NVRTC 13.5).
 """
 
 

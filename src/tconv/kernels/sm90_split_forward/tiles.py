@@ -9,11 +9,11 @@ from tconv.kernels.sm90_tf32_forward import tiles as patches
 
 @dataclass(frozen=True)
 class Tile(patches.Tile):
-    """What one warpgroup computes at a time, and how its sums leave the tensor cores.
+    """What one warpgroup computes at a time, and how the tensor cores' sums are added up.
 
     Attributes:
-        temporaries: rows whose products are under way: 2, or 1 where registers allow no more.
-        group: slots, at most, whose products are added up on the tensor cores.
+        temporaries: rows whose products are in flight: 2, or 1 if registers allow no more.
+        group: most slots whose products the tensor cores add up.
     """
 
     temporaries: int = 2

@@ -1,7 +1,8 @@
 """`sm90_tf32_flat_forward`: the output of layers with many channels on Hopper's tensor cores.
 
-float32 tensors with TF32 products. Tiles marked `half` multiply in float16, whose significand is
-TF32's. A further launch computes in TF32 the images whose values float16 cannot hold.
+Tensors are float32, products TF32. Tiles marked `half` multiply in float16, whose significand has
+as many bits as TF32's. A repair launch then recomputes in TF32 the images whose values float16
+cannot hold.
 """
 
 from __future__ import annotations

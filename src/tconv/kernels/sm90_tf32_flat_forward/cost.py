@@ -20,18 +20,18 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel: cycles of a tile's parts, and bytes of memory."""
     fit = _COSTS
     laid = layout(problem, tile)
-    # Of the consumers of a block together.
+    # Both consumers of a block together.
     steps = laid.chunks * laid.row_begin[-1] / laid.row_sets
     products = fit.product * steps * 2 * tile.columns
     weights = 0 if tile.resident else steps * WEIGHT_BYTES
     copied = (weights + laid.chunks * laid.patch_positions * LINE_BYTES) / fit.rate
-    # The copies of a stage have a latency, which stages that are asked for ahead hide.
+    # Copies of a stage have a latency. Stages that are requested ahead hide it.
     pixel_stages, weight_stages = laid.fitting_stages(target)
     ahead: float = pixel_stages
     if not tile.resident:
         ahead = min(ahead, weight_stages * max(steps / laid.chunks / 2, 0.5))
     main = max(max(products, copied) + fit.step * steps, fit.stage * laid.chunks / ahead)
-    # Phases that are no power of two are divided by for each output.
+    # Each output takes a division by the number of phases, unless that is a power of two.
     stride = problem.width.stride
     outputs = laid.step * (1 if stride & (stride - 1) == 0 else fit.division)
     if problem.width.output_size < 32 and not tile.paired:
@@ -63,8 +63,8 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 
 def packing_cost(laid: Layout) -> float:
-    """Modelled seconds of all but the kernel."""
-    # What is read and written for 4 bytes of operands.
+    """Modelled seconds of a call without the kernel: packing and, in float16, repair."""
+    # Bytes that are read and written for each 4 bytes of operands.
     moved = 4 * laid.word_channels + 4
     weights, pixels = _COSTS.pack_weights * 1e12, _COSTS.pack_pixels * 1e12
     packing = moved * (laid.weight_elements / weights + laid.pixel_elements / pixels)

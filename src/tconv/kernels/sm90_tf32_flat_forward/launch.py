@@ -33,7 +33,7 @@ PACK_STEM = "sm90_tf32_flat_pack"
 WARPGROUP = 128
 
 PIXEL_EXPONENT = 9
-"""Float16 pixels are multiplied by 2 to its power: they may then lie between 1.2e-7 and 127."""
+"""Float16 pixels are multiplied by 2**PIXEL_EXPONENT. They may then lie between 1.2e-7 and 127."""
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
@@ -42,7 +42,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 
 
 def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
-    """The kernel, or the one that repairs a layout in float16."""
+    """The kernel, or the repair kernel of a layout in float16."""
     problem, tile = laid.problem, laid.tile
     index = _index(laid)
     pixel_stages, weight_stages = laid.stages(hopper.TARGET)
@@ -185,8 +185,10 @@ def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The launch that lays weights and pixels out, and the kernel: a block for each SM walks the
-    tiles. Behind a kernel in float16 one in TF32, for the images that float16 cannot hold.
+    """The packing of weights and pixels, the kernel, and for a float16 kernel a repair.
+
+    The kernel has one block for each SM, which loops over tiles. The repair recomputes in TF32
+    the images that float16 cannot hold.
     """
     laid = layout(problem, tile)
     noted = _noted(laid)
@@ -220,23 +222,23 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     )
     if not tile.half:
         return found
-    again = laid.repairing
+    repairing = laid.repairing
     packed_again = 4 * laid.operand_elements
     repair: dict[str, Argument] = {
-        **_forward_arguments(again, packed_again),
+        **_forward_arguments(repairing, packed_again),
         "packed_again": Address("packed", packed_again),
-        **_packing_arguments(again),
+        **_packing_arguments(repairing),
         "status": noted["status"],
         "images": noted["images"],
         "blocks_in_front": grid,
         "most_slight": laid.most_slight,
     }
-    blocks = min(target.multiprocessors, again.tiles)
-    return *found, Launch("repair", _forward_source(again, repair=True), blocks, repair)
+    blocks = min(target.multiprocessors, repairing.tiles)
+    return *found, Launch("repair", _forward_source(repairing, repair=True), blocks, repair)
 
 
 def _packing_source(laid: Layout) -> KernelSource:
-    """The kernel that lays weights and pixels out."""
+    """The kernel that packs weights and pixels."""
     index = _index(laid)
     return KernelSource(
         stem=PACK_STEM,
@@ -265,10 +267,10 @@ def _noted(laid: Layout) -> dict[str, Argument]:
 
 
 def _forward_arguments(laid: Layout, packed: int) -> dict[str, Argument]:
-    """Of a launch of the kernel on operands that lie `packed` bytes from the workspace's start."""
+    """Arguments of the kernel. Its operands lie `packed` bytes behind the workspace's start."""
     planes = laid.problem.groups * laid.chunks
     return {
-        # Of float32, or of pairs of float16.
+        # Elements are float32 values, or pairs of float16 values.
         "pixel_map": TensorMap(
             Address("packed", packed + 4 * laid.weight_elements),
             dims=(LINE_WORDS, laid.positions, planes),

@@ -17,65 +17,74 @@ WARPS = 4
 WARP_ROWS = 16
 
 LINE_WORDS = 32
-"""Words of 4 bytes of a position's channels in a stage: 32 channels in TF32, 64 in float16."""
+"""Words (4 bytes) of a position's channels in a stage: 32 channels in TF32, 64 in float16."""
 
 LINE_BYTES = LINE_WORDS * 4
 WEIGHT_BYTES = GROUP_ROWS * LINE_BYTES
 MOST_PIXEL_STAGES = 6
 
 MOST_RESIDENT_PIXEL_STAGES = 8
-"""The same beside resident weights, where a stage holds pixels alone."""
+"""The same where weights are resident. A stage then holds pixels alone."""
 
 MOST_WEIGHT_STAGES = 8
 
 ENOUGH_STAGES = (3, 4)
-"""Stages of pixels and of weights, at most, where the consumers write outputs and rows are of all
-phases in x. More would fit and take longer: random59 took 0.0486 ms so, 0.0504 with four and four,
-0.0543 with six and six.
+"""Most stages of pixels and of weights if consumers write outputs and rows have all phases in x.
+
+More stages would fit, but take longer. random59 took 0.0486 ms with three and four, 0.0504 ms with
+four and four, and 0.0543 ms with six and six.
 """
 
 MOST_BOX = 256
 PACK_POSITIONS = 128
 
 PACK_WEIGHTS = 320
-"""Weights of one input channel that a piece of the packing has, if a channel has fewer taps. In
-float16 a piece has twice the channels, so half as many weights of each, and half the positions.
+"""Weights of one input channel in a piece of the packing, if a channel has fewer taps.
+
+In float16 a piece has twice the channels. It then has half as many weights of each, and half the
+positions.
 """
 
 LEAST_ITEMS = 528
-"""Pieces of the packing, at least, if whole warps' rows allow it: four for each SM of an H100 or
-H200, so that more loads are under way.
+"""Least number of pieces of the packing, if the rows of whole warps allow it.
+
+That is four for each SM of an H100 or H200, so that more loads are under way.
 """
 
 MANY_TAPS = 256
-"""Taps of a channel from which on a piece of weights is of one phase in y."""
+"""A piece of weights has one phase in y if a channel has at least so many taps."""
 
 LEAST_WEIGHT_ITEMS = 128
-"""Pieces of weights, at least, if there are as many channels. A piece of many channels takes longer
-than all pixels.
+"""Least number of pieces of weights, if there are as many channels.
+
+A piece of many channels takes longer than all pixels.
 """
 
 LEAST_BYTES_OF_GROUPS = 8 << 20
-"""Bytes of packed weights of all groups from which on a group's tiles follow each other.
-stylegan2_mod, with 19 MB, takes 2 to 18% less time so, by tile. random13, with 5 MB, and three with
-less take as long, or up to 2% more (random42's 128x96: 7%).
+"""If the packed weights of all groups have at least so many bytes, a group's tiles are consecutive.
+
+stylegan2_mod, with 19 MB, then takes 2 to 18% less time, depending on the tile. random13, with
+5 MB, and three layers with less take as long, or up to 2% more (random42's 128x96: 7%).
 """
 
 MOST_SLIGHT = 4
-"""Times that 8 channels of a pixel of an image may have a value below that, at most. Of images of
-10^6 normal values one in 10 has one.
+"""Most octets (8 channels of a pixel) of an image that may have a slight value.
+
+Of images of 10^6 normal values, one in ten has one.
 """
 
 FEW_OCTETS, OCTETS_OF_SLIGHT = 1024, 4096
-"""Of normal values one in 1.3 * 10^6 times 8 channels has one: up to the first number in a batch,
-none is allowed; for each of the second in an image one more than one.
+"""Limits of octets with a slight value, by the number of octets.
+
+Of normal values, one octet in 1.3 * 10^6 has one. A batch of up to FEW_OCTETS octets may have
+none. An image may have one, and one more for each OCTETS_OF_SLIGHT octets, up to MOST_SLIGHT.
 """
 
 MOST_HALF_BLOCKS = 4096
-"""Blocks of a packing in float16, at most. The kernel's blocks read a word of each."""
+"""Most blocks of a packing in float16. Each block of the kernel reads a word of each."""
 
 STATUS_WORDS = 8
-"""Room for `Status` of sm90_tf32_flat_forward/status.cuh, in 4 bytes."""
+"""Size of `Status` (sm90_tf32_flat_forward/status.cuh), in words of 4 bytes."""
 
 Slot = tuple[int, int]
 
@@ -96,7 +105,7 @@ class Layout:
 
     @property
     def row_phases(self) -> int:
-        """Phases in x that lie side by side in a warp's rows."""
+        """Phases in x that are adjacent in a warp's rows."""
         return 1 if self.tile.apart else self.problem.width.stride
 
     @property
@@ -122,7 +131,7 @@ class Layout:
 
     @property
     def slots(self) -> int:
-        """Slots of all classes, one at least."""
+        """Slots of all classes, at least one."""
         return max(1, sum(map(len, self.classes)))
 
     @functools.cached_property
@@ -130,7 +139,7 @@ class Layout:
         """Positions from one row to the next."""
         x, columns = self.problem.width, self.tile.columns
         pitch = hopper.pitch(x, self.most_slot[1])
-        # A paired tile has one more where that costs no row and gives vectors of four.
+        # A paired tile has one more if that costs no row and gives vectors of four.
         odd = pitch % 2 == 1 and x.stride % 4 == 2 and x.output_size % 4 == 0
         spare = columns // pitch == columns // (pitch + 1)
         return pitch + 1 if self.tile.paired and odd and spare else pitch
@@ -160,13 +169,13 @@ class Layout:
 
     @property
     def boxes(self) -> int:
-        """Tensor copies that bring a stage's pixels."""
+        """Tensor copies (TMA) that load a stage's pixels."""
         return -(-(self.tile.columns + self._reach) // MOST_BOX)
 
     @property
     def patch_positions(self) -> int:
         """Positions of a stage: the tile's, and those that its slots reach back to."""
-        # To whole swizzle patterns; coarser, so that widths close to each other share a kernel.
+        # Rounded up to whole swizzle patterns, and further, so that close widths share a kernel.
         step = 16 * self.boxes
         return -(-(self.tile.columns + self._reach) // step) * step
 
@@ -186,7 +195,10 @@ class Layout:
 
     @property
     def vector(self) -> int:
-        """Outputs that lanes write at a time, as these and the shared memory's rows lie."""
+        """Outputs that a lane writes at a time.
+
+        The alignment of the outputs and of the rows in shared memory decides.
+        """
         x = self.problem.width
         if self.tile.paired:
             return math.gcd(4, x.output_size, self.pitch * x.stride)
@@ -197,13 +209,16 @@ class Layout:
 
     @property
     def shift(self) -> int:
-        """Of a paired tile's rows in shared memory: their first output that exists is aligned."""
+        """Elements by which a paired tile's rows are shifted in shared memory.
+
+        Their first output that exists is then aligned.
+        """
         x = self.problem.width
         return -(x.padding % x.stride) % self.vector if self.tile.paired else 0
 
     @property
     def output_bytes(self) -> int:
-        """Shared memory of a tile's outputs, and of where they lie."""
+        """Bytes of shared memory of a tile's outputs and of their positions."""
         part = self.tile.columns if self.tile.storers else 32
         columns = part * self.problem.width.stride + self.shift
         pitch = columns + ((33 if self.tile.apart else 40) - columns % 32) % 32
@@ -212,7 +227,7 @@ class Layout:
 
     @property
     def resident_pieces(self) -> int:
-        """Pieces of weights that a consumer keeps: all slots of all chunks of its rows."""
+        """Pieces of weights that a consumer keeps: all slots of all chunks, for its rows."""
         return max(1, self.chunks * max(len(row_class) for row_class in self.classes))
 
     def stages(self, target: Target) -> tuple[int, int]:
@@ -223,10 +238,11 @@ class Layout:
         return min(pixels, ENOUGH_STAGES[0]), min(weights, ENOUGH_STAGES[1])
 
     def fitting_stages(self, target: Target) -> tuple[int, int]:
-        """As many stages as shared memory holds.
+        """As many stages of pixels and of weights as shared memory holds.
 
-        Four of weights, or three beside the storers' outputs, then pixels, which take longer to
-        come, then more weights. Resident weights have a stage for each piece.
+        Weights first have four stages, or three beside the storers' outputs. Pixels come next,
+        since they take longer to load. What is left goes to weights. Resident weights have a stage
+        for each piece.
         """
         free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
         weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), self.patch_positions * LINE_BYTES + 16
@@ -245,8 +261,9 @@ class Layout:
     def lead(self, target: Target) -> int:
         """Stages of pixels by which the first consumer is ahead of the second.
 
-        None where both write their outputs together, or where a block has one tile: then the second
-        has nothing to write beside the first's products, and ends later by as much.
+        The lead is 0 where both write their outputs together. It is also 0 where a block has one
+        tile: the second consumer would have nothing to write beside the first's products, and
+        would end later by as much.
         """
         together = self.tile.apart and not self.tile.storers
         if together or self.tiles <= target.multiprocessors:
@@ -260,9 +277,9 @@ class Layout:
 
     @property
     def groups_outermost(self) -> bool:
-        """Whether a group's tiles follow each other; otherwise those of the same positions do.
+        """Whether a group's tiles are consecutive; otherwise tiles of the same positions are.
 
-        Blocks that run at the same time then read few groups' weights.
+        If so, blocks that run at the same time read the weights of few groups.
         """
         return self.problem.groups > 1 and 4 * self.weight_elements >= LEAST_BYTES_OF_GROUPS
 
@@ -285,17 +302,17 @@ class Layout:
 
     @property
     def weight_elements(self) -> int:
-        """Packed weights, in 4 bytes."""
+        """Packed weights, in words of 4 bytes."""
         return self.problem.groups * self.row_begin[-1] * self.chunks * GROUP_ROWS * LINE_WORDS
 
     @property
     def pixel_elements(self) -> int:
-        """Packed pixels, in 4 bytes."""
+        """Packed pixels, in words of 4 bytes."""
         return self.problem.groups * self.chunks * self.positions * LINE_WORDS
 
     @property
     def operand_elements(self) -> int:
-        """Packed weights and pixels, in 4 bytes."""
+        """Packed weights and pixels, in words of 4 bytes."""
         return self.weight_elements + self.pixel_elements
 
     @functools.cached_property
@@ -304,7 +321,7 @@ class Layout:
         weights = PACK_WEIGHTS // self.word_channels
         channels = max(1, min(weights // self.problem.taps, GROUP_ROWS // self.row_phases))
         while True:
-            # Whole warps' rows, where they fit.
+            # The rows of whole warps, if they fit.
             channels -= channels % min(channels, self.warp_channels)
             of_weights, of_pixels = self._pack_items(channels)
             divisible = channels > self.warp_channels and of_weights + of_pixels < LEAST_ITEMS
@@ -327,7 +344,7 @@ class Layout:
 
     @property
     def packed_row_step(self) -> int:
-        """Rows of the kernel from one of a piece to its next: those of a phase in y, or 1."""
+        """Step, in kernel rows, between the rows of a piece: that of a phase in y, or 1."""
         return self._row_step(self.part_channels)
 
     def _row_step(self, part_channels: int) -> int:
@@ -353,36 +370,42 @@ class Layout:
 
     @property
     def repairing(self) -> Layout:
-        """The same tiles in TF32, whose weights are twice as much to keep: they come again."""
+        """The same tiles in TF32, for the repair.
+
+        Their weights take twice the memory, so they are not resident but loaded with each tile.
+        """
         return layout(self.problem, dataclasses.replace(self.tile, half=False, resident=False))
 
     @property
     def status(self) -> int:
-        """Behind all operands in float16: `Status`, then `notes`."""
+        """Where `Status` starts, then `notes`: behind all float16 operands."""
         return self.operand_elements + self.repairing.operand_elements
 
     @property
     def packed_elements(self) -> int:
-        """The workspace, in 4 bytes."""
+        """The workspace, in words of 4 bytes."""
         if not self.tile.half:
             return self.operand_elements
         return self.status + sum(self.note_words)
 
     @property
     def note_words(self) -> tuple[int, int, int, int]:
-        """4 bytes of `Status`, of what each block of the packing notes of weights, of what is
-        counted of each image, and of what is noted of pixels: a byte for each position of a line of
-        channels.
+        """Words of 4 bytes of four arrays, each a multiple of 16 bytes:
 
-        All on 16 bytes.
+        - `Status`;
+        - what each block of the packing notes of its weights;
+        - the counts of each image;
+        - the notes of pixels, a byte for each position of a line of channels.
         """
         images = -(-self.problem.batch // 4) * 4
         return STATUS_WORDS, -(-self.pack_blocks // 4) * 4, images, self.pack_items[1] * 16
 
     @property
     def most_slight(self) -> int:
-        """Times that 8 channels of a pixel of an image may have too small a value: as often as
-        chance brings, of few pixels never. A pixel that is small in all channels has more.
+        """Most octets (8 channels of a pixel) of an image that may have too small a value.
+
+        The limit allows for what chance brings; with few pixels it is 0. A pixel that is small in
+        all channels exceeds it.
         """
         problem = self.problem
         octets = -(-problem.in_channels_per_group // 8)
@@ -393,8 +416,10 @@ class Layout:
 
     @property
     def most_unfit_weights(self) -> int:
-        """Times that 8 weights of a tap may have one too small for float16, for all to be computed
-        in it: as many as 1 weight of 2^18, more than of normal ones are.
+        """Most octets (8 weights of a tap) with a weight too small for float16.
+
+        With more, the layer is not computed in float16. The limit is 1 weight in 2^18, more than
+        normal weights have.
         """
         return math.prod(self.problem.w_shape) >> 18
 
@@ -407,7 +432,7 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     in_y = [{tap.shift for tap in phase.taps} for phase in y.phases]
     any_x = set().union(*in_x)
     channel_tiles = -(-problem.out_channels_per_group // (WARP_ROWS // x.stride))
-    # The slots in y and x of each row group, as sm90_tf32_flat_forward/rows.cuh orders them.
+    # The slots in y and x of each row group, in the order of sm90_tf32_flat_forward/rows.cuh.
     row_slots: list[tuple[set[int], set[int]]] = []
     if tile.apart:
         groups = -(-problem.out_channels_per_group // GROUP_ROWS)

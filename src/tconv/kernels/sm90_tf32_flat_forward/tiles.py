@@ -14,16 +14,16 @@ class Tile:
 
     Attributes:
         columns: positions, the wgmma's N.
-        apart: whether the two phases of a stride of 2 in x are row groups of their own, each with
-            its own slots. Otherwise phases lie side by side in a warp's rows and share their slots.
-        storers: whether a warpgroup of its own writes the outputs. Otherwise the consumers do.
-        half: whether it multiplies in float16, which has TF32's significand, at twice the rate. A
-            further launch recomputes the images that float16 cannot hold.
-        resident: whether a block keeps the weights of its rows. Its tiles then follow each other
+        apart: whether the two phases of a stride of 2 in x are separate row groups, each with its
+            own slots. Otherwise phases are adjacent in a warp's rows and share their slots.
+        storers: whether a separate warpgroup writes the outputs. Otherwise the consumers do.
+        half: whether it multiplies in float16, at twice the rate of TF32. The significand has as
+            many bits. A repair launch recomputes the images that float16 cannot hold.
+        resident: whether a block keeps the weights of its rows. Its tiles are then consecutive
             along the positions. Otherwise weights are loaded with each tile.
-        paired: whether the consumers have two phases in y of the same channels (for an even stride
-            in y). A tile is then whole rows of positions, and storers write both phases' rows in
-            the order of memory.
+        paired: whether the two consumers compute two phases in y of the same channels. The stride
+            in y must be even. A tile is then whole rows of positions, and storers write the rows
+            of both phases in the order of memory.
     """
 
     columns: int
@@ -34,7 +34,7 @@ class Tile:
     paired: bool = False
 
     def __str__(self) -> str:
-        """Rows of a block x positions, and how."""
+        """Rows of a block x positions, then the options."""
         apart = "/apart" if self.apart else ""
         storers = "/storers" if self.storers else ""
         half = "/half" if self.half else ""
@@ -49,7 +49,8 @@ TILES = (
     *(Tile(columns, storers=True, half=True, paired=True) for columns in (192, 160, 144, 128)),
     *(Tile(columns, apart=True, half=True) for columns in (216, 208)),
     Tile(160, apart=True, storers=True, half=True),
-    # For few channels, which fill half of a stage in float16, and values that it cannot hold.
+    # For few channels, which fill only half of a stage in float16, and for values that float16
+    # cannot hold.
     *(Tile(columns) for columns in (208, 96)),
     *(Tile(columns, storers=True) for columns in (160, 96)),
     Tile(160, storers=True, resident=True),

@@ -1,7 +1,7 @@
 """`sm90_tf32_forward`: the output on Hopper's tensor cores, float32 tensors with TF32 products.
 
-Tiles marked `half` multiply in float16, whose significand is TF32's. A block ends with computing in
-TF32 those tiles whose values float16 cannot hold.
+Tiles marked `half` multiply in float16, whose significand has as many bits as TF32's. At its end, a
+block recomputes in TF32 the tiles whose values float16 cannot hold.
 """
 
 from __future__ import annotations

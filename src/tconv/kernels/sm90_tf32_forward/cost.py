@@ -16,7 +16,7 @@ VARIANTS = {
     (True, False): "half streamed",
     (True, True): "half resident",
 }
-"""Variants of the constants: by whether a tile multiplies in float16, and keeps its weights."""
+"""Variants of the constants, by `half` and `resident` of a tile."""
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -28,7 +28,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel: cycles of a tile's parts, and bytes of memory."""
     laid = layout(problem, tile)
     fit = costs.load(__file__, VARIANTS[tile.half, tile.resident])
-    pixels = laid.tile_rows * tile.columns  # of all that a patch serves
+    pixels = laid.tile_rows * tile.columns  # that a patch serves
     products = laid.mean_pairs * pixels / 2
     patch = (fit.mapped if problem.x_aligned else fit.loaded) * laid.patch_rows * laid.patch_columns
     consumers = CONSUMERS // laid.rings
@@ -39,7 +39,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     output = fit.output if problem.width.stride == 1 else fit.phased
     edge = fit.edge
     if tile.sectors:
-        edge, output = 0, output * fit.sectors_output  # whole sectors: no ends of pieces
+        edge, output = 0, output * fit.sectors_output  # whole sectors have no partial ends
     of_tile = laid.chunks * stage + tile.m_tiles * (output * pixels + fit.row * laid.tile_rows)
     waves = -(-laid.tiles // (laid.rings * target.multiprocessors))
     cycles = waves * laid.rings * of_tile + laid.resident_bytes / fit.l2_bytes
@@ -47,7 +47,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     ends = 1 + edge / (tile.columns * problem.width.stride)
     moved = problem.bytes * ends / (fit.bytes * 1e12)
     modelled = max(busy, moved) + fit.both * min(busy, moved) + fit.launch * 1e-6
-    # Where products are many, power binds the clock.
+    # With many products, power limits the clock.
     intensity = problem.flops / problem.bytes
     many = min(1, max(0, (intensity - fit.power_from) / fit.power_over))
     if tile.half:

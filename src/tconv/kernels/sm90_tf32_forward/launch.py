@@ -26,13 +26,13 @@ PACK_STEM = "sm90_tf32_pack"
 THREADS = 384
 
 MOST_UNFIT_WEIGHTS = 2**16 - 2
-"""A packing counts no more, so that the sum over its threads is a 32-bit number."""
+"""Where a packing's count saturates, so that the sum over its threads fits 32 bits."""
 
 UNIT_BYTES = 256
-"""Bytes of shared memory of the scales of float16 operands."""
+"""Bytes of shared memory for the scales of float16 operands."""
 
 ORDER_BYTES = 272
-"""Bytes of shared memory of the queue of a ring's next tiles."""
+"""Bytes of shared memory for the queue of a ring's next tiles."""
 
 
 def source(problem: Problem, tile: Tile) -> KernelSource:
@@ -44,7 +44,10 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 
 
 def ending_with(kernel: KernelSource, repair: KernelSource) -> KernelSource:
-    """The kernel, its blocks ending with the functions of `repair` in the same shared memory."""
+    """The kernel, whose blocks end with the functions of `repair`.
+
+    Both use the same shared memory.
+    """
     shared = max(kernel.shared_bytes, repair.shared_bytes)
     return dataclasses.replace(kernel, repair_source=repair, shared_bytes=shared)
 
@@ -62,7 +65,7 @@ def kernel_source(
     schedule: tuple[tuple[str, Constant], ...],
     repairs: Layout | None = None,
 ) -> KernelSource:
-    """The kernel of that name on a layout; `schedule` holds its own constants."""
+    """The kernel of that name for a layout; `schedule` holds its own constants."""
     problem, tile = laid.problem, laid.tile
     index = family.index_type(problem, laid.tiles * (WARPS // laid.rings))  # as notes are counted
     stages, raw_stages = laid.stages(hopper.TARGET)
@@ -171,8 +174,10 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
 
 
 def _pair_fragments(laid: Layout) -> tuple[int, ...]:
-    """Where each pair's resident weights lie in a chunk, for a warp of phase 0 and its first
-    channels, in fragments; other phases and channels lie a constant distance further on.
+    """Offset of each pair's resident weights in a chunk, in fragments.
+
+    It is that of a warp of phase 0 and the first channels. Those of other phases and channels are a
+    constant distance further on.
     """
     phase_tiles = -(-laid.problem.out_channels_per_group // warp_channels(laid.problem))
     return tuple(
@@ -187,14 +192,14 @@ def _pair_fragments(laid: Layout) -> tuple[int, ...]:
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The packing, and the kernel: one block for each SM, whose warpgroups walk the tiles."""
+    """The packing, and the kernel: one block for each SM, whose warpgroups loop over the tiles."""
     return packed_launches(problem, target, tile, source(problem, tile))
 
 
 def packed_launches(
     problem: Problem, target: Target, tile: Tile, kernel: KernelSource
 ) -> tuple[Launch, ...]:
-    """The launch that lays the weights out, and that of the kernel."""
+    """The launch that packs the weights, and that of the kernel."""
     laid = layout(problem, tile)
     elements = laid.packed_bytes // 4 + laid.status_words
     index = family.index_type(problem, elements)

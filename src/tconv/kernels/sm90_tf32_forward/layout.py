@@ -18,44 +18,46 @@ WARP_ROWS = 16
 WARPS = 4
 
 CHANNELS = 8
-"""Depth of one TF32 wgmma, half of a float16 one's."""
+"""Input channels (K) of one TF32 wgmma. A float16 wgmma has twice as many."""
 
 MOST_HALF_BLOCKS = 1024
-"""Blocks of a packing in float16, at most. The kernel's blocks read a word of each of its warps."""
+"""Most blocks of a packing in float16. Each block of the kernel reads a word of all their warps."""
 
 FRAGMENT_BYTES = 512
 """Bytes of weights that a warp needs for one product."""
 
 PIECE_BYTES = WARPS * FRAGMENT_BYTES
-"""Bytes of weights that a warpgroup needs for one product. A block of the packing writes so many at
-a time.
+"""Bytes of weights that a warpgroup needs for one product.
+
+A block of the packing writes as many at a time.
 """
 
 STAGES = ((4, 3), (3, 3), (3, 2), (2, 2), (3, 1), (2, 1))
 
 COMMON_STAGES = ((4, 3), (3, 3), (2, 3), (3, 2), (2, 2), (3, 1), (2, 1))
-"""(stages of a ring, raw patches under way), in order of preference: the first that fits is taken.
-Where there is one ring, raw patches count for more: kb71 took 0.313 ms with (2, 3), 0.324 with
-(3, 2).
+"""(stages of a ring, raw patches under way), in order of preference, if there is one ring.
+
+The first that fits is taken. With one ring, raw patches count for more: kb71 took 0.313 ms with
+(2, 3), 0.324 ms with (3, 2).
 """
 
 SECTOR, LINE = 8, 32
 """Floats in a sector of device memory, and in a line."""
 
 MOST_ROW_STEP = 4
-"""Image rows that one row of pixels stands for, at most."""
+"""Most image rows that one row of pixels stands for."""
 
 MOST_AHEAD = 6
-"""Pairs by which weights that have no place in shared memory are loaded ahead of their use."""
+"""Pairs by which weights are loaded ahead of their use, if they are not in shared memory."""
 
 WEIGHT_SLOTS = 4
-"""Copies of staged weights that a consumer has under way."""
+"""Copies of staged weights that a consumer has in flight."""
 
 PART_SLOTS = 2
-"""The same where a copy is of a whole part, which is larger."""
+"""The same if a copy has a whole part, which is larger."""
 
 MOST_SUMS = 104
-"""Sums of a thread that fit into a third of the registers."""
+"""Accumulators of a thread that fit into a third of the registers."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,14 @@ class Layout:
     """A tile laid over a problem.
 
     Attributes:
-        row_step: image rows that one row of pixels stands for. With few output channels several
-            fill the 64 rows of a wgmma.
+        row_step: image rows that one row of pixels stands for. With few output channels, several
+            rows fill the 64 rows of a wgmma.
         classes: the distinct sequences of pairs.
         m_class: the class of each row group.
         slots_y, slots_x: all slots of an axis, ascending.
-        imposed_skew: the `skew` of another layout, where both use the same patches.
-        rolled: whether products, pixels and stores are loops: code that seldom runs compiles fast.
+        imposed_skew: the `skew` of another layout, if both use the same patches.
+        rolled: whether products, pixels and stores are loops. Code that seldom runs then compiles
+            fast.
     """
 
     problem: Problem
@@ -94,7 +97,7 @@ class Layout:
 
     @property
     def mean_pairs(self) -> float:
-        """Pairs of a stage, on the average of the row groups."""
+        """Pairs of a stage, averaged over the row groups."""
         return self.m_begin[-1] / len(self.m_class)
 
     @property
@@ -115,10 +118,10 @@ class Layout:
 
     @functools.cached_property
     def skew(self) -> int:
-        """Columns that a patch has to the left of its first.
+        """Columns of a patch to the left of the first that a tile reads.
 
-        A tensor map loads from a 16-byte boundary on. Patches begin with a sector, which costs the
-        fewest bytes, if all tiles can and if as many stages fit.
+        A tensor map loads from a 16-byte boundary on. Patches begin on a sector, which costs the
+        fewest bytes, if all tiles allow it and if as many stages fit.
         """
         if self.imposed_skew is not None:
             return self.imposed_skew
@@ -133,7 +136,7 @@ class Layout:
 
     @functools.cached_property
     def patch_columns(self) -> int:
-        """Input columns of a tile, its halo and what a tensor map adds included."""
+        """Input columns of a tile, with its halo and what a tensor map adds."""
         return self._patch_columns(self.skew)
 
     def _patch_columns(self, skew: int) -> int:
@@ -142,12 +145,12 @@ class Layout:
 
     @property
     def patch_row(self) -> int:
-        """A row of the staged patch, in the 16 bytes that a wgmma's descriptor counts."""
+        """Size of a row of the staged patch, in 16 bytes, the unit of a wgmma descriptor."""
         return self.patch_columns * CHANNELS * 4 // 16
 
     @property
     def vector(self) -> int:
-        """Outputs that a lane writes at a time, where rows begin on a multiple of them."""
+        """Outputs that a lane writes at a time. Rows begin on a multiple of them."""
         return next(width for width in (4, 2, 1) if self.problem.width.output_size % width == 0)
 
     @property
@@ -159,7 +162,7 @@ class Layout:
 
     @property
     def output_shift(self) -> int:
-        """Columns of a tile's first output behind a multiple of `vector`."""
+        """Columns from a multiple of `vector` to a tile's first output."""
         x = self.problem.width
         return (x.q_range.start * x.stride - x.padding) % self.vector
 
@@ -175,13 +178,13 @@ class Layout:
 
     @property
     def reaches(self) -> int:
-        """Values of slot * stride + phase in y that a tap may lie at."""
+        """Number of values of slot * stride + phase, in y, at which a tap may be."""
         y = self.problem.height
         return y.dilation * (y.kernel - 1) + 1
 
     @property
     def fragments(self) -> int:
-        """Resident weights, in what a warp needs for one product.
+        """Resident weights, in fragments. A fragment is what a warp needs for one product.
 
         Phases in y that have the same tap in several rows share its weights.
         """
@@ -196,14 +199,14 @@ class Layout:
 
     @functools.cached_property
     def schedule(self) -> tuple[tuple[int, int, int], ...]:
-        """For each class: parts of a stage, stages unrolled together, pairs of weights held."""
+        """For each class: parts of a stage, stages unrolled together, pairs with weights held."""
         if self.rolled:
             return ((1, 1, 1),) * len(self.classes)
         return tuple(schedule(pairs, self.tile, self.chunks) for pairs in self.classes)
 
     @functools.cached_property
     def slot_pairs(self) -> int:
-        """Pairs of a copy of staged weights, at most."""
+        """Most pairs in a copy of staged weights."""
         return max(
             len(pairs) // parts if parts > 1 else ahead
             for pairs, (parts, _, ahead) in zip(self.classes, self.schedule, strict=True)
@@ -211,7 +214,7 @@ class Layout:
 
     @property
     def weight_slots(self) -> int:
-        """Places of a consumer for copies of its weights."""
+        """Buffers of a consumer for copies of its weights."""
         if self.tile.resident or self.split:
             return 0
         return WEIGHT_SLOTS if all(parts == 1 for parts, _, _ in self.schedule) else PART_SLOTS
@@ -251,7 +254,7 @@ class Layout:
         return target.shared_per_block - 2048 - used
 
     def offset_bytes(self, index: str) -> int:
-        """Shared memory of the offsets of producers that load through registers."""
+        """Bytes of shared memory for the offsets of producers that load through registers."""
         producers = 128 // self.rings
         pixels = self.patch_rows * self.patch_columns
         in_turn = -(-pixels // producers) * producers
@@ -264,7 +267,10 @@ class Layout:
 
     @property
     def shares(self) -> bool:
-        """Whether producers give registers to the consumers, which need more than a third."""
+        """Whether producers give registers to the consumers.
+
+        They do if consumers need more than a third of all registers.
+        """
         return self.split or self.tile.sums > MOST_SUMS
 
     @property
@@ -278,7 +284,7 @@ class Layout:
 
     @property
     def m_begin(self) -> tuple[int, ...]:
-        """The first pair of each row group among those of a group."""
+        """Index of the first pair of each row group, within a group."""
         begins = [0]
         for row_class in self.m_class:
             begins.append(begins[-1] + len(self.classes[row_class]))
@@ -296,7 +302,7 @@ class Layout:
     def lead(self) -> int:
         """Columns of pixels of the first tile that have no outputs.
 
-        It is chosen for patches to lie in the fewest lines of device memory, with no more tiles.
+        With this number, patches touch the fewest lines of device memory. It must not add tiles.
         """
         if not self.problem.x_aligned:
             return 0
@@ -306,7 +312,7 @@ class Layout:
             first = q_range.start - lead - self.slots_x[-1]
             start = first - first % (SECTOR if step % SECTOR == 0 else 4)
             columns = first - start + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
-            # Starts repeat, modulo a line, after LINE tiles.
+            # Starts modulo a line repeat after LINE tiles.
             starts = range(start, start + LINE * step, step)
             lines = sum((at % LINE + columns - 1) // LINE for at in starts)
             return _tiles(len(q_range) + lead, self.tile.columns, step), lines
@@ -328,14 +334,14 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """Parts of packed weights: a high and a low one of split float16."""
+        """Parts of packed weights: a high and a low part if float16 is split."""
         return 2 if self.split and self.tile.half else 1
 
     @property
     def packed_items(self) -> int:
-        """Pieces of packed weights, of 2 KB for each part: pairs, or four fragments each.
+        """Pieces of packed weights, of 2 KB for each part: a pair, or four fragments.
 
-        Weights that are loaded from L2 are loaded ahead, so zeros follow the last.
+        Weights that come from L2 are loaded ahead of their use, so zeros follow the last.
         """
         if self.tile.resident:
             return -(-self.fragments // WARPS)
@@ -351,12 +357,12 @@ class Layout:
 
     @property
     def half_items(self) -> int:
-        """Pieces of float16 weights, before those of what repairs."""
+        """Pieces of float16 weights. Those of the repair follow them."""
         return self.packed_items if self.tile.half else 0
 
     @property
     def half_bytes(self) -> int:
-        """Bytes of those pieces."""
+        """Bytes of the float16 pieces."""
         return self.half_items * self.parts * PIECE_BYTES
 
     @property
@@ -378,16 +384,17 @@ class Layout:
     def weight_words(self) -> int:
         """Words of status that a packing in float16 writes.
 
-        They are the exponent of the weights' scale and each warp's count of weights that do not
+        They are the exponent of the weights' scale, and each warp's count of weights that do not
         fit.
         """
         return 1 + self.pack_blocks * WARPS if self.tile.half else 0
 
     @property
     def most_unfit_weights(self) -> int:
-        """Weights that may be too small for float16, as packed, where all are computed in it.
+        """Most packed weights that may be too small for float16; with more, it is not used.
 
-        Chance makes so many too small: less than 1 in 2^18 normal ones, 1 in 12 000 split ones.
+        Chance alone makes some too small: less than 1 in 2^18 normal weights, 1 in 12 000 split
+        ones.
         """
         copies = 1 if self.tile.resident else self.row_step
         packed = math.prod(self.problem.w_shape) * copies
@@ -395,9 +402,9 @@ class Layout:
 
     @property
     def status_words(self) -> int:
-        """Words of status: the count of tiles, and in float16 `weight_words` and the notes.
+        """Words of status: the count of tiles, and in float16 also `weight_words` and the notes.
 
-        A note is a word for a tile and a warp that loads its pixels: whether they fit.
+        A note is a word for a tile and a warp that loads its pixels. It says whether they fit.
         """
         notes = self.tiles * WARPS // self.rings
         return 1 + (self.weight_words + notes if self.tile.half else 0)
@@ -443,9 +450,10 @@ def _tiles(columns: int, tile_columns: int, step: int) -> int:
 
 
 def overlap(stride: int) -> int:
-    """Columns that tiles have in common for all sectors that begin in a tile to be in it whole.
+    """Columns that adjacent tiles share, so that a sector that begins in a tile is whole in it.
 
-    Steps are whole sectors, and whole vectors of inputs. Tiles have a multiple of 8 columns.
+    The step from tile to tile is whole sectors, and whole vectors of inputs. Tiles have a multiple
+    of 8 columns.
     """
     return next(n for n in (4, 8) if n * stride >= SECTOR - 1 and n * stride % SECTOR == 0)
 

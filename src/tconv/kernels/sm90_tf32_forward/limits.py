@@ -16,10 +16,10 @@ from tconv.kernels.sm90_tf32_forward.tiles import WARPGROUP_ROWS, Tile
 from tconv.problem import Problem
 
 MOST_PRODUCTS = 160
-"""Unrolled products of a stage, at most: a bound on the code."""
+"""Most unrolled products of a stage. This bounds the size of the code."""
 
 MOST_SUMS_OF_CLASSES = 128
-"""Sums of a thread, at most, where row groups have different sequences of slots."""
+"""Most accumulators of a thread if row groups have different sequences of slots."""
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -42,7 +42,7 @@ def shape_why_not(problem: Problem) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.sums > MOST_SUMS and not problem.x_aligned:
-        # Registers spilled, or ptxas serialised the products.
+        # Beyond it, registers spilled, or ptxas serialised the products.
         return f"{tile.sums} sums of a thread leave producers that load through registers too few"
     if tile.sums > MOST_SUMS_OF_CLASSES and len(layout(problem, tile).classes) > 1:
         # Registers spilled beside the code of further classes.

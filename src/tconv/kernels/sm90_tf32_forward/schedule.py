@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from tconv.kernels.sm90_tf32_forward.tiles import Tile
 
 MOST_UNROLLED = 4000
-"""Columns of unrolled products, at most. Beyond it a loop goes through equal parts of a stage, if
-there are any: unrolled code compiles slowly.
+"""Most columns of unrolled products. Unrolled code compiles slowly.
+
+Beyond the limit, a loop runs over equal parts of a stage, if it has any.
 """
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One product of a stage: the tile's `m_tile`-th 64 rows with the pixels at a slot."""
+    """One product of a stage: row group `m_tile` of the tile with the pixels at a slot."""
 
     m_tile: int
     slot_y: int
@@ -25,9 +26,9 @@ class Pair:
 def schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int, int]:
     """(parts of a stage in a loop, stages unrolled together, pairs whose weights a thread holds).
 
-    The first that divides is taken: shared memory answers in less time than a pair's products take.
-    A part's first weights are loaded while the last of the part before are in use, so they need
-    registers of their own.
+    The first that divides is taken, since shared memory answers in less time than a pair's products
+    take. A part's first weights are loaded while the last of the previous part are in use. So they
+    need registers of their own.
     """
     columns = tile.rows * tile.columns
     if tile.m_tiles == 1 and len(pairs) * columns > MOST_UNROLLED:

@@ -14,15 +14,15 @@ class Tile:
     Attributes:
         columns: pixels along x, the wgmma's N.
         rows: rows of pixels.
-        m_tiles: times 64 rows of (phase, output channel).
+        m_tiles: row groups, of 64 rows (phase, output channel) each.
         resident: whether a block keeps all weights in shared memory. Otherwise it copies them there
-            from L2 as they are used.
-        half: whether it multiplies in float16, which has TF32's significand, at twice the rate. A
-            block then ends with recomputing the tiles that float16 cannot hold.
-        sectors: whether tiles overlap in x. Each then writes whole sectors of device memory, where
-            rows do not begin on them.
-        common: whether both consumers multiply one patch, the second the rows below the first's.
-            Less halo is loaded, and neither consumer runs ahead.
+            from L2 when it uses them.
+        half: whether it multiplies in float16, at twice the rate of TF32. The significand has as
+            many bits. At its end, a block recomputes the tiles that float16 cannot hold.
+        sectors: whether tiles overlap in x. Each then writes whole sectors of device memory, even
+            if rows do not begin on a sector.
+        common: whether both consumers multiply one patch. The second has the rows below the
+            first's. Less halo is loaded, and neither consumer runs ahead.
     """
 
     columns: int
@@ -35,7 +35,7 @@ class Tile:
 
     @property
     def sums(self) -> int:
-        """Sums of a thread."""
+        """Accumulators of a thread."""
         return self.m_tiles * self.rows * self.columns // 2
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """`sm90_tf32_overlap_forward`: few outputs, many taps, on Hopper's tensor cores.
 
-float32 tensors with TF32 products, nothing packed.
+Tensors are float32, products TF32. Nothing is packed.
 """
 
 from __future__ import annotations

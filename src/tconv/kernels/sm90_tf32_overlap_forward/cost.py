@@ -14,13 +14,13 @@ _COSTS = costs.load(__file__)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds: what is busiest and a part of the rest."""
+    """Modelled seconds: the busiest resource's, and a part of the others'."""
     fit = _COSTS
     laid = layout(problem, tile)
     steps, step = steps_of(laid, target), step_cycles(laid)
     busy = (steps * step + fit.block) / fit.clock
     halo = 1 + fit.halo / laid.strip + (laid.window - 1) / laid.share(target)
-    # Stores of parts of sectors take more of the L2 cache's time.
+    # Stores of partial sectors cost the L2 cache more.
     parts = 1 if tile.gathers else 2 * problem.width.stride / laid.store_vector
     written = 4 * problem.batch * problem.out_channels * math.prod(problem.y_shape[2:])
     moved = (problem.bytes * halo + written * fit.partial_sector * (parts - 1)) / (
@@ -32,14 +32,14 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 
 def steps_of(laid: Layout, target: Target) -> int:
-    """Input rows of a warpgroup, those above its strips included."""
+    """Input rows that a warpgroup reads, including those above its strips."""
     share = laid.share(target)
     pieces = 1 + -(-(share - 1) // laid.rows)
     return share + pieces * (laid.window - 1)
 
 
 def step_cycles(laid: Layout) -> float:
-    """Of an SM for an input row of each warpgroup."""
+    """Cycles of an SM for one input row of each warpgroup."""
     x, fit = laid.problem.width, _COSTS
     products = laid.chunks * laid.depth // PRODUCT_DEPTH
     multiply = products * laid.product_columns / 2
@@ -50,6 +50,6 @@ def step_cycles(laid: Layout) -> float:
     issue += outputs * fit.issue_output * (1 + 1 / laid.store_vector) + laid.slots * fit.issue_slot
     issue += fit.issue_stage * (laid.chunks + 1)
     groups = laid.tile.warpgroups
-    # A step's own parts follow each other; other warpgroups fill the gaps.
+    # The parts of a step are sequential. Other warpgroups fill the gaps.
     alone = multiply + fit.alone_issue * issue + fit.alone_stage * laid.chunks + fit.alone_row
     return max(groups * multiply, groups * issue / fit.issue_rate, alone)

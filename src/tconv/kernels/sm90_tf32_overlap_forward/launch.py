@@ -69,7 +69,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The kernel: a block for each SM, or one for each group where those are more."""
+    """The kernel. It has a block for each SM, or for each group if there are more groups."""
     laid = layout(problem, tile)
     arguments: dict[str, Argument] = {
         "lines": laid.lines // laid.abreast(target),

@@ -16,7 +16,7 @@ WARPS = 4
 """Warps of a warpgroup."""
 
 UNIT_LANES = 4
-"""Lanes that share a pixel, each with units of its own."""
+"""Lanes that share a pixel, each with its own units."""
 
 PRODUCT_DEPTH = 8
 LINE_CHANNELS = 32
@@ -24,28 +24,29 @@ LINE_BYTES = 4 * LINE_CHANNELS
 MOST_COLUMNS = 256
 
 MOST_STRIDE = 16
-"""A word has a bit for each output of two pixels, which says whether it exists."""
+"""Limit of the stride: a word has a bit for each output of two pixels, set if it exists."""
 
 MOST_PLACES = 12
-"""Vectors that a thread writes at a time, at most: each place takes registers."""
+"""Most vectors that a thread writes at a time. Each takes registers."""
 
 MOST_STAGES = 8
 
 MOST_AHEAD_BYTES = 112 << 10
-"""Bytes that an SM's warpgroups load ahead, at most, beyond two stages each. More takes longer:
-fsrcnn_x3 took 0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 with 95.
+"""Most bytes that an SM's warpgroups prefetch beyond two stages each.
+
+More takes longer: fsrcnn_x3 took 0.087 to 0.090 ms with 142 KiB, 0.084 to 0.086 ms with 95 KiB.
 """
 
 MOST_CHUNKS = 8
 
 LEAST_SHARE_ABREAST = 4
-"""Rows of a warpgroup from which on its neighbours may walk beside it."""
+"""With at least so many rows each, neighbouring warpgroups may take adjacent strips."""
 
 RESERVED_BYTES = 1024
-"""Bytes of shared memory that are left free. A block's shared memory is a multiple of it."""
+"""Bytes of shared memory that stay free. A block's shared memory is a multiple of this."""
 
 OTHER_REGISTERS = 44
-"""Registers of a thread beyond those that are counted."""
+"""Registers of a thread besides those that `Layout.held` counts."""
 
 SCALAR_REGISTERS = 20
 """Registers of a thread for copies of single elements."""
@@ -55,7 +56,7 @@ WIDE_REGISTERS = 16
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple that is not below the value."""
+    """The value, rounded up to a multiple."""
     return -(-value // multiple) * multiple
 
 
@@ -68,7 +69,7 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """Stages of an input row."""
+        """Stages in which an input row is loaded."""
         return -(-self.problem.in_channels_per_group // self.tile.channels)
 
     @property
@@ -78,7 +79,7 @@ class Layout:
 
     @functools.cached_property
     def lead(self) -> int:
-        """By how many outputs a pixel's begin before those that its first tap reaches."""
+        """Outputs of a pixel that precede those that its first tap reaches."""
         x = self.problem.width
 
         def badness(lead: int) -> tuple[int, int, int]:
@@ -88,17 +89,17 @@ class Layout:
 
     @property
     def offset_x(self) -> int:
-        """The pixel numbered c has the outputs from c * stride - offset_x on."""
+        """Pixel c has the outputs from c * stride - offset_x on."""
         return self.problem.width.padding + self.lead
 
     @property
     def reach(self) -> int:
-        """Pairs of pixels that a pair's outputs reach back to; a warp's first are so many."""
+        """Earlier pairs of pixels that a pair's outputs read. A warp begins with so many pairs."""
         return reach_of(self.problem, self.lead)
 
     @property
     def store_vector(self) -> int:
-        """Outputs that are written at a time."""
+        """Outputs of one store."""
         return vector_of(self.problem, self.lead)
 
     @property
@@ -113,12 +114,12 @@ class Layout:
 
     @property
     def first_used(self) -> int:
-        """The first pixel that has an output, or the one before it: even."""
+        """The first pixel that has an output, rounded down to an even number."""
         return self.offset_x // self.problem.width.stride // 2 * 2
 
     @property
     def used(self) -> int:
-        """Pixels from there on that have outputs."""
+        """Pixels from `first_used` on that have outputs."""
         x = self.problem.width
         return (x.output_size - 1 + self.offset_x) // x.stride + 1 - self.first_used
 
@@ -134,7 +135,7 @@ class Layout:
 
     @property
     def skew(self) -> int:
-        """Pixels that are copied ahead of it."""
+        """Pixels that are copied before `first_pixel`."""
         return self.first_pixel % 8 if self.source_vectors else 0
 
     @property
@@ -150,14 +151,15 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Rows of pixels of an image, of `stride` outputs each, and of input above the first."""
+        """Rows of pixels of an image, of `stride` outputs each, with input rows above the first."""
         return self.problem.height.q_range.stop - self.first_row
 
     @property
     def first_row(self) -> int:
         """The first row of pixels that an input row reaches, whether or not it has outputs.
 
-        So that every share takes as many steps: one that begins with an image has no rows above it.
+        Every share then takes the same number of steps. A share that begins with an image would
+        otherwise have no rows above it.
         """
         return max(0, self.problem.height.q_range.start - (self.window - 1))
 
@@ -173,17 +175,20 @@ class Layout:
 
     @property
     def units(self) -> int:
-        """Output channels of a phase in y."""
+        """Pairs of a phase in y and an output channel."""
         return self.problem.height.stride * self.problem.out_channels_per_group
 
     @property
     def slots(self) -> int:
-        """Units of a thread."""
+        """Slots of a thread, one for each of its units."""
         return -(-self.units // UNIT_LANES)
 
     @functools.cached_property
     def slot_begin(self) -> tuple[int, ...]:
-        """A thread's first column of each slot, and their end: a slot has its first unit's taps."""
+        """A thread's first column of each slot, then the end of the last.
+
+        A slot has as many columns as its first unit has taps.
+        """
         begins = [0]
         for slot in range(self.slots):
             phase = UNIT_LANES * slot // self.problem.out_channels_per_group
@@ -193,18 +198,18 @@ class Layout:
 
     @property
     def product_columns(self) -> int:
-        """Columns of the product: whole slots of units."""
+        """Columns of the product, rounded up to whole slots of units."""
         return 8 * (-(-self.slot_begin[-1] // 2))
 
     @property
     def weight_bytes(self) -> int:
-        """Shared memory of the weights."""
+        """Bytes of shared memory of the weights."""
         channels = round_up(self.problem.in_channels_per_group, PRODUCT_DEPTH)
         return -(-channels // LINE_CHANNELS) * self.product_columns * LINE_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of a stage."""
+        """Bytes of shared memory of a stage."""
         return 4 * self.depth * self.pitch
 
     @property
@@ -214,20 +219,20 @@ class Layout:
 
     @property
     def places(self) -> int:
-        """Where a thread writes: vectors of its warp's rows, or units of its own pair."""
+        """Places that a thread writes: vectors of its warp's rows, or units of its own pair."""
         if not self.tile.gathers:
             return self.slots
         return -(-self.units * self.row_outputs // self.store_vector // 32)
 
     @property
     def output_bytes(self) -> int:
-        """Shared memory in which warps gather their outputs."""
+        """Bytes of shared memory in which warps gather their outputs."""
         gathered = round_up(self.units * self.row_outputs, 4) if self.tile.gathers else 4
         return 4 * WARPS * self.tile.warpgroups * gathered
 
     @property
     def table_bytes(self) -> int:
-        """Shared memory of where an input channel's weights lie and come to."""
+        """Bytes of the table of an input channel's weights: where each is read and stored."""
         return 12 * self.problem.out_channels_per_group * self.problem.taps
 
     def stages(self, target: Target) -> int:
@@ -240,7 +245,7 @@ class Layout:
 
     @property
     def sums(self) -> int:
-        """Sums of a thread that wait for further rows."""
+        """Accumulators of a thread that later input rows add to."""
         x = self.problem.width
         of_row = 0
         for phase in range(x.stride):
@@ -254,13 +259,13 @@ class Layout:
 
     @property
     def held(self) -> int:
-        """Registers of a thread for products, sums, pixels, biases and where it writes."""
+        """Registers of a thread for products, sums, pixels, biases and output places."""
         places = self.slots + self.places * (3 if self.problem.wide_offsets else 2)
         return self.product_columns // 2 + self.sums + self.depth // 2 + places
 
     @property
     def spare_registers(self) -> int:
-        """Registers of a thread that are left for what `held` counts."""
+        """Registers of a thread available for what `held` counts."""
         other = OTHER_REGISTERS + (0 if self.source_vectors else SCALAR_REGISTERS)
         return self.tile.registers - other - (WIDE_REGISTERS if self.problem.wide_offsets else 0)
 
@@ -269,9 +274,9 @@ class Layout:
         return max(1, target.multiprocessors // self.problem.groups) * self.tile.warpgroups
 
     def abreast(self, target: Target) -> int:
-        """Strips that neighbouring warpgroups walk down side by side: all, or one.
+        """Strips that neighbouring warpgroups process side by side: all, or one.
 
-        Side by side they read neighbouring pieces of the same rows at the same time.
+        Side by side, they read adjacent pieces of the same rows at the same time.
         """
         return share_out(self.lines, self.strips, self.warpgroups(target))[0]
 
@@ -289,15 +294,18 @@ class Layout:
         return min(shares, most)
 
     def step(self, target: Target) -> int:
-        """Shares between those of a block's warpgroups: few go to as many blocks as there are."""
+        """Distance, in shares, between the shares of a block's warpgroups.
+
+        Few shares are thus spread over all blocks.
+        """
         full = self.share(target) >= LEAST_SHARE_ABREAST
         return 1 if full else max(1, target.multiprocessors // self.problem.groups)
 
 
 def share_out(lines: int, strips: int, slots: int) -> tuple[int, int]:
-    """Strips side by side, and the rows of each of `slots` warpgroups.
+    """Strips processed side by side, and the rows of each of `slots` warpgroups.
 
-    All strips stand side by side unless rows are few or that takes a twentieth more of them.
+    All strips are side by side, unless rows are few or that costs a twentieth more rows.
     """
     share = -(-lines // slots)
     if share >= LEAST_SHARE_ABREAST and slots >= strips:

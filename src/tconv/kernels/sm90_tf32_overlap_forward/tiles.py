@@ -12,9 +12,9 @@ class Tile:
     """How an SM divides its work.
 
     Attributes:
-        warpgroups: of a block, each with a strip of its own.
-        channels: input channels of a stage, at most.
-        gathers: a warp gathers a row of outputs in shared memory before it writes them.
+        warpgroups: warpgroups of a block, each with its own strip.
+        channels: most input channels of a stage.
+        gathers: whether a warp gathers a row of outputs in shared memory before it writes them.
     """
 
     warpgroups: int
@@ -40,6 +40,7 @@ TILES = (
     Tile(3, 64, gathers=True),
     Tile(3, 32, gathers=True),
     Tile(3, 64, gathers=False),
-    # For many taps and rows that are not on 16 bytes, whose copies take more registers.
+    # For many taps, and for rows that are not aligned to 16 bytes, whose copies take more
+    # registers.
     Tile(2, 64, gathers=True),
 )

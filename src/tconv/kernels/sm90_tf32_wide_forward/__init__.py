@@ -1,6 +1,6 @@
 """`sm90_tf32_wide_forward`: the output of layers with many output channels and phases on Hopper.
 
-float32 tensors with TF32 products on the tensor cores.
+Tensors are float32. The tensor cores multiply in TF32.
 """
 
 from __future__ import annotations

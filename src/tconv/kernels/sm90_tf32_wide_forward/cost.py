@@ -16,13 +16,14 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     fit = _COSTS
     laid = layout(problem, tile)
     tiles = len(laid.column_class)
-    # Of a tile: blocks of weights, slots, and products of both consumers.
+    # Counts of a tile: blocks of weights, slots, and products of both consumers.
     blocks = laid.chunks * laid.block_begin[-1] / tiles
     slots = laid.chunks / tiles
     slots *= sum(len(slots) for class_ in laid.column_class for slots in laid.classes[class_])
     products = 8 * blocks * tile.pixel_tiles
     multiplied = products * (fit.product + fit.column * laid.part_columns)
-    # A slot takes its time whatever its columns: operands are loaded and rounded for each pixel.
+    # A slot has a cost that does not depend on its columns: operands are loaded and rounded for
+    # each pixel.
     loaded = slots * (fit.slot + fit.pixel_tile * tile.pixel_tiles)
     produced = fit.lane_copy * laid.chunks * laid.lane_copies
     brought = (blocks * laid.part_columns * LINE_BYTES + laid.chunks * laid.pixel_bytes) / fit.rate

@@ -103,7 +103,7 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The launch that lays the weights out, and the kernel: a block for each SM walks the tiles."""
+    """The packing of the weights, and the kernel: one block for each SM loops over the tiles."""
     laid = layout(problem, tile)
     index = _index(problem, laid)
     packing = KernelSource(

@@ -20,10 +20,10 @@ LINE_BYTES = CHANNELS * 4
 MOST_STRIDE = 16
 
 MOST_STRIDE_Y = 32
-"""A word has a bit for each phase, which says whether its outputs exist."""
+"""Limit of the stride in y: a word has a bit for each phase, set if its outputs exist."""
 
 MOST_LANE_COPIES = 24
-"""Copies of a lane for one channel, at most: their offsets are in registers."""
+"""Most copies of a lane for one channel. Their offsets are in registers."""
 
 LAUNCHED_REGISTERS = 168
 """Registers of a thread of each of the three warpgroups at launch, before setmaxnreg."""
@@ -32,24 +32,32 @@ MOST_PIXEL_STAGES = 6
 MOST_WEIGHT_STAGES = 8
 
 SHARED_BESIDE_L1 = 195 << 10
-"""Bytes of shared memory beside which an SM has 60 KiB of L1, through which outputs leave, and not
-28: unet_shallow with three stages of each 0.124 ms so, 0.127 with more."""
+"""Most bytes of shared memory with which an SM has 60 KiB of L1 cache, and not 28.
+
+Outputs are written through L1. unet_shallow took 0.124 ms with three stages of each kind, within
+this limit, and 0.127 ms with more.
+"""
 
 AIMED_PIXEL_STAGES = (4, 3)
 
 AIMED_WEIGHT_STAGES = (3, 4)
-"""Within that, the first that fit: of weights as many as a chunk has slots, or the nearest. More
-take longer: unet_shallow, with one slot, 0.119 ms with (4, 3), 0.123 with (3, 3), 0.125 with
-(3, 4), 0.127 with (3, 5). random39, with four, 0.015 with (4, 4), 0.017 with (4, 3) or the most
-that fit.
+"""Least and most stages of weights within `SHARED_BESIDE_L1`.
+
+There are as many as a chunk has slots, or the nearest of these numbers. Pixels have the first of
+`AIMED_PIXEL_STAGES` that fits. More stages take longer. Times with (stages of pixels, of weights):
+
+- unet_shallow, one slot: 0.119 ms with (4, 3), 0.123 with (3, 3), 0.125 with (3, 4), 0.127 with
+  (3, 5).
+- random39, four slots: 0.015 ms with (4, 4), 0.017 with (4, 3) or the most that fit.
 """
 
 PACK_WEIGHTS = 320
 """Weights of one input channel that the packing takes at a time, if a channel's taps are fewer."""
 
 LEAST_PACK_ITEMS = 64
-"""Pieces that the packing is divided into, if there are as many units of columns: sam_up1 takes
-0.0260 ms with 64 and 0.0284 with 8.
+"""Least number of pieces of the packing, if there are as many units of columns.
+
+sam_up1 takes 0.0260 ms with 64 and 0.0284 ms with 8.
 """
 
 Slot = tuple[int, int]
@@ -60,8 +68,9 @@ class Layout:
     """A tile laid over a problem.
 
     Attributes:
-        masks: the sets of parts, as bits, that share slots.
-        classes: the distinct slots, (shift in y, shift in x), of column tiles, for each mask.
+        masks: the sets of parts that share slots, as bit masks.
+        classes: for each mask, the distinct lists of slots (shift in y, shift in x) of column
+            tiles.
         column_class: the class of each column tile.
     """
 
@@ -73,12 +82,12 @@ class Layout:
 
     @property
     def low_phases(self) -> int:
-        """Phases in x that are neighbouring columns."""
+        """Phases in x that are adjacent columns."""
         return _low_phases(self.problem, self.tile)
 
     @property
     def parts(self) -> int:
-        """Groups of phases in x, each with columns of its own."""
+        """Parts: groups of phases in x, each with its own columns."""
         return self.problem.width.stride // self.low_phases
 
     @property
@@ -114,23 +123,23 @@ class Layout:
 
     @property
     def tile_columns(self) -> int:
-        """Pixels of a row of the tile; in the line, all."""
+        """Pixels of a row of the tile; all its pixels if it is a piece of the line."""
         return self.tile.pixels // self.tile.rows if self.tile.rows else self.tile.pixels
 
     @property
     def copied(self) -> int:
-        """Neighbouring positions that a lane copies at a time."""
+        """Adjacent positions that a lane copies at a time."""
         on_vectors = self.problem.x_aligned and self.problem.width.size % 4 == 0
         return 4 if on_vectors and (self.tile.rows or self.pitch % 4 == 0) else 1
 
     @property
     def skew(self) -> int:
-        """Positions ahead of the first that is used, so that copies start on their size."""
+        """Positions copied before the first used one, so that copies are aligned to their size."""
         return (self.problem.width.q_range.start - self.most_slot[1]) % self.copied
 
     @property
     def patch_columns(self) -> int:
-        """Positions of a row of a stage, where the tile has rows."""
+        """Positions of a row of a stage, if the tile has rows."""
         columns = self.tile_columns + self.most_slot[1] + self.skew
         return -(-columns // self.copied) * self.copied
 
@@ -140,7 +149,7 @@ class Layout:
         y, x = self.most_slot
         if self.tile.rows:
             return (self.tile.rows + y) * self.patch_columns
-        # Coarse, so that widths close to each other share a kernel.
+        # Rounded up, so that close widths share a kernel.
         return -(-(self.tile.pixels + y * self.pitch + x + self.skew) // 32) * 32
 
     @property
@@ -150,12 +159,12 @@ class Layout:
 
     @property
     def pixel_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of a stage of pixels."""
         return CHANNELS * ((self.patch_positions + 23) // 32 * 32 + 8) * 4
 
     @property
     def weight_bytes(self) -> int:
-        """Of a stage: a slot."""
+        """Bytes of a stage of weights, which is one slot."""
         return self.parts * self.part_columns * LINE_BYTES
 
     @functools.cached_property
@@ -170,7 +179,7 @@ class Layout:
         for weights in (4, 3, 2):
             pixels = (free - weights * self.weight_bytes) // self.pixel_bytes
             if pixels >= 2:
-                # More than three stages of pixels only beside six of weights.
+                # Pixels get a fourth stage only if weights have six.
                 pixels = min(pixels, 3)
                 weights = min(6, (free - pixels * self.pixel_bytes) // self.weight_bytes)
                 pixels = min(
@@ -185,21 +194,24 @@ class Layout:
     def lead(self) -> int:
         """Slots by which the first consumer is ahead of the second.
 
-        None where a chunk has one slot: unet_shallow takes 1% less so, sam_up1 2%, and random39,
-        which has four, 11% more.
+        The lead is 0 where a chunk has one slot: unet_shallow then takes 1% less time, sam_up1 2%.
+        Without a lead, random39, whose chunks have four slots, takes 11% more.
         """
-        # A chunk has at least a slot, or counts as one.
+        # A chunk without slots counts as one slot.
         return 0 if self.slots == 1 else min(self.stages) - 1
 
     def registers(self, index: str) -> tuple[int, int]:
-        """Of a producer and of a consumer: the first hold an offset for each position."""
+        """Registers of a producer's and of a consumer's thread.
+
+        A producer holds an offset for each position that it copies.
+        """
         offsets = self.lane_copies * (1 if index == "int" else 2)
         producer = next(count for count in (72, 88, 104) if count >= min(104, 67 + 2 * offsets))
         return producer, (LAUNCHED_REGISTERS * 3 - producer) // 2
 
     @property
     def block_begin(self) -> tuple[int, ...]:
-        """The first block of weights of each column tile among those of a group, for one chunk."""
+        """Index of the first block of weights of each column tile, within a group and a chunk."""
         begins = [0]
         for class_ in self.column_class:
             begins.append(begins[-1] + self.class_blocks[class_])
@@ -207,7 +219,7 @@ class Layout:
 
     @functools.cached_property
     def class_blocks(self) -> tuple[int, ...]:
-        """Blocks of weights, one for a slot and part, of each class."""
+        """Blocks of weights of each class: one for each slot and part."""
         return tuple(
             sum(
                 len(slots) * mask.bit_count()
@@ -235,7 +247,7 @@ class Layout:
 
     @property
     def weight_elements(self) -> int:
-        """Packed weights."""
+        """Number of packed weights."""
         blocks = self.problem.groups * self.block_begin[-1] * self.chunks
         return blocks * self.part_columns * CHANNELS
 
@@ -342,7 +354,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
 
 
 def vector(problem: Problem) -> int:
-    """Outputs of one pixel that a thread can write at a time, on a multiple of their size."""
+    """Outputs of one pixel that a thread writes at a time, aligned to their size."""
     x = problem.width
     for width in (4, 2):
         if x.stride % width == x.padding % width == x.output_size % width == 0:

@@ -13,11 +13,11 @@ class Tile:
     """What one block computes at a time.
 
     Attributes:
-        pixel_tiles: times 64 pixels of each of the two consumers.
-        columns: columns (phase in y, output channel, phase in x), at most.
-        apart: whether the two phases of a stride of 2 in x are parts of their own, each with its
-            own slots. Otherwise they are neighbouring columns and share their slots.
-        rows: rows of pixels of one image; 0 for neighbours in the line of all positions.
+        pixel_tiles: pixels of each of the two consumers, in units of 64.
+        columns: most columns (phase in y, output channel, phase in x).
+        apart: whether the two phases of a stride of 2 in x are separate parts, each with its own
+            slots. Otherwise they are adjacent columns and share their slots.
+        rows: rows of pixels of one image; 0 for a piece of the line of all positions.
     """
 
     pixel_tiles: int
@@ -31,7 +31,7 @@ class Tile:
         return CONSUMERS * WGMMA_ROWS * self.pixel_tiles
 
     def __str__(self) -> str:
-        """Pixels (rows and columns, where they are of one image) x columns, and how."""
+        """Pixels (rows and columns, if of one image) x columns, then the options."""
         pixels = f"{self.rows}x{self.pixels // self.rows}" if self.rows else f"{self.pixels}"
         return f"{pixels}x{self.columns}" + ("/apart" if self.apart else "")
 
@@ -39,11 +39,11 @@ class Tile:
 TILES = (
     *(Tile(1, columns) for columns in (256, 224, 192, 160, 128)),
     *(Tile(1, columns, apart=True) for columns in (256, 128)),
-    # Twice the pixels for each weight, where few columns are computed anyway. Of one image first:
-    # the model ties, and sam_up2 takes 0.0315 ms for 0.0329 (sweep_picks.csv).
+    # Each weight serves twice the pixels. For layers with few columns. Rows of one image first: the
+    # model ties, and sam_up2 takes 0.0315 ms for 0.0329 (sweep_picks.csv).
     Tile(2, 128, rows=4),
     Tile(2, 128),
     Tile(2, 64),
-    # For wide images: in the line, a slot that reaches rows back brings those rows whole.
+    # For wide images. In the line, a slot that reaches back some rows loads them whole.
     Tile(1, 256, rows=2),
 )
