@@ -187,7 +187,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
         };
         load(values[0], 0, 0);
         if constexpr (Layer::half) {
-            // What each warp has of the first batch is the sample.
+            // The sample is what each warp has of the first batch.
             float of_thread = 0.0f;
 #pragma unroll
             for (int b = 0; b < batch_pixels; ++b)
@@ -203,7 +203,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
             operands.begin(shared, ring, thread == 0, largest);
         }
         for (int chunk = 0; chunk < chunks * parts; chunk += 2) {
-            // Two chunks a turn, so that which buffer a batch is in is known when it is compiled.
+            // Two chunks a turn, so that a batch's buffer is known at compile time.
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (chunk + half >= chunks * parts) break;
@@ -239,8 +239,8 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
     }
 }
 
-// The bits of the largest of 256 values of a raw patch, the same ones for each warp. A template:
-// see Finder.
+// The bits of the largest of 256 values of a raw patch, the same values for each warp. A template,
+// as Finder is.
 template <int lane_values = 8>
 TCONV_DEVICE uint32_t sample(const float* raw) {
     constexpr int each = patch_pixels * part_channels / (32 * lane_values);
@@ -254,12 +254,12 @@ TCONV_DEVICE uint32_t sample(const float* raw) {
     return float16_operands::largest_of_warp(__float_as_uint(largest));
 }
 
-// Rows on 16 bytes: the copy engine brings raw patches, raw_stages of them ahead, and the threads
-// only transpose them.
+// Loads pixels by tensor map, for rows aligned to 16 bytes. The copy engine loads raw patches,
+// `raw_stages` of them ahead; the threads only transpose them.
 template <typename Fields>
 TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
     constexpr int buffers = Layer::rolled ? 1 : 2;
-    // What is counted takes registers too, and so does splitting: with more they spill.
+    // Counting and splitting take registers too: with a larger batch they spill.
     constexpr int most_batch = Layer::split ? 1 : 2;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
@@ -269,7 +269,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     TileFinder finder(arguments, shared, ring);
     if (thread == 0) finder.begin();
 
-    // What thread 0 has still to ask for.
+    // The next copy that thread 0 issues.
     int asked_chunk = 0;
     int asked_x = 0, asked_y = 0, asked_channel = 0, asked_image = 0;
     auto ask = [&](int slot) {
@@ -309,7 +309,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
             if (part == 0) {
                 ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
             }
-            // A store is a barrier to the compiler: loads that are to overlap precede it.
+            // A store is a barrier to the compiler, so loads that are to overlap precede it.
             float values[buffers][batch_pixels][part_channels];
             auto load = [&](float (&into)[batch_pixels][part_channels], int batch) {
 #pragma unroll
@@ -318,7 +318,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                     const float* from = raw + min(pixel, patch_pixels - 1);
 #pragma unroll
                     for (int c = 0; c < part_channels; ++c) {
-                        // Beyond the group's channels lie the next group's.
+                        // The next group's channels follow this group's.
                         bool exists = Layer::in_channels % channels_per_stage == 0 ||
                                       chunk * part_channels + c < Layer::in_channels;
                         into[b][c] = exists ? from[c * patch_pixels] : 0.0f;
@@ -348,7 +348,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 turn.advance();
             }
             ptx::bar_sync(1 + ring, producers);  // the raw patch has been read
-            // Once the first stage is on its way: the packing may still run.
+            // Not before the first stage is on its way: the packing may still run.
             if (thread == 0 && chunk == parts - 1) finder.look_ahead();
             ask(slot);
             if (++slot == Layer::raw_stages) {
