@@ -222,7 +222,7 @@ TCONV_DEVICE void stage_and_write(const Arguments& arguments, Shared& shared, co
                                   const flat::WarpRows& rows, int group, int consumer,
                                   const float (&bias)[2], const Sums& sums) {
     if constexpr (first < columns) {
-        // Two warps gather these channels, and each writes half.
+        // Where two warps gather the same channels, each writes half of them.
         constexpr int channels = flat::apart ? flat::warp_channels / 2 : flat::warp_channels;
         int own = flat::apart ? consumer * channels : 0;
         int warp = threadIdx.x % warpgroup / 32;
