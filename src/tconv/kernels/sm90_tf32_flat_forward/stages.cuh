@@ -32,8 +32,8 @@ constexpr int part = storers ? columns : 32;
 constexpr int phases = Layer::stride_x;
 constexpr int out_channels = 4 * flat::warp_channels;  // of a row group
 constexpr int out_columns = part * phases + Layer::shift;
-// Rows start 8 banks apart, or one where phases are apart. With one, two lanes of a warp would
-// store to the same bank. So lanes whose number has this bit store the second of their two columns
+// Rows start 8 banks apart, or one where phases are apart. Two lanes of a warp would then store to
+// the same bank. None do if lanes whose number has `swap_bit` store the second of their two columns
 // first.
 constexpr int bank_step = flat::apart ? 1 : 8;
 constexpr int out_pitch = out_columns + (32 + bank_step - out_columns % 32) % 32;
@@ -54,8 +54,8 @@ static_assert(!flat::paired || storers, "who writes has the outputs of both cons
 
 // Slices of the outputs go to the storers and come back one by one, so that storers write one while
 // consumers fill another. A slice set is one consumer's outputs, or both consumers' where they are
-// written together. A slice is the first or second half of each warp's rows, if each half holds
-// several whole channels.
+// written together. A slice is half of each warp's rows if each half holds several whole channels,
+// else all of them.
 constexpr int slice_sets = flat::apart || flat::paired ? 1 : consumers;
 constexpr int halves = 8 % flat::row_phases == 0 && flat::row_phases <= 4 ? 2 : 1;
 constexpr int slice_channels = flat::warp_channels / halves;  // of a warp
