@@ -14,7 +14,7 @@
 // at a time, some units that share their inputs:
 //
 //   step      a patch of `depth` input channels with its halo, by cp.async, zero outside the
-//             image; the next step's, of this or the next tile, is under way during this one
+//             image; the next step's patch, of this or the next tile, is copied meanwhile
 //   weights   of all input channels, as fragments, one vector a lane; kept until a tile of another
 //             group or of other channels comes up
 //

@@ -23,8 +23,8 @@ struct StagedWeights {
 
     Shared& shared;
     Turn<weight_slots>& turn;  // of the copy that is read
-    Turn<weight_slots> used;   // of the oldest that has not been handed back
-    const uint32_t* rest;      // copies that have not been asked for
+    Turn<weight_slots> used;   // of the oldest not yet handed back
+    const uint32_t* rest;      // copies that are not yet issued
     int left;                  // their number
     int warp;
 

@@ -1,4 +1,4 @@
-// out[n, co, oy, ox] of layers that are bound by what they move, on fused multiply-adds.
+// out[n, co, oy, ox] of memory-bound layers, by fused multiply-adds.
 //
 // Pixel m of an axis stands for the outputs o = m*stride + r, r in 0..stride-1: the phases are
 // those of o, not of o + padding, so that pixels start where output rows do. The outputs of r use
@@ -9,10 +9,10 @@
 // A block owns tile_rows x tile_columns pixels of one image and tile_channels output channels of
 // one group, with all their phases, so it writes contiguous pieces of output rows. A thread
 // accumulates thread_channels channels x thread_pixels neighbouring pixels x all phases in x x
-// some phases in y. Blocks stay and walk the tiles:
+// some phases in y. Blocks are persistent and walk the tiles:
 //
 //   step      a patch of `depth` input channels with its halo, by cp.async, zero outside the
-//             image; the next step's, be it of the next tile, is under way during this one
+//             image; the next step's patch, of this or the next tile, is copied meanwhile
 //   weights   of all input channels, [in channel][tap in y][thread along o][tap in x][channel];
 //             kept until a tile of another group or of other channels comes up
 //   store     a warp gathers its outputs in shared memory in the order of the rows, one channel of
@@ -56,8 +56,8 @@ struct Swizzle {
     TCONV_DEVICE static int of(int vector) { return vector ^ (vector >> 3 & mask); }
 };
 
-// The patch: [depth][patch_rows][patch_pitch]. It begins with a sector, to which `lead` vectors are
-// added in front. Its column `skew` is the least input column that the tile's first pixel reads.
+// The patch: [depth][patch_rows][patch_pitch]. `lead` vectors in front of it make it begin with a
+// sector. Its column `skew` is the least input column that the tile's first pixel reads.
 using PatchSwizzle = Swizzle<pixels / 4>;
 constexpr int skew = Layer::skew;
 constexpr int patch_rows = tile_rows + Layer::span_y;

@@ -1,4 +1,4 @@
-// out[n, co, oy, ox] of layers whose time is the writing of output rows: products on mma.sync, rows
+// out[n, co, oy, ox] of layers whose time goes into writing output rows: products on mma.sync, rows
 // by bulk copies.
 //
 // Units, products and weights are those of <common/mma_tiles.cuh>. Tiles are one row of pixels high

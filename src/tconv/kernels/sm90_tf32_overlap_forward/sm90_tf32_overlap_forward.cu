@@ -91,7 +91,8 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
 
     int lane = threadIdx.x % 32;
     int first = Layer::skew + threadIdx.x % warpgroup / 32 * useful + lane / 4 * 2;
-    // NOTE: a narrow image has fewer columns. These pixels have no outputs, so any others will do.
+    // NOTE: of a narrow image not all of these pixels were copied. Those missing have no outputs,
+    // so any others will do.
     if (first > Layer::columns - 2) first = Layer::columns - 2;
     first += lane % 4 * pitch;
     uint64_t weights =
