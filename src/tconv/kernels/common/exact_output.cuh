@@ -1,13 +1,15 @@
-// Outputs in float32 that are computed again, each as the sum of exactly its products, where a
-// kernel's own sum is not finite: kernels multiply zeros too, for phases without a tap and beside
-// the image, and an infinity or NaN times zero is a NaN. A finite sum has met no such product.
+// Float32 outputs recomputed as the sum of exactly their products, where a kernel's own sum is not
+// finite.
+//
+// Kernels multiply zeros too, for phases without a tap and beside the image. An infinity or NaN
+// times zero is a NaN. A finite sum has met no such product.
 //
 // Read from Layer: kernel, stride, padding and dilation of both axes, in_channels, out_channels,
 // bias. From Arguments: source, weight, bias, destination, their strides, source_height and
 // source_width.
 //
-// NOTE: loops are rolled and nothing is called. This stands behind main loops, whose registers and
-// cached instructions it must not take, and a call makes ptxas wait for each wgmma by itself.
+// NOTE: loops are rolled and nothing is called. This code stands behind main loops, whose registers
+// and cached instructions it must not take. A call makes ptxas wait for each wgmma by itself.
 #pragma once
 
 #include <common/element.cuh>
@@ -17,7 +19,7 @@ namespace exact {
 
 using Index = Layer::Index;
 
-// Output [image, group * out_channels + channel, y, x].
+// Computes output [image, group * out_channels + channel, y, x].
 template <bool round_to_tf32, typename Fields>
 TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int channel, int y,
                           int x) {
@@ -25,12 +27,12 @@ TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int
     const float* weight = static_cast<const float*>(arguments.weight);
     constexpr int channels = Layer::in_channels;
     float sum = 0;
-    // One loop over taps and channels: it keeps little in registers. Once not a number, a sum stays
+    // One loop over taps and channels keeps little in registers. A sum that is not a number stays
     // so.
 #pragma unroll 1
     for (int k = 0; k < Layer::kernel_y * Layer::kernel_x * channels && sum == sum; ++k) {
         int tap_y = k / (Layer::kernel_x * channels), tap_x = k / channels % Layer::kernel_x;
-        // Where the tap's input lies, times the stride.
+        // The tap's input, times the stride.
         int reach_y = y + Layer::padding_y - tap_y * Layer::dilation_y;
         int reach_x = x + Layer::padding_x - tap_x * Layer::dilation_x;
         int in_y = reach_y / Layer::stride_y, in_x = reach_x / Layer::stride_x;
@@ -54,7 +56,7 @@ TCONV_DEVICE float output(const Fields& arguments, Index image, Index group, int
     return sum;
 }
 
-// Computes an output again if it is not finite, which the thread has written or another before a
+// Recomputes an output that is not finite. The same thread has written it, or another before a
 // barrier of both. For destinations whose strides descend.
 template <bool round_to_tf32, bool split = false, typename Fields>
 TCONV_DEVICE void repair(const Fields& arguments, float* at) {

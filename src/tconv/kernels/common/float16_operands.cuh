@@ -1,15 +1,16 @@
-// What float16 holds as TF32 would: both have 11 significant bits, float16 fewer exponents.
+// Float16 operands in place of TF32. Both have 11 significant bits; float16 has fewer exponents.
 //
-// Values that belong together are multiplied by a power of two, so that the largest of a sample of
-// them comes near float16's largest. Those from 2^-14 on are then the same numbers in both. Strict
-// float32 takes two of float16 for a value, a high and a low part: from 2^-2 on they lose at most
-// 2^-23 of it.
+// Values that belong together are multiplied by a power of two, which brings the largest of a
+// sample near float16's largest. Scaled values from 2^-14 on are then the same numbers in both
+// types. Strict float32 takes two float16 numbers for a value, a high and a low part. From 2^-2 on
+// they lose at most 2^-23 of it.
 //
-// Smaller ones but zero are `slight`: what they lose is small beside the largest, but may be all
-// that an output is made of. So they are counted, 8 channels of a pixel at a time, and where there
-// are more than chance brings, another arithmetic takes over.
-// NOTE: a bound on the largest value says nothing of them, nor does one on each channel's and each
-// pixel's largest: with weights that are zero for most channels an output is made of one channel's.
+// Smaller values but zero are `slight`. What they lose is small beside the largest value, but an
+// output may be made of slight values alone. So they are counted, by octets: 8 channels of a pixel.
+// Where there are more than chance brings, another arithmetic takes over.
+// NOTE: a bound on the largest value says nothing of slight ones. Nor does a bound on each
+// channel's and each pixel's largest: with weights that are zero for most channels, an output is
+// made of one channel's values.
 #pragma once
 
 #include <common/upper_halves.cuh>
@@ -25,9 +26,10 @@ constexpr float most = 65504.0f;
 constexpr int least_exponent = -14;
 [[maybe_unused]] constexpr int least_exponent_of_parts = -2;
 
-// Two values as they are rounded to nearest, ties away, and what that leaves of them.
+// High and low parts of two values. The high part is rounded to nearest, ties away; the low part is
+// the rest.
 //
-// What is left has 12 bits where float16 holds 11: rounding loses one, 2^-24 of the value.
+// The rest has 12 bits where float16 holds 11: rounding loses one, 2^-24 of the value.
 struct Parts {
     uint32_t high, low;
 
@@ -38,22 +40,23 @@ struct Parts {
     }
 };
 
-// 2^exponent, of a normal number.
+// 2^exponent, a normal number.
 TCONV_DEVICE float power_of_two(int exponent) {
     return __uint_as_float(uint32_t(127 + exponent) << 23);
 }
 
-// Twice the bits of a magnitude, less one: ordered as magnitudes are, but zero comes last.
+// Twice the bits of a magnitude, less one. Its order is that of magnitudes, but zero comes last.
 TCONV_DEVICE uint32_t order(float value) { return __float_as_uint(value) * 2 - 1; }
 
-// The power of two that values are multiplied by, and which of them float16 then holds.
+// The power of two that values are multiplied by, and which values float16 then holds.
 struct Scale {
     int exponent;
 
-    // Brings the largest of a sample, by its bits, to at least 2^to and less than twice that; the
-    // largest of all may then be 2^(15 - to) times as large. A sample of zeros tells nothing.
-    // NOTE: never downwards: ptx::cvt_rna_f16x2_f32 only adds to exponents. Values from 2^(to + 1)
-    // on stay as they are, up to `most`.
+    // Brings the largest of a sample, given by its bits, to at least 2^to and less than twice that.
+    // The largest of all values may then be 2^(15 - to) times as large. A sample of zeros tells
+    // nothing.
+    // NOTE: never scales down, as ptx::cvt_rna_f16x2_f32 only adds to exponents. Values from 2^(to
+    // + 1) on stay as they are, up to `most`.
     TCONV_DEVICE static Scale of_sample(uint32_t largest, int to) {
         constexpr int unknown = 8, highest = 60;
         int exponent = 127 + to - int(largest >> 23);
@@ -63,17 +66,17 @@ struct Scale {
     TCONV_DEVICE float factor() const { return power_of_two(exponent); }
     TCONV_DEVICE float unit() const { return power_of_two(-exponent); }
 
-    // Of `order`, from which on a value is not slight.
+    // The least `order` of a value that is not slight.
     TCONV_DEVICE uint32_t least(bool parts) const {
         int of_scaled = parts ? least_exponent_of_parts : least_exponent;
         return order(power_of_two(of_scaled - exponent));
     }
 
-    // Of the largest magnitude; not of NaN.
+    // Whether float16 holds the largest magnitude; false for NaN.
     TCONV_DEVICE bool holds(float largest) const { return largest <= most * unit(); }
 };
 
-// The largest magnitude of these and of others before them; NaN if one is.
+// The largest magnitude of these values and of those before them; NaN if one is.
 template <int count>
 TCONV_DEVICE float largest(float before, const float (&values)[count]) {
 #pragma unroll
@@ -81,16 +84,16 @@ TCONV_DEVICE float largest(float before, const float (&values)[count]) {
     return before;
 }
 
-// For all lanes of a warp: of bits of magnitudes.
+// The largest bits of magnitudes in a warp, for all of its lanes.
 TCONV_DEVICE uint32_t largest_of_warp(uint32_t bits) { return ptx::redux_sync_max_u32(bits); }
 
-// What a thread has seen of values that float16 takes; `parts`: in two. Of parts, an octet all of
-// whose values are slight or zero, but not all zero, counts `dark` times.
+// What a thread has seen of values that float16 takes. `parts`: as two parts each. Then an octet
+// whose values are all slight or zero, but not all zero, counts `dark` times.
 template <bool parts, uint32_t dark = 1>
 struct Seen;
 
-// It looks at upper halves, sign, exponent and 7 bits, two values at a time. What has a magnitude
-// below 2^-133 is taken for zero.
+// It looks at upper halves (sign, exponent and 7 bits), two values at a time. A magnitude below
+// 2^-133 is taken for zero.
 template <>
 struct Seen<false> {
     uint32_t most = 0;  // the largest halves, of even and of odd values
@@ -108,7 +111,7 @@ struct Seen<false> {
             least = ptx::min_u16x2(least, ptx::add_u16x2(both, ~0u));
             most = ptx::max_u16x2(most, both);
         }
-        // A half's highest bit stays where it is not slight.
+        // A half's highest bit stays set where the value is not slight.
         uint32_t enough = scale.least(false) >> 17;
         uint32_t compared = least + (0x8000u - enough) * 0x00010001u;
         slight += (~compared & signs) != 0;
@@ -132,7 +135,7 @@ struct Seen<true, dark> {
     // that.
     template <int count>
     TCONV_DEVICE void add(const float (&values)[count], Scale scale) {
-        // By halves, so that the next instruction seldom waits for the last.
+        // By halves, so that an instruction seldom waits for the one before.
         uint32_t smallest[count / 2];
         float largest[count / 2], sums[count / 2];
 #pragma unroll

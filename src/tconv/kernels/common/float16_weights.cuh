@@ -1,12 +1,12 @@
-// The power of two that a call's weights are multiplied by in float16: each block of a packing
-// finds it from the same sample of all weights, 256 in 32 runs of neighbours, each a sector or two.
+// The scale of a call's weights in float16, a power of two. Each block of a packing finds it from
+// the same sample of all weights: 256 in 32 runs of neighbours, each a sector or two.
 #pragma once
 
 #include <common/float16_operands.cuh>
 
 namespace float16_operands {
 
-// Weights that do not fit, for none to be taken in float16.
+// As many weights that do not fit as make float16 take none.
 [[maybe_unused]] constexpr uint32_t too_many = Layer::most_unfit_weights + 1;
 
 struct OfWeights {
@@ -14,7 +14,7 @@ struct OfWeights {
     bool sparse;  // seven of eight are zero: an output may be one product
 };
 
-// By all threads of a block.
+// Called by all threads of a block.
 template <int threads, typename Fields>
 TCONV_DEVICE OfWeights sample_weights(const Fields& arguments) {
     using Index = Layer::Index;
@@ -29,7 +29,7 @@ TCONV_DEVICE OfWeights sample_weights(const Fields& arguments) {
 #pragma unroll
     for (int i = 0; i < runs * run / threads; ++i) {
         uint32_t number = (i * threads + threadIdx.x) / run;
-        // Spread by the golden ratio, or one after the other where there are few.
+        // Runs are spread by the golden ratio, or follow each other where there are few.
         uint32_t from = spread <= runs ? number : __umulhi(number * 0x9e3779b9u, spread);
         Index place = Index(from) * run + threadIdx.x % run;
         if (place >= Index(all)) continue;  // of few weights: they count as others
@@ -59,8 +59,8 @@ TCONV_DEVICE OfWeights sample_weights(const Fields& arguments) {
     return {Scale::of_sample(largest, 13), zeros > sampled * 7 / 8};
 }
 
-// How many of these do not fit, at most `too_many`: that many for one that is too large or not a
-// number.
+// How many of these values do not fit, at most `too_many`. A value that is too large or not a
+// number counts `too_many`.
 template <int count>
 TCONV_DEVICE uint32_t unfit(const float (&values)[count], Scale scale, bool parts) {
     uint32_t unfit = 0;

@@ -1,6 +1,5 @@
-// For kernels whose blocks are persistent and loop over the tiles of images: where a tile lies, the
-// patch of the input that it reads, the steps of a block, and stores as wide as output rows are
-// aligned for.
+// For persistent blocks that loop over the tiles of images: a tile's position, the patch of the
+// input that it reads, the steps of a block, and stores as wide as output rows are aligned for.
 #pragma once
 
 #include <common/element.cuh>
@@ -12,13 +11,13 @@ namespace image_tiles {
 
 using Index = Layer::Index;
 
-// NOTE: the compiler cannot keep what is derived from it, which would cost registers.
+// NOTE: the compiler cannot keep what is derived from this value, which would cost registers.
 TCONV_DEVICE int own_thread() { return int(ptx::opaque(threadIdx.x)); }
 
 template <int channel_tiles, int tile_channels>
 struct Position {
-    // Group, then tile of its channels: innermost. Blocks that run together share their inputs, and
-    // where the grid is a multiple of their number each block stays with its weights.
+    // Group, then tile of its channels, innermost. Blocks that run together share their inputs.
+    // Where the grid is a multiple of the number of group tiles, each block keeps its weights.
     int group_tile;
     int tile_y, tile_x;
     Index image;
@@ -48,8 +47,8 @@ struct Position {
 //   place(row, column)        where an element of the first channel lies
 template <int threads, typename Shape>
 struct Patch {
-    // What one copy moves, and the copies of one channel: its places. A thread copies the same
-    // places of every channel_lanes-th channel.
+    // `copied` is the elements of one copy. `places` is the copies of one channel. A thread copies
+    // the same places of every channel_lanes-th channel.
     static constexpr int copied = Layer::source_vectors ? 4 : 1;
     static constexpr int row_copies = 4 * Shape::vectors / copied;
     static constexpr int places = Shape::rows * row_copies;
@@ -62,7 +61,7 @@ struct Patch {
     static constexpr int unrolled = Shape::unrolled;
     static_assert(channel_lanes * place_threads == threads, "every thread copies");
 
-    // A channel of the step that is there to be copied.
+    // Whether the step has this channel to copy.
     TCONV_DEVICE static bool is_copied(int channel) {
         return Shape::channels % channel_lanes == 0 || channel < Shape::channels;
     }
@@ -71,8 +70,8 @@ struct Patch {
         return patch + Shape::place(i / row_copies, i % row_copies * copied);
     }
 
-    // Copies from row `top` and column `left` on, which is a multiple of 4 where copies are
-    // vectors; rows from `bottom` on are outside.
+    // Copies the patch from row `top` and column `left` on. `left` is a multiple of 4 where copies
+    // are vectors. Rows from `bottom` on are outside.
     template <typename At>
     TCONV_DEVICE static void load(float* patch, const Arguments& arguments, const At& of,
                                   int first_channel, int top, int left, int bottom) {
@@ -95,7 +94,7 @@ struct Patch {
             for (int k = 0; k < lane_channels; ++k) {
                 int channel = k * channel_lanes + lane;
                 constexpr bool whole = Layer::in_channels % Shape::channels == 0;
-                // NOTE: channels beyond the last are zero, so that nothing meets their weights.
+                // NOTE: channels beyond the last are zeroed, so that their weights add nothing.
                 bool valid = inside && (whole || first_channel + channel < Layer::in_channels);
                 if (is_copied(channel)) {
                     if constexpr (Layer::source_vectors) {
@@ -110,7 +109,7 @@ struct Patch {
         }
     }
 
-    // Rounds to TF32 what the thread has copied itself: its own wait for the copies is enough.
+    // Rounds to TF32 what the thread itself has copied: its own wait for the copies is enough.
     TCONV_DEVICE static void round(float* patch) {
         using Part = Vector<float, copied>;
         int lane = own_thread() / place_threads;
@@ -157,21 +156,21 @@ struct Block {
 
     TCONV_DEVICE Index end_tile() const { return arguments.tiles; }
 
-    // All threads' copies of the position are the same; they may read it after the next barrier.
+    // All threads' copies of the position are the same. They may read it after the next barrier.
     TCONV_DEVICE void publish(const Position& position, int turn) {
         if (threadIdx.x == 0) shared.positions[turn] = position;
     }
 
     TCONV_DEVICE void prefetch_weights(const Position&) const {}
 
-    // Waits for this step's copies and starts those of the next: of the tile's `next_channel`, or
-    // where the step is the tile's last, of the next tile.
+    // Waits for this step's copies and starts those of the next step: of the tile's `next_channel`,
+    // or of the next tile if this step is the tile's last.
     TCONV_DEVICE void begin_step(bool last_of_tile, int next_channel) {
         ptx::cp_async_wait_all();
         kernel().round_step();
         new_weights = false;
-        // NOTE: the one barrier of a step: copies are visible after it, and no thread still reads
-        // the stage that the next copies go to.
+        // NOTE: a step has one barrier. After it copies are visible, and no thread still reads the
+        // stage that the next copies fill.
         __syncthreads();
         stage ^= 1;
         if (!last_of_tile) {
@@ -187,7 +186,7 @@ struct Block {
 };
 
 // Rows that are not aligned to vectors begin anywhere in a line of 128 bytes. A warp's lanes then
-// start at the line's start. Otherwise each store would share two sectors of 32 bytes with its
+// begin at the line's start. Otherwise each store would share two sectors of 32 bytes with its
 // neighbours, and memory takes 1.5 times as long for partial sectors.
 template <int stored>
 constexpr int most_behind = stored < 4 ? 32 - stored : 0;

@@ -1,5 +1,5 @@
-// How the outputs of <common/mma_tiles.cuh> get from registers to shared memory, and which of them
-// are computed again.
+// The epilogue of <common/mma_tiles.cuh>: outputs from registers to shared memory, and which of
+// them are recomputed.
 #pragma once
 
 #include <common/exact_output.cuh>
@@ -8,8 +8,8 @@
 
 namespace mma_tiles {
 
-// A team's outputs of one pass: pieces of rows, of as many channels. A piece starts `head` after a
-// multiple of 4 of the row.
+// A team's outputs of one pass: pieces of rows, one row for each channel. A piece starts `head`
+// after a multiple of 4 of the row.
 constexpr int halves = Layer::unit_channels == 16 ? 2 : 1;  // of 8 channels, of lanes' rows
 constexpr int pass_channels = Layer::unit_channels < 8 ? Layer::unit_channels : 8;
 constexpr int head = Layer::head;
@@ -19,7 +19,7 @@ constexpr int output_pitch = Layer::output_pitch;
 static_assert(head + piece <= output_pitch && output_pitch % 4 == 0, "rows start on a vector");
 static_assert(Layer::unit_channels <= 8 || Layer::unit_channels == 16, "a pass is a lane's row");
 
-// What outputs are looked at for.
+// What outputs are tested for.
 template <bool split>
 struct Noting {
     using Of = NotFinite<float>;
@@ -38,7 +38,7 @@ struct Outputs : Products<Kernel, Shared> {
     using Base::Base;
     using Base::clear_sums, Base::add_products;
 
-    // The phases that have taps come first in every table, those without are listed apart.
+    // Tables list the phases with taps first. Those without are listed apart.
     TCONV_DEVICE static int phase_y(int index) {
         int phase = 0;
 #pragma unroll
@@ -57,8 +57,8 @@ struct Outputs : Products<Kernel, Shared> {
         return phase;
     }
 
-    // Writes to shared memory what lanes hold of one phase in y and up to 8 channels, each from
-    // `shift(channel of the 8)` on. Whether some of that is not finite.
+    // Stores the lanes' outputs of one phase in y and up to 8 channels in shared memory, each
+    // channel from `shift(channel of the 8)` on. Returns whether some of them are not finite.
     template <typename Shift>
     TCONV_DEVICE bool gather(float* outputs, const float* bias, int i, int phase, int half,
                              const Shift& shift) {
@@ -111,11 +111,11 @@ struct Outputs : Products<Kernel, Shared> {
                 }
             }
         }
-        // Beside a tiny sum another lane's zero may be what is left of one.
+        // Beside a tiny sum, another lane's zero may be what is left of a tiny sum.
         return Layer::split ? __any_sync(~0u, wrong.any()) : wrong.any();
     }
 
-    // What the lane has gathered of output row y and is not finite.
+    // Recomputes the outputs of row y that the lane has gathered and that are not finite.
     template <typename Shift>
     TCONV_DEVICE void repair(float* outputs, const Unit& unit, int phase, int half, int y,
                              const Shift& shift) const {
@@ -149,8 +149,8 @@ struct Outputs : Products<Kernel, Shared> {
         }
     }
 
-    // The phase with taps, among these, in whose wake a phase in y without one is written: the last
-    // before it, or the first.
+    // The phase with taps after which a phase in y without one is written: the last before it, or
+    // the first.
     TCONV_DEVICE static constexpr int before(int empty) {
         int found = 0;
         for (int k = 1; k < Layer::phases_y; ++k) {
@@ -159,7 +159,8 @@ struct Outputs : Products<Kernel, Shared> {
         return found;
     }
 
-    // Whether all of a unit lies beyond the output, or of the row that its warp writes with others.
+    // Whether all of a unit lies beyond the output, or all of the row that its warp writes with
+    // others.
     TCONV_DEVICE bool is_outside(const Unit& unit) const {
         const Position& at = position();
         int y = (at.tile_y * tile_rows + unit.row) * Layer::stride_y + Layer::first_output_y;
@@ -173,16 +174,16 @@ struct Outputs : Products<Kernel, Shared> {
     TCONV_DEVICE void compute_tile() {
         if constexpr (chunks == 1) {
             kernel().begin_tile();
-            // NOTE: where each warp has one unit at most, the next is not counted: the register is
-            // wanted.
+            // NOTE: where each warp has at most one unit, the next is not counted, to save the
+            // register.
 #pragma unroll 1
             for (int i = own_thread() / 32; i < units; i = (units > warps) ? i + warps : units) {
                 Unit unit(i);
                 if (is_outside(unit)) continue;
                 clear_sums();
                 add_products(shared.patch[ring ? 0 : stage ^ 1], unit, 0, steps_8);
-                // NOTE: found again, what is known of it would not fit the registers beside split
-                // operands.
+                // NOTE: the unit is found again: beside split operands, its values would not fit
+                // the registers.
                 Unit found =
                     Layer::team || Layer::split ? Unit(int(ptx::opaque(uint32_t(i)))) : unit;
                 kernel().store_sums(found);

@@ -7,11 +7,11 @@
 
 namespace mma_tiles {
 
-// The patch is a ring of rows: it keeps them from tile to tile. Row r, counted from the row that
-// the image's first tile begins with, lies at r % channel_rows.
+// The patch is a ring of rows, which keeps rows from tile to tile. Row r, counted from the first
+// row of the image's first tile, lies at r % channel_rows.
 constexpr bool ring = Layer::rows_ahead > 0;
 
-// `Shared` has `Weights weights` besides what image_tiles::Block wants.
+// `Shared` has `Weights weights` besides what image_tiles::Block needs.
 template <typename Kernel, typename Shared>
 struct Products : image_tiles::Block<Kernel, Shared, Position> {
     using Base = image_tiles::Block<Kernel, Shared, Position>;
@@ -19,11 +19,11 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
     using Base::Base;
 
     // State of mma_rows_forward.
-    // NOTE: it stands before the sums: ptxas assigns registers by the order of members.
+    // NOTE: it stands before the sums, as ptxas assigns registers by the order of members.
     int buffer = 0;  // that outputs are gathered in next
     int loaded = 0, rounded = 0;  // ring: rows before these have been loaded, and rounded in place
-    // Layer::dynamic_tail, the first thread's: the row taken from the counter.
-    // NOTE: a register, shared memory would be waited for at once.
+    // Layer::dynamic_tail: the row taken from the counter, in the first thread.
+    // NOTE: a register; shared memory would be waited for at once.
     uint32_t taken = 0;
 
     float sums[warp_rows][row_fragments][fragments][4];
@@ -33,7 +33,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         static constexpr int vectors = used_vectors;
         static constexpr int channels = depth;
         static constexpr int channel_pitch = patch_channel;
-        // NOTE: sums live through the steps of deep tiles: unrolling further would spill.
+        // NOTE: sums live through the steps of deep tiles, so that unrolling further would spill.
         static constexpr int unrolled = chunks > 1 ? 2 : 4;
         TCONV_DEVICE static int place(int row, int column) { return row * patch_pitch + column; }
     };
@@ -46,8 +46,8 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
     }
 
     // A thread has all taps of two channels.
-    // NOTE: parts lie where the weight of 4 channels on was copied to. Where there is none, what
-    // was left there may be the bits of a NaN: so zeros are copied.
+    // NOTE: parts of a weight lie where the weight 4 channels on was copied to. Where there is no
+    // such weight, old contents may be the bits of a NaN, so zeros are copied.
     TCONV_DEVICE void load_weights(const Position& of) const {
         constexpr int channels = Layer::split ? 8 * steps_8 : Layer::in_channels;
         Weights& weights = shared.weights;
@@ -86,7 +86,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         }
     }
 
-    // Those of rows, channels and slots without a tap, which no copy ever reaches.
+    // Clears the weights of rows, channels and slots without a tap, which no copy ever reaches.
     TCONV_DEVICE void clear_weights() const {
         for (int i = own_thread() * 4; i < kinds * kind_weights; i += threads * 4) {
             *reinterpret_cast<Vector<float, 4>*>(&shared.weights.values[i]) = Vector<float, 4>{};
@@ -94,7 +94,8 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         __syncthreads();
     }
 
-    // Of all threads, and those that no copy reaches, in an order in which no lanes meet in a bank.
+    // Rounds all threads' weights, and those that no copy reaches, in an order without bank
+    // conflicts.
     TCONV_DEVICE void round_weights() const {
         __syncthreads();
         for (int i = own_thread(); i < kinds * kind_weights / fragment_weights * 32; i += threads) {
@@ -134,7 +135,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         }
     }
 
-    // The slot in y that pixel row i reads of patch row r, or -1.
+    // The slot in y at which pixel row i reads patch row r, or -1.
     TCONV_DEVICE static int slot_of(int r, int i) {
         int found = -1;
 #pragma unroll
@@ -151,7 +152,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         return any;
     }
 
-    // Whether some row of fragment m has a tap at the slot, in the phase group that has most.
+    // Whether some row of fragment m has a tap at the slot, in the phase group that has most taps.
     TCONV_DEVICE static bool has_tap(int m, int slot_y, int slot_x) {
         bool any = false;
 #pragma unroll
@@ -189,8 +190,9 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         return Layer::round_on_load ? ptx::cvt_rna_tf32_f32(value) : __float_as_uint(value);
     }
 
-    // Column c of a fragment is pixel c/2 + c%2 * 4: a lane's two sums are 4 pixels apart and
-    // neighbouring lanes' pixels neighbours, which spreads the gathering stores over the banks.
+    // Column c of a fragment is pixel c/2 + c%2 * 4. So a lane's two sums are 4 pixels apart, and
+    // neighbouring lanes have neighbouring pixels. This spreads the gathering stores over the
+    // banks.
     TCONV_DEVICE static int pixel_of(int column) { return column / 2 + column % 2 * 4; }
 
     // Where row r of a tile's patch lies in a channel.
@@ -211,7 +213,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
 #pragma unroll
             for (int r = 0; r < Layer::span_y + warp_rows; ++r) {
                 if (!is_read(r)) continue;
-                // NOTE: uniform over the warp. Groups of phases have no pixel rows to share.
+                // NOTE: uniform over the warp. Phase groups have no pixel rows to share.
                 if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot_of(r, 0))) {
                     continue;
                 }
@@ -256,8 +258,9 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
     }
 
     // The same with split operands. bfloat16 is twice as deep, so that two products of parts go
-    // side by side. Each step's and slot's leave the tensor cores, which cut what they add: high
-    // parts, whose one product has 16 bits, on their own, and are added as float32 adds.
+    // side by side. The tensor cores cut what they add, so the products of each step and slot leave
+    // them: the products of high parts, one product of 16 bits, on their own. They are added as
+    // float32 adds.
     TCONV_DEVICE void multiply_split(const float* patch, const Unit& unit, int first_8, int count) {
         static_assert(!Layer::split || warp_rows == 1, "split tiles have one row of pixels a warp");
         int lane = own_thread() % 32;
@@ -266,7 +269,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         const float* weight = shared.weights.values + unit.kind() * kind_weights +
                               first_8 * step_weights + lane * lane_weights;
         // NOTE: ptxas loads as many slots ahead as it sees, until it spills. Which fragments of
-        // rows have a tap is the slot's in x alone, but for units of several phases in y.
+        // rows have a tap depends on the slot in x alone, except for units of several phases in y.
         constexpr bool unrolled = Layer::unit_phases > 1;
         int tile_y = position().tile_y;
 #pragma unroll 1
@@ -305,7 +308,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
                             constexpr float zero[4] = {};
                             float large[4], small[4];
                             const uint32_t pixel_high[1] = {middle_high[n][1]};
-                            // NOTE: the order in which ptxas spills nothing.
+                            // NOTE: in this order ptxas spills nothing.
                             ptx::mma_m16n8k8_bf16(small, low, pixel_high, zero);
                             ptx::mma_m16n8k16_bf16(small, both, low_middle[n]);
                             ptx::mma_m16n8k8_bf16(large, high, pixel_high, zero);

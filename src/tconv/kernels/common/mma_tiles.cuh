@@ -14,7 +14,7 @@
 // at a time, some units that share their inputs:
 //
 //   step      a patch of `depth` input channels with its halo, by cp.async, zero outside the
-//             image; the next step's, of this or the next tile, is under way during this one
+//             image; the next step's patch, of this or the next tile, is copied meanwhile
 //   weights   of all input channels, as fragments, one vector a lane; kept until a tile of another
 //             group or of other channels comes up
 //
@@ -73,14 +73,14 @@ constexpr int patch_channel =
     channel_rows * patch_pitch + (24 - channel_rows * patch_pitch % 16) % 16;
 
 // [kind][8 input channels][slot in y][slot in x][fragment of rows][lane][word]. Split: high, middle
-// and low parts, each of row g and of row g + 8, of channels t and t + 4 together.
+// and low parts. Each has row g and row g + 8, with channels t and t + 4 together.
 constexpr int lane_weights = Layer::split ? 6 : 4;
 constexpr int fragment_weights = 32 * lane_weights;
 constexpr int slot_weights = row_fragments * fragment_weights;
 constexpr int step_weights = Layer::slots_y * Layer::slots_x * slot_weights;
 constexpr int kind_weights = steps_8 * step_weights;
 
-// Warps that gather their outputs together: those of the same rows and channels.
+// Warps that gather their outputs together: those with the same rows and channels.
 constexpr int team_warps = Layer::team ? Layer::parts : 1;
 constexpr int teams = warps / team_warps;
 static_assert(warps % team_warps == 0, "a warp's units are all of the same part");
@@ -91,12 +91,13 @@ struct Weights {
 
 using Position = image_tiles::Position<channel_tiles, tile_channels>;
 
-// What a warp accumulates, of the tile's.
+// The part of the tile that a warp accumulates.
 struct Unit {
     int part, row, phase_group, channel_block;
 
     TCONV_DEVICE explicit Unit(int unit) {
-        // NOTE: parts innermost: warps side by side write neighbouring pieces of the same rows.
+        // NOTE: parts are innermost, so that neighbouring warps write neighbouring pieces of the
+        // same rows.
         part = unit % Layer::parts;
         int rest = unit / Layer::parts;
         channel_block = rest % Layer::channel_blocks;
@@ -108,7 +109,7 @@ struct Unit {
     TCONV_DEVICE int kind() const { return channel_block * Layer::phase_groups + phase_group; }
 };
 
-// The place of a tile's weight of a tap.
+// The place in shared memory of a tile's weight of a tap.
 TCONV_DEVICE int weight_place(int in, int out, int tap_y, int tap_x) {
     int phase_y = Layer::tap_phase_y[tap_y];
     int group = phase_y / Layer::unit_phases;

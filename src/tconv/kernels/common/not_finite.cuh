@@ -1,5 +1,4 @@
-// Whether values are infinite, not a number or too small, for where outputs that are so are
-// computed again.
+// Detects outputs to recompute: values that are infinite, not a number or too small.
 #pragma once
 
 #include <common/upper_halves.cuh>
@@ -11,9 +10,9 @@ TCONV_DEVICE bool is_finite(Real value) {
     return value - value == 0;
 }
 
-// Whether an output is computed again by its definition, once a neighbour is wrong; `split`: a sum
-// of split products, of which low parts may have been lost below float32's least exponent if it is
-// tiny, or zero.
+// Whether an output is recomputed by its definition, once a neighbour is wrong. `split`: the output
+// is a sum of split products. If it is tiny or zero, low parts may have been lost below float32's
+// least exponent.
 template <bool split = false, typename Real>
 TCONV_DEVICE bool is_wrong(Real value) {
     if constexpr (split) {
@@ -23,7 +22,7 @@ TCONV_DEVICE bool is_wrong(Real value) {
     }
 }
 
-// Whether some of the values noted are, at one multiply-add for each.
+// Whether some of the values noted are not finite. Costs one multiply-add for each.
 template <typename Real>
 struct NotFinite {
     Real zeros = 0;  // NaN from such a value on
@@ -33,10 +32,10 @@ struct NotFinite {
     TCONV_DEVICE bool any() const { return !(zeros == 0); }
 };
 
-// The same of sums of split products, or whether some are tiny. Zeros are taken to have lost
-// nothing (docs/numerics.md has when they have), and so is what is below 2^-133.
+// The same for sums of split products; tiny sums count too. Zeros are taken to have lost nothing
+// (docs/numerics.md says when they have), and so is what is below 2^-133.
 //
-// It looks at upper halves, sign, exponent and 7 bits, of two values at a time.
+// It looks at upper halves (sign, exponent and 7 bits), two values at a time.
 struct Unsound {
     uint32_t most = 0;             // the largest magnitudes, of first and of second values
     uint32_t least = 0x7fff7fffu;  // those but zero, less one: a zero's is larger

@@ -1,13 +1,14 @@
-// Which tile a consumer computes next.
+// The order of tiles: which one a consumer computes next.
 //
-// Neighbouring tiles should run at the same time: they read the same rows and write parts of the
+// Neighbouring tiles should run at the same time. They read the same rows and write parts of the
 // same sectors, which L2 keeps for some microseconds. With a fixed stride blocks drift apart: kb71
 // without the rounding of pixels read 681 MB instead of 540, and took longer than with it. So tiles
-// are handed out in order. The first word of arguments.status counts them, except those that each
-// consumer begins with.
+// are handed out in order. Each consumer begins with a fixed tile; the first word of
+// arguments.status counts the others.
 //
 // A block that repairs walks through its own chain of tiles. Producers that load through registers
-// have no register to spare, and walk in fixed steps. Each thread then finds its tiles itself.
+// have no register to spare and walk in fixed steps. In both cases each thread finds its tiles
+// itself.
 #pragma once
 
 #include <common/sm90_patch_repairs.cuh>
@@ -17,7 +18,7 @@
 namespace {
 
 // The producers' first thread takes a ring's tiles and publishes them to the other threads.
-// NOTE: this and the next are templates, as no kernel uses all of them and the compiler would
+// NOTE: this class and the next are templates: no kernel uses all of them, and the compiler would
 // warn.
 template <typename Fields>
 class Finder {
@@ -25,25 +26,25 @@ public:
     TCONV_DEVICE Finder(const Fields& arguments, Shared& shared, int ring)
         : arguments(arguments), order(shared.order[ring]), tile(Index(blockIdx.x) * rings + ring) {}
 
-    // To the ring's first tile.
+    // Publishes the ring's first tile.
     TCONV_DEVICE void begin() {
         order.count = 0;
         publish();
     }
 
-    // The last that was published to the other threads.
+    // The tile that was published last.
     TCONV_DEVICE Index now() const { return tile; }
 
-    // To the next, unless this one does not exist, which ends it all.
+    // Publishes the next tile. Not called after a tile that does not exist, which ends the walk.
     TCONV_DEVICE void advance() {
         tile = ahead != none ? ahead : take();
         ahead = none;
         publish();
     }
 
-    // Finds the next one already, so that to advance need not wait.
-    // NOTE: a register waits for it when it is used, shared memory when it is stored: 3% of
-    // hd_k4s2.
+    // Takes the next tile in advance, so that `advance` need not wait.
+    // NOTE: a register waits for the atomic's result when it is used, shared memory when it is
+    // stored: 3% of hd_k4s2.
     TCONV_DEVICE void look_ahead() {
         if (ahead == none) ahead = take();
     }
@@ -68,7 +69,7 @@ private:
 };
 
 // Every thread receives the tiles of a ring, one after another.
-// NOTE: the last is read anew where it is needed: kept, it would take a register.
+// NOTE: the tile is read anew where it is needed: kept, it would take a register.
 template <typename Fields>
 class Receiver {
 public:
@@ -82,8 +83,8 @@ public:
 
     TCONV_DEVICE Index now() const { return order.tiles[(received - 1) % order_size]; }
 
-    // To the tile's first stage.
-    // NOTE: found again: kept beside the sums that are written, it would spill.
+    // Sets `pixels` to the tile's first stage.
+    // NOTE: computed anew: kept beside the sums that are written, it would spill.
     TCONV_DEVICE void enter(Turn<stages>& pixels) const {
         pixels = Turn<stages>((received - 1) * chunks);
     }
@@ -93,7 +94,7 @@ private:
     uint32_t received = 0;
 };
 
-// Both, of tiles in fixed steps, or of the block's chain.
+// Finder and receiver in one, for tiles in fixed steps or in the block's chain.
 template <typename Fields>
 class Steps {
 public:
@@ -135,7 +136,7 @@ private:
     }
 };
 
-// How a ring's first producer finds its tiles, and how each thread does.
+// How a ring's first producer finds its tiles, and how each other thread does.
 template <bool handed_out>
 struct Walk {
     using OfFirstThread = Steps<Arguments>;

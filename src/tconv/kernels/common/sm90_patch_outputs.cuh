@@ -1,4 +1,4 @@
-// How a consumer writes a tile's sums: gathered in shared memory, as pieces of whole rows.
+// A consumer's epilogue: it gathers a tile's sums in shared memory and writes pieces of whole rows.
 #pragma once
 
 #include <common/exact_output.cuh>
@@ -10,9 +10,9 @@ namespace {
 
 using Gathered = float[pass_channels][out_pitch];
 
-// NOTE: beside so many sums, what follows from the lane would fill the registers if it was kept
-// from row to row; to compute it anew costs KernelBench's layers 2 to 10%. Where there are weights
-// of two parts, or producers keep more, there is less room.
+// NOTE: values that follow from the lane would fill the registers beside this many sums, if they
+// were kept from row to row. Computing them anew costs KernelBench's layers 2 to 10%. There is less
+// room where weights have two parts or producers keep more registers.
 constexpr int most_beside = !Layer::split         ? 128
                             : !Layer::tensor_map  ? 64
                             : Layer::stride_x > 1 ? 88
@@ -33,9 +33,10 @@ constexpr bool keeps_places = Layer::m_tiles * Layer::tile_rows * columns / 2 <=
         to, make_float4(value.values[0], value.values[1], value.values[2], value.values[3]));
 }
 
-// How a warp writes the rows that it has gathered: `channels` rows of the output, from `line` on,
-// which is column `left` of the first. Each lane writes vectors of the width for which rows are
-// aligned; the columns before the first whole one and behind the last are written one by one.
+// Writes the rows that a warp has gathered: `channels` rows of the output. `line` is the first
+// element, in column `left` of the first row. Each lane writes vectors of `width`, for which rows
+// are aligned. The columns before the first whole vector and behind the last are written one by
+// one.
 template <int width>
 struct RowWriter {
     static constexpr int front = (width - out_shift % width) % width;
@@ -46,10 +47,11 @@ struct RowWriter {
     int left;
 
     TCONV_DEVICE void write(const Gathered& rows, float* line, int channels) const {
-        // NOTE: else the compiler adds the offsets to the line's own, in 64 bits, for each piece.
+        // NOTE: otherwise the compiler adds the offsets to the line's own, in 64 bits, for each
+        // piece.
         line = ptx::opaque(line);
-        // Short rows one after the other, long ones in pieces of their own: the lanes' offsets of
-        // many pieces that all differ would fill the registers.
+        // Short rows follow each other in a piece. Long rows have pieces of their own: with many
+        // pieces, offsets that differ for each lane would fill the registers.
         constexpr bool joined = row_vectors <= (width == 4 ? 12 : 32);
         constexpr int row_lanes = joined ? row_vectors : (row_vectors + 31) / 32 * 32;
         constexpr int pieces = (pass_channels * row_lanes + 31) / 32;
@@ -96,23 +98,23 @@ struct RowWriter {
     TCONV_DEVICE bool owns(const float*, int, int column) const { return exists(column); }
 
 private:
-    // Whether an output of the tile's row is one of the image: a vector's are all alike.
+    // Whether a column of the tile's row lies in the image. All columns of a vector do, or none.
     TCONV_DEVICE bool exists(int column) const {
         return static_cast<unsigned>(left + column) <
                static_cast<unsigned>(arguments.destination_width);
     }
 };
 
-// The same for tiles that overlap: a row is gathered as far behind a multiple of 4 as it lies in
-// device memory, and written in vectors of 4 from its first whole sector on. A template, since
-// other tiles have no use for it, and the compiler would warn of that.
+// The same for tiles that overlap. A row is gathered as far behind a multiple of 4 as it lies in
+// device memory. It is written in vectors of 4 from its first whole sector on.
+// NOTE: a template, as other tiles have no use for it and the compiler would warn.
 template <int width>
 struct SectorWriter {
     const Arguments& arguments;
     int left;
     bool first, last;  // of the tiles along x
 
-    // Columns of a row's first output behind the last multiple of `size`, a power of 2.
+    // The column of a row's first output modulo `size`, a power of 2, in device memory.
     TCONV_DEVICE int shift(const float* line, int channel, int size) const {
         auto place = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(line) / sizeof(float));
         place += channel * static_cast<uint32_t>(arguments.destination_stride_c);
@@ -170,7 +172,7 @@ struct SectorWriter {
         }
     }
 
-    // Whether the tile writes a column of a row: else a neighbour does.
+    // Whether the tile writes a column of a row. If not, a neighbouring tile does.
     TCONV_DEVICE bool owns(const float* line, int channel, int column) const {
         int begin = before(line, channel);
         return exists(column) && (column >= begin || first) &&
@@ -189,7 +191,7 @@ private:
     }
 };
 
-// Of a tile whose rows begin in column `left`.
+// The writer of a tile whose rows begin in column `left`.
 template <int width>
 TCONV_DEVICE auto writer_of(const Arguments& arguments, const Position& at, int left) {
     if constexpr (overlapped) {
@@ -200,20 +202,20 @@ TCONV_DEVICE auto writer_of(const Arguments& arguments, const Position& at, int 
 }
 
 // Each warp interleaves its channels' phases in shared memory and writes pieces of whole rows.
-// Vectors of `width` outputs lie on their size, in tiles that overlap pairs of them.
+// Vectors of `width` outputs are aligned to their size; in tiles that overlap, pairs of them are.
 // Returns whether some of the lane's outputs are wrong, or may be.
 template <int width>
 TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Position& at, int warp,
                         const Sums& sums) {
-    // In float16 no tile is written for good that has any. What is computed again is looked at
-    // where it was written: there is no register for it.
+    // Float16 notes nothing: no float16 tile that has wrong outputs is final. What repairs looks at
+    // outputs where they were written, as it has no register for the flag.
     constexpr bool notes = !Layer::half && !Layer::rolled;
     int lane = threadIdx.x % 32;
     auto& outputs = shared.outputs[warp - 4];
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
     auto writer = writer_of<width>(arguments, at, left);
     [[maybe_unused]] NotFinite<float> not_finite;
-    // The sums of one row and pass, to shared memory.
+    // Stores the sums of one row and pass in shared memory.
     auto gather = [&](const float (&of_row)[columns / 2], int pass, const float (&bias)[2],
                       [[maybe_unused]] const float* line) {
         [[maybe_unused]] float unit = Layer::half ? shared.unit[warp - 4] : 1.0f;
@@ -285,7 +287,7 @@ TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Positi
                 int r = place / passes, pass = place % passes;
                 if (out_y(r) < 0 || out_y(r) >= arguments.destination_height) continue;
                 float* line = line_of(r, pass);
-                // NOTE: registers are found by constants, so each place has a branch of its own.
+                // NOTE: registers need constant indices, so each place has a branch of its own.
 #pragma unroll
                 for (int known = 0; known < Layer::tile_rows * passes; ++known) {
                     if (place == known) gather(sums[m][known / passes], known % passes, bias, line);
@@ -308,8 +310,9 @@ TCONV_DEVICE bool store(const Arguments& arguments, Shared& shared, const Positi
     return !notes || not_finite.any();
 }
 
-// Computes again what a warp has written of a tile and is wrong.
-// NOTE: not from what `store` works out: beside the sums it would be kept in registers, and spill.
+// Recomputes the wrong outputs that a warp has written of a tile.
+// NOTE: it works its places out anew. If it took them from `store`, they would be kept in registers
+// beside the sums, and spill.
 TCONV_DEVICE void repair_outputs(const Arguments& arguments, const Position& at, int warp) {
     int left = at.first_q_x() * Layer::stride_x - Layer::padding_x;
     auto writer = writer_of<Layer::vector>(arguments, at, left);

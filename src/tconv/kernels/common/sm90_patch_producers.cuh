@@ -1,4 +1,5 @@
-// How patches come: 8 channels at a time, rounded or split, into a ring of stages.
+// Producers: they load 8 channels of a patch at a time, round or split them, and fill a ring of
+// stages.
 #pragma once
 
 #include <common/float16_operands.cuh>
@@ -17,8 +18,8 @@ namespace {
 
 using float16_operands::Scale;
 
-// Rounds or splits 8 channels of a pixel into its part of the stage, with 32-byte swizzle: bit 4 of
-// the address is exclusive-ored with bit 7.
+// Rounds or splits 8 channels of a pixel into its part of the stage. The stage has a 32-byte
+// swizzle: bit 4 of the address is exclusive-ored with bit 7.
 TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
                               const float (&values)[part_channels], [[maybe_unused]] Scale scale) {
     int swapped = pixel >> 2 & 1;
@@ -32,7 +33,7 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
         ptx::st_shared_v4(into, make_uint4(a.high, b.high, c.high, d.high));
         ptx::st_shared_v4(into + patch_bytes / 4, make_uint4(a.low, b.low, c.low, d.low));
     } else if constexpr (Layer::split) {
-        // Channels t and t + 4 together, as a thread has them of a fragment of weights.
+        // Channels t and t + 4 go together: a thread holds a fragment of weights in this order.
         Split a(v[0], v[4]), b(v[1], v[5]), c(v[2], v[6]), d(v[3], v[7]);
         uint4 high = make_uint4(a.high, b.high, c.high, d.high);
         uint32_t* first = to + swapped * 4;
@@ -56,14 +57,13 @@ TCONV_DEVICE void store_pixel(unsigned char* stage, int pixel, int part,
     }
 }
 
-// A tile's pixels in float16: the power of two that they are multiplied by, and what a thread has
-// seen of them.
+// The float16 pixels of a tile: their scale, a power of two, and what a thread has seen of them.
 template <bool half>
 struct OperandsIn {
     Scale scale{0};
 
-    // `sampled`: the bits of a sample's largest magnitude, the same for all that bring the tile's
-    // pixels. One of them tells the consumers.
+    // `sampled` is the bits of a sample's largest magnitude. It is the same for all threads that
+    // load the tile's pixels. The thread with `tells` passes the scale on to the consumers.
     TCONV_DEVICE void begin(Shared& shared, int ring, bool tells, uint32_t sampled) {
         scale = Scale::of_sample(sampled, Layer::split ? 13 : 12);
         if (tells) shared.units[ring][shared.scaled[ring]++ % order_size] = scale.unit();
@@ -71,13 +71,13 @@ struct OperandsIn {
 
     TCONV_DEVICE void add(const float (&values)[part_channels]) { seen.add(values, scale); }
 
-    // After the tile: whether float16 holds what this warp has brought.
+    // Called after the tile: notes whether float16 holds the pixels that this warp loaded.
     TCONV_DEVICE void note(const Arguments& arguments, Shared& shared, Index tile, int warp) const {
         uint32_t unfit = scale.holds(seen.largest()) ? seen.slight : most_slight + 1;
         unfit = ptx::redux_sync_add_u32(unfit);
         bool fits = unfit <= most_slight;
         if (!Layer::split && unfit > 0 && are_few(arguments)) fits = false;
-        // Outputs of few products show what split ones leave out.
+        // An output of few products shows what split products leave out.
         if constexpr (Layer::split)
             fits = fits && int(ptx::redux_sync_add_u32(uint32_t(seen.lone))) <= 0;
         if (threadIdx.x % 32 == 0 &&
@@ -87,16 +87,19 @@ struct OperandsIn {
     }
 
 private:
-    // Octets of a warp's part of a tile with a slight value that chance may bring: one, once in
-    // 10^7 parts more. Of split values 1 in 10^4 is slight, and hardly ever alone in its octet: of
-    // those octets one or two. So a pixel all of whose values are slight does not pass: it has two
-    // octets at least. Calls of few octets may have none.
+    // An octet is 8 channels of a pixel. `most_slight` is how many octets with a slight value
+    // chance may bring to a warp's part of a tile.
+    // Not split: one. Chance brings more once in 10^7 parts.
+    // Split: 1 value in 10^4 is slight, and hardly ever alone in its octet. Of octets that hold
+    // only slight values, chance brings one or two. A pixel has at least two octets, so one whose
+    // values are all slight does not pass.
+    // A call of few octets may have none.
     static constexpr uint32_t octets = uint32_t(patch_pixels) * chunks * parts / tile_warps;
     static constexpr uint32_t most_slight = Layer::split ? 8 + octets / 128 : 1;
     static constexpr uint32_t dark = Layer::split ? most_slight / (chunks > 1 ? 3 : 2) + 1 : 1;
 
-    // Whether chance brings none to the call's octets: to one in 1.3 * 10^6. The flat kernel's
-    // FEW_OCTETS.
+    // Whether the call has so few octets that chance brings no slight value: 1 call in 1.3 * 10^6
+    // has one. FEW_OCTETS is the same bound of the flat kernel.
     TCONV_DEVICE static bool are_few(const Arguments& arguments) {
         constexpr float few = 1024.0f, of_pixel = Layer::groups * ((Layer::in_channels + 7) / 8);
         float of_image = of_pixel * float(arguments.source_height) * float(arguments.source_width);
@@ -108,7 +111,7 @@ private:
     float16_operands::Seen<Layer::split, dark> seen;
 };
 
-// Of tiles in TF32 or bfloat16.
+// Tiles in TF32 or bfloat16 need no scale.
 template <>
 struct OperandsIn<false> {
     Scale scale{0};
@@ -135,11 +138,12 @@ struct Patch {
           left(at.first_q_x() - Layer::shift_right - Layer::skew) {}
 };
 
-// Any strides: through registers, the next batch of loads under way while one is stored.
+// Loads pixels through registers, for any strides. The next batch of loads is under way while one
+// batch is stored.
 template <typename Fields>
 TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int warp) {
     constexpr Index outside = -1;
-    // Pixels of a thread under way, in two buffers of 8 values each.
+    // Pixels that a thread loads at a time, in two buffers of 8 values each.
     constexpr int most_batch = !Layer::split ? 4 : Layer::half ? 3 : 1;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
@@ -151,8 +155,8 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
         Position at(tiles.now(), arguments);
         Patch patch(at, arguments);
         TileOperands operands;
-        // Where each of this thread's pixels lies in a channel; in shared memory, which no other
-        // thread reads, to keep the registers for loads.
+        // The offset of each of this thread's pixels in a channel. The offsets lie in shared
+        // memory, to keep the registers for loads. No other thread reads them.
         Index* offsets = shared.offsets[ring] + thread;
         for (int i = 0; i < thread_pixels; ++i) {
             int pixel = thread + i * producers;
@@ -183,7 +187,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
         };
         load(values[0], 0, 0);
         if constexpr (Layer::half) {
-            // What each warp has of the first batch is the sample.
+            // The sample is what each warp has of the first batch.
             float of_thread = 0.0f;
 #pragma unroll
             for (int b = 0; b < batch_pixels; ++b)
@@ -199,7 +203,7 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
             operands.begin(shared, ring, thread == 0, largest);
         }
         for (int chunk = 0; chunk < chunks * parts; chunk += 2) {
-            // Two chunks a turn, so that which buffer a batch is in is known when it is compiled.
+            // Two chunks a turn, so that a batch's buffer is known at compile time.
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (chunk + half >= chunks * parts) break;
@@ -235,8 +239,8 @@ TCONV_DEVICE void produce_by_loads(const Fields& arguments, Shared& shared, int 
     }
 }
 
-// The bits of the largest of 256 values of a raw patch, the same ones for each warp. A template:
-// see Finder.
+// The bits of the largest of 256 values of a raw patch, the same values for each warp. A template,
+// as Finder is.
 template <int lane_values = 8>
 TCONV_DEVICE uint32_t sample(const float* raw) {
     constexpr int each = patch_pixels * part_channels / (32 * lane_values);
@@ -250,12 +254,12 @@ TCONV_DEVICE uint32_t sample(const float* raw) {
     return float16_operands::largest_of_warp(__float_as_uint(largest));
 }
 
-// Rows on 16 bytes: the copy engine brings raw patches, raw_stages of them ahead, and the threads
-// only transpose them.
+// Loads pixels by tensor map, for rows aligned to 16 bytes. The copy engine loads raw patches,
+// `raw_stages` of them ahead; the threads only transpose them.
 template <typename Fields>
 TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int warp) {
     constexpr int buffers = Layer::rolled ? 1 : 2;
-    // What is counted takes registers too, and so does splitting: with more they spill.
+    // Counting and splitting take registers too: with a larger batch they spill.
     constexpr int most_batch = Layer::split ? 1 : 2;
     constexpr int batches = (thread_pixels + most_batch - 1) / most_batch;
     constexpr int batch_pixels = (thread_pixels + batches - 1) / batches;
@@ -265,7 +269,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
     TileFinder finder(arguments, shared, ring);
     if (thread == 0) finder.begin();
 
-    // What thread 0 has still to ask for.
+    // The next copy that thread 0 issues.
     int asked_chunk = 0;
     int asked_x = 0, asked_y = 0, asked_channel = 0, asked_image = 0;
     auto ask = [&](int slot) {
@@ -305,7 +309,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
             if (part == 0) {
                 ptx::mbarrier_wait_parity(&shared.empty[ring][turn.stage], turn.parity ^ 1);
             }
-            // A store is a barrier to the compiler: loads that are to overlap precede it.
+            // A store is a barrier to the compiler, so loads that are to overlap precede it.
             float values[buffers][batch_pixels][part_channels];
             auto load = [&](float (&into)[batch_pixels][part_channels], int batch) {
 #pragma unroll
@@ -314,7 +318,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                     const float* from = raw + min(pixel, patch_pixels - 1);
 #pragma unroll
                     for (int c = 0; c < part_channels; ++c) {
-                        // Beyond the group's channels lie the next group's.
+                        // The next group's channels follow this group's.
                         bool exists = Layer::in_channels % channels_per_stage == 0 ||
                                       chunk * part_channels + c < Layer::in_channels;
                         into[b][c] = exists ? from[c * patch_pixels] : 0.0f;
@@ -344,7 +348,7 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                 turn.advance();
             }
             ptx::bar_sync(1 + ring, producers);  // the raw patch has been read
-            // Once the first stage is on its way: the packing may still run.
+            // Not before the first stage is on its way: the packing may still run.
             if (thread == 0 && chunk == parts - 1) finder.look_ahead();
             ask(slot);
             if (++slot == Layer::raw_stages) {

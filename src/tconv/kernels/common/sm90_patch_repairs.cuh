@@ -21,7 +21,7 @@ TCONV_DEVICE uint32_t* chain(const Arguments& arguments) {
     return static_cast<uint32_t*>(arguments.status) + 1 + Layer::weight_words;
 }
 
-// By a lane of the warp that has brought a tile's part.
+// Links a tile into a chain. Called by a lane of a warp that has loaded a part of the tile.
 [[maybe_unused]] TCONV_DEVICE void chain_up(const Arguments& arguments, uint32_t& head, Index tile,
                                             int warp) {
     uint32_t node = uint32_t(tile_warps * tile + warp % tile_warps);
@@ -29,14 +29,15 @@ TCONV_DEVICE uint32_t* chain(const Arguments& arguments) {
     chain(arguments)[node] = atomicExch(&head, node + 1);
 }
 
-// Whether no other warp has found just before that the same tile does not fit: what is chained up
-// twice is computed twice.
+// Whether this warp is the first to find that the tile does not fit. A tile linked twice would be
+// computed twice.
 [[maybe_unused]] TCONV_DEVICE bool finds_first(Shared& shared, Index tile, int warp) {
     uint32_t mark = uint32_t(tile) + 1;
     return atomicExch(&shared.last_unfit[warp / tile_warps][mark % 4], mark) != mark;
 }
 
-// By the producers, when nothing is left to bring: each warp looks at a part of the weights.
+// Counts the weights that do not fit. Called by the producers when nothing is left to load; each
+// warp takes a part of the weights.
 template <typename Fields>
 TCONV_DEVICE void look_at_weights(const Fields& arguments, Shared& shared, int warp) {
     ptx::griddepcontrol_wait();  // the packing writes the words
@@ -50,7 +51,7 @@ TCONV_DEVICE void look_at_weights(const Fields& arguments, Shared& shared, int w
 }
 
 #ifdef TCONV_REPAIR
-// Both chains in one.
+// Joins both chains.
 TCONV_DEVICE uint32_t joined(const Arguments& arguments, const Repairs& repairs) {
     volatile uint32_t* next = chain(arguments);
     if (repairs.unfit == 0) return repairs.others;
@@ -60,7 +61,7 @@ TCONV_DEVICE uint32_t joined(const Arguments& arguments, const Repairs& repairs)
     return repairs.unfit;
 }
 
-// Whether there are more that do not fit than chance brings.
+// Whether more weights do not fit than chance brings.
 TCONV_DEVICE bool weights_are_unfit(const Shared& shared) {
     const uint32_t* of = shared.unfit_weights;
     return of[0] + of[1] + of[2] + of[3] > Layer::most_unfit_weights;

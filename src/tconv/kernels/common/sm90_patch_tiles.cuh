@@ -1,4 +1,4 @@
-// Tiles of Hopper's kernels on staged patches: their sizes, their shared memory, their places.
+// Tiles of Hopper's kernels on staged patches: sizes, shared memory and positions.
 #pragma once
 
 #include <common/element.cuh>
@@ -10,16 +10,16 @@ namespace {
 
 using Index = Layer::Index;
 
-// A stage is as deep as one wgmma: 8 channels of TF32, or of bfloat16 with two parts of each, or 16
-// of float16. Patches come 8 channels at a time, in one or two parts of it.
+// A stage is as deep as one wgmma: 8 channels of TF32, 8 of bfloat16 with two parts of each, or 16
+// of float16. A patch is loaded 8 channels at a time, into one or two parts of the stage.
 constexpr int part_channels = 8;
 constexpr int parts = Layer::half ? 2 : 1;
 constexpr int channels_per_stage = part_channels * parts;
 constexpr int pixel_bytes = 32;  // of a stage
 constexpr int warpgroup = 128;
 constexpr int consumers = 2;        // warpgroups that multiply
-// Of stages: one for each consumer, or one whose patches serve both, their rows one above the
-// other's.
+// Rings of stages. Each consumer has a ring, or both share the patches of one. Then their rows lie
+// one above the other's.
 constexpr int rings = Layer::rings;
 constexpr int patch_consumers = consumers / rings;
 constexpr int producers = warpgroup / rings;  // threads that fill one ring
@@ -28,28 +28,30 @@ constexpr int stages = Layer::stages;
 constexpr int columns = Layer::tile_columns;
 constexpr int patch_pixels = Layer::patch_rows * Layer::patch_columns;
 constexpr int patch_bytes = (patch_pixels * pixel_bytes + 255) / 256 * 256;
-// Split: in float16 a patch of high parts and one of low ones, else of high and middle ones, of low
-// and high ones.
+// Split float16 has a patch of high parts and one of low parts. Split bfloat16 has a patch of high
+// and middle parts and one of low and high parts.
 constexpr int stage_bytes = (Layer::split ? 2 : 1) * patch_bytes;
 constexpr int thread_pixels = (patch_pixels + producers - 1) / producers;
 
-// With a tensor map, first as it lies in the image, [8 channels][patch rows][patch columns]: the
-// patch then begins at a 16-byte boundary, and its pixels have the same order in both.
+// With a tensor map, the raw patch is [8 channels][patch rows][patch columns], as in the image. The
+// patch then begins at a 16-byte boundary. Its pixels have the same order in the raw patch and in
+// the stage.
 constexpr int raw_bytes = part_channels * patch_pixels * 4;
 static_assert(!Layer::tensor_map || Layer::patch_columns % 4 == 0, "a box of whole 16 bytes");
 static_assert(columns % 4 == 0, "tiles keep the skew");
 
 constexpr int chunks = (Layer::in_channels + channels_per_stage - 1) / channels_per_stage;
 
-// The epilogue gathers a warp's rows 8 at a time where these hold whole channels, else all 16: each
-// channel's pixels with all phases, padded so that the fragments' rows start 8 or 24 banks apart.
+// The epilogue gathers a warp's 16 rows 8 at a time where 8 rows hold whole channels, else all at
+// once. It gathers each channel's pixels with all phases, padded so that the fragments' rows start
+// 8 or 24 banks apart.
 constexpr int passes = 8 % Layer::stride_x == 0 ? 2 : 1;
 constexpr int pass_channels = Layer::warp_channels / passes;
 constexpr int out_columns = columns * Layer::stride_x;
 
-// Tiles that overlap in x: of each row a tile writes whole sectors of device memory, the first that
-// begins in it and as many as its step is long. What is before and behind them is its neighbours',
-// or, where it has none, its own.
+// Tiles may overlap in x. Of each row a tile then writes whole sectors of device memory: the first
+// that begins in the tile, and as many as its step is long. Its neighbours write what lies before
+// and behind. Where it has no neighbour, it writes that itself.
 constexpr int sector = 8;  // outputs
 constexpr bool overlapped = Layer::tile_step < columns;
 constexpr int own_columns = Layer::tile_step * Layer::stride_x;
@@ -57,8 +59,8 @@ static_assert(Layer::tile_step % 4 == 0, "tiles keep the skew");
 static_assert(!overlapped || (own_columns % sector == 0 && own_columns + sector - 1 <= out_columns),
               "a tile has all sectors that begin in its step");
 
-// Columns of a row's first output behind the last multiple of a vector: there it is gathered too,
-// so that vectors lie on their size in both. In tiles that overlap each row finds its own.
+// The column of a row's first output modulo a vector, in device memory. The row is gathered at the
+// same place, so that vectors are aligned in both. In tiles that overlap each row finds its own.
 constexpr int out_first = Layer::first_q_x * Layer::stride_x - Layer::padding_x;
 constexpr int out_shift = (out_first % Layer::vector + Layer::vector) % Layer::vector;
 constexpr int most_shift = overlapped ? 3 : out_shift;
@@ -68,10 +70,10 @@ constexpr int out_pitch =
     Layer::stride_x == 1 ? most_shift + columns + (24 - (most_shift + columns) % 16) % 16
                          : most_shift + out_columns + (40 - (most_shift + out_columns) % 32) % 32;
 
-// Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][part][thread][4], a
-// fragment being the weights of one warp for one product: one part, or in float16, where they are
-// split, a high and a low one. A reach is slot * stride + phase: the phases that share a tap share
-// its fragments.
+// Resident weights: [group][chunk][reach in y][slot in x][channels of a warp][part][thread][4]. A
+// fragment is the weights of one warp for one product. It has one part, or in split float16 two,
+// high and low.
+// Here a reach is slot * stride + phase. Phases that share a tap share its fragments.
 constexpr int weight_parts = Layer::split && Layer::half ? 2 : 1;
 constexpr int part_words = 32 * 4;
 constexpr int fragment = weight_parts * part_words;
@@ -82,8 +84,8 @@ constexpr int chunk_words = Layer::reaches * phase_words;
 constexpr int resident_words = Layer::resident ? Layer::groups * chunks * chunk_words : 4;
 static_assert(resident_words * 4 < 1 << 20, "what an mbarrier can count");
 
-// Staged weights: for each consumer a ring of bulk copies from L2, in the order of use, each of the
-// pairs whose weights a thread holds at a time. A pair is one fragment for each warp.
+// Staged weights: each consumer has a ring of bulk copies from L2, in the order of use. A copy has
+// the pairs whose weights a thread holds at a time. A pair is one fragment for each warp.
 constexpr bool staged = Layer::weight_slots > 0;
 constexpr int weight_slots = staged ? Layer::weight_slots : 1;
 constexpr int pair_words = 4 * fragment;
@@ -92,22 +94,21 @@ constexpr int slot_words = staged ? Layer::slot_pairs * pair_words : 4;
 static_assert(columns % 8 == 0 && columns <= 256, "wgmma's N");
 static_assert(Layer::m_tiles * Layer::tile_rows * columns / 2 <= 160, "the sums fit the registers");
 
-// A block's chains of tiles, see <common/sm90_patch_repairs.cuh>; 0: none. The first is what it
-// computes again.
+// The heads of a block's two chains of tiles (<common/sm90_patch_repairs.cuh>). 0 is an empty
+// chain. The block recomputes the first.
 struct Repairs {
     uint32_t unfit;   // those with pixels that do not fit
     uint32_t others;  // the rest
 };
 
-// How a block goes on to that.
+// Barriers by which a block goes on to its repair.
 struct Handover {
     uint64_t done;      // all threads have come
     uint64_t prepared;  // one thread has prepared shared memory
     uint32_t repairs;   // the chain of what is computed again
 };
 
-// A ring's tiles in their order, as far as they are known: those that its producers work ahead, and
-// some.
+// The next tiles of a ring, in order: as many as its producers work ahead, and some more.
 constexpr int order_size = 16;
 static_assert(stages + Layer::raw_stages + 2 <= order_size,
               "a thread that has not received a tile is not overtaken");
@@ -136,9 +137,9 @@ struct Shared {
         [rings]
         [4];  // tiles that were chained up last for what does not fit, from 1 on, by tile % 4
     uint32_t unfit_weights[4];  // as each warp of producers has read of them
-    // Of a ring's tiles in turn, the power of two by which its sums are too large, and how many
-    // tiles that is known of; for each warp that multiplies, how many it has written. Then of the
-    // weights, and of both.
+    // `units`: for a ring's tiles in turn, the power of two by which the sums are too large.
+    // `scaled`: how many tiles have theirs. `written`: how many tiles each consumer warp has
+    // written. `weight_unit` is the unit of the weights, and `unit` that of both.
     float units[rings][order_size];
     uint32_t scaled[rings];
     uint32_t sampled[rings][producers / 32];
@@ -151,13 +152,13 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// One arrival for a warp whose lanes have all come here.
+// Arrives once for a warp, after all of its lanes have come here.
 TCONV_DEVICE void arrive(uint64_t* barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Where a consumer is in its rings.
+// A consumer's turn in each of its rings.
 struct Turns {
     Turn<stages> pixels;
     Turn<weight_slots> weights;
@@ -168,7 +169,7 @@ struct Position {
     Index image;
     int own;  // of the consumers that the patch serves
 
-    // Row groups innermost: they share their pixels.
+    // Row groups are innermost, as they share their pixels.
     TCONV_DEVICE Position(Index tile, const Arguments& arguments, int own = 0) : own(own) {
         Index rest = tile / Layer::m_groups;
         m_group = int(tile - rest * Layer::m_groups);

@@ -1,5 +1,5 @@
-// How packed weights come to a consumer's registers: by copies of its own into shared memory, or
-// from those that stay there.
+// Packed weights on their way to a consumer's registers. Staged weights are copied into shared
+// memory piece by piece; resident weights stay there.
 #pragma once
 
 #include <common/sm90_patch_tiles.cuh>
@@ -10,21 +10,21 @@ namespace {
 
 // A row group's packed weights, in the order of use.
 TCONV_DEVICE const uint32_t* packed_weights(int m_group, int group, const Arguments& arguments) {
-    // NOTE: constant arrays lie in device memory, which answers late.
+    // NOTE: constant arrays lie in device memory, whose latency is long.
     int first = Layer::classes == 1 ? m_group * Layer::class_begin[1] : Layer::m_begin[m_group];
     return static_cast<const uint32_t*>(arguments.packed) + Layer::packed_begin +
            (Index(group) * Layer::group_pairs + first) * chunks * pair_words;
 }
 
-// Staged weights, `pairs` to a copy.
+// Staged weights. One copy holds `pairs` pairs.
 template <int pairs, int copies>
 struct StagedWeights {
     static constexpr int first_copies = copies < weight_slots ? copies : weight_slots;
 
     Shared& shared;
     Turn<weight_slots>& turn;  // of the copy that is read
-    Turn<weight_slots> used;   // of the oldest that has not been handed back
-    const uint32_t* rest;      // copies that have not been asked for
+    Turn<weight_slots> used;   // of the oldest not yet handed back
+    const uint32_t* rest;      // copies that are not yet issued
     int left;                  // their number
     int warp;
 
@@ -37,7 +37,7 @@ struct StagedWeights {
           left(copies - first_copies),
           warp(warp) {}
 
-    // A tile's first copies, before its products begin.
+    // Starts a tile's first copies, before its products begin.
     TCONV_DEVICE static void ask_first(const uint32_t* from, Shared& shared, int warp,
                                        Turn<weight_slots> turn) {
         for (int i = 0; i < first_copies; ++i) {
@@ -55,10 +55,10 @@ struct StagedWeights {
                                  (pair % pairs * pair_words + threadIdx.x % warpgroup * 4));
     }
 
-    // NOTE: only after products of the copy's last pair have been asked for: loads that are still
-    // on their way do not hold an arrival back, and behind another warp's stores they may be long.
-    // Each lane arrives for its own loads: compute-sanitizer does not count on a warp's
-    // synchronisation, and tiles of 120 and more sums took no longer.
+    // NOTE: call this only after the products of the copy's last pair were issued. An arrival does
+    // not wait for loads under way, and behind another warp's stores these may take long.
+    // Each lane arrives for its own loads, as compute-sanitizer does not count on a warp's
+    // synchronisation. Tiles of 120 and more sums took no longer.
     TCONV_DEVICE void hand_back() {
         ptx::mbarrier_arrive(&shared.slot_empty[warp / 4 - 1][used.stage]);
         if (left > 0) {
@@ -70,7 +70,8 @@ struct StagedWeights {
     }
 
 private:
-    // The consumer's first warp, when all threads have read the slot for the last time.
+    // Called by the consumer's first warp. The copy starts when all threads have read the slot for
+    // the last time.
     TCONV_DEVICE static void ask(Shared& shared, int warp, int slot, uint32_t parity,
                                  const uint32_t* from) {
         int consumer = warp / 4 - 1;
@@ -85,7 +86,7 @@ private:
     }
 };
 
-// Resident weights, found by pair and chunk.
+// Resident weights, addressed by pair and chunk.
 template <int unroll>
 struct ResidentWeights {
     const uint32_t* base[Layer::m_tiles];  // of the warp's rows: of its phase's reach at slot 0
@@ -108,7 +109,7 @@ struct ResidentWeights {
         }
     }
 
-    // The weights of a pair, `chunk` chunks and `slots` slots of y further on.
+    // Loads the weights of a pair, offset by `chunk` chunks and by `slots` slots of y.
     TCONV_DEVICE uint4 load(int pair, int chunk, int part = 0, int slots = 0) const {
         int m = Layer::pair_m_tile[pair];
         int reach = (Layer::pair_slot_y[pair] + slots) * Layer::stride_y;  // of phase 0
@@ -121,14 +122,14 @@ struct ResidentWeights {
         return ptx::ld_shared_v4(exists ? from : zeros);
     }
 
-    // To the next `unroll` chunks, after which there are others or not.
+    // Goes on to the next `unroll` chunks. `others`: whether more follow them.
     TCONV_DEVICE void advance(bool others) {
         here = following;
         if (others) following += unroll * chunk_words;
     }
 };
 
-// One thread asks for the weights of all chunks.
+// Starts the copies of all chunks' weights. Called by one thread.
 TCONV_DEVICE void load_weights(const Arguments& arguments, Shared& shared) {
     ptx::mbarrier_arrive_expect_tx(&shared.weights_full, resident_words * 4);
     for (int first = 0; first < resident_words; first += chunk_words) {

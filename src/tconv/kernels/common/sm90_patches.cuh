@@ -1,4 +1,4 @@
-// What Hopper's kernels on staged patches share: the walk through the tiles.
+// The block of Hopper's kernels on staged patches: its roles and their walk through the tiles.
 //
 // The kernel that includes this defines `multiply_unrolled`, `multiply_rolled` and `prepare`, and
 // calls `run_block`.
@@ -16,14 +16,14 @@
 
 namespace {
 
-// Registers of a thread where consumers need more than a third of all. Producers without a tensor
-// map need more too.
+// Registers of a producer thread, where consumers need more than a third of all. Producers without
+// a tensor map need more too.
 constexpr int producer_registers = Layer::tensor_map ? 88 : 104;
 constexpr int consumer_registers = (3 * 168 - producer_registers) / consumers;
 static_assert(producer_registers + consumers * consumer_registers == 3 * 168,
               "what 384 threads get");
 
-// The patch's row of a pair's first pixel.
+// The patch row of a pair's first pixel.
 [[maybe_unused]] TCONV_DEVICE constexpr int pair_row(int pair) {
     return Layer::pair_pixel[pair] / Layer::patch_columns;
 }
@@ -67,8 +67,8 @@ TCONV_DEVICE void prepare_class(int m_group, const uint32_t* weights, Shared& sh
     }
 }
 
-// Finds the scale of a warp's sums of its next tile.
-// NOTE: all of it is in shared memory, as the products need the registers. Producers are fewer
+// Finds the scale of the sums of a warp's next tile.
+// NOTE: everything stays in shared memory, as the products need the registers. Producers are fewer
 // tiles ahead than there are units.
 TCONV_DEVICE void find_unit(Shared& shared, int warp) {
     int own = warp - 4;
@@ -133,7 +133,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
 }
 
 // Calls `action` with each mbarrier and the number of its arrivals.
-// NOTE: loops stay rolled where it rarely runs. With unrolled ones behind the loop over tiles,
+// NOTE: loops stay rolled where this rarely runs. With unrolled loops behind the loop over tiles,
 // ptxas 13.0 moves the products' descriptors out of uniform registers: kb57 and kb69 took 4% longer
 // without TF32.
 template <int unrolled, typename Action>
@@ -174,8 +174,8 @@ TCONV_DEVICE void prepare_block(Shared& shared, Repairs repairs) {
 }
 
 #ifdef TCONV_REPAIR
-// The handover lies where neither part of a block has anything else in the shared memory they
-// share.
+// The handover lies in the shared memory that a block's two parts share, at a place that neither
+// uses otherwise.
 TCONV_DEVICE Handover& handover_of(unsigned char* memory) {
     auto* of_this = reinterpret_cast<unsigned char*>(&reinterpret_cast<Shared*>(memory)->handover);
     auto* of_next =
@@ -190,7 +190,7 @@ TCONV_DEVICE void prepare_handover(unsigned char* memory) {
     ptx::mbarrier_init(&handover.prepared, 1);
 }
 
-// By one thread, when all are done.
+// Called by one thread when all are done.
 TCONV_DEVICE void prepare_repairs(const Arguments& arguments, unsigned char* memory) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     uint32_t repairs = shared.repairs.unfit;
@@ -202,10 +202,10 @@ TCONV_DEVICE void prepare_repairs(const Arguments& arguments, unsigned char* mem
     repair::prepare_block(*reinterpret_cast<repair::Shared*>(memory), {repairs, 0});
 }
 
-// By a role's threads when their own part is done: whether there is anything to recompute. A
-// producer then prepares shared memory for it; with that code in consumers, ptxas 13.0 spills
-// kb65's registers.
-// NOTE: all lanes arrive and wait at an mbarrier: with a bar, compute-sanitizer reports hazards or
+// Called by a role's threads when their own part is done. Returns whether there is anything to
+// recompute. A producer then prepares shared memory for it: with that code in consumers, ptxas 13.0
+// spills kb65's registers.
+// NOTE: all lanes arrive and wait at an mbarrier. With a bar, compute-sanitizer reports hazards or
 // a divergent block.
 template <bool producer>
 TCONV_DEVICE bool repairs_follow(const Arguments& arguments, unsigned char* memory) {
@@ -236,10 +236,11 @@ TCONV_DEVICE void consume_all(const Arguments& arguments, unsigned char* memory,
 }
 
 #ifndef TCONV_INNER
-// NOTE: the compiler must know before the roles branch that it is the same in all lanes: values
-// derived from it then stay in uniform registers, from which wgmma takes its descriptors. Producers
-// by tensor map compute it anew for the repair rather than keep it, but not in sm90_split_forward,
-// nor do other producers: registers of fcn8s without TF32 (NVRTC 13.0) or of 2x2 s2 (13.5) spilled.
+// NOTE: the compiler must know, before the roles branch, that the value is the same in all lanes.
+// Values derived from it then stay in uniform registers, from which wgmma takes its descriptors.
+// Producers by tensor map compute it anew for the repair rather than keep it. sm90_split_forward
+// and other producers keep it: otherwise registers of fcn8s without TF32 (NVRTC 13.0) or of 2x2 s2
+// (13.5) spilled.
 TCONV_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 
 // The kernel, from its first line to its last.
@@ -263,7 +264,7 @@ TCONV_DEVICE void run_block(const Arguments& arguments, unsigned char* memory) {
 #endif
     } else {
         if constexpr (Layer::shares) ptx::setmaxnreg_inc<consumer_registers>();
-        // The packing may still run. Only these threads read what it writes, or copy it.
+        // The packing may still run. Only these threads read or copy what it writes.
         ptx::griddepcontrol_wait();
         consume_all(arguments, memory, warp);
 #ifdef TCONV_REPAIR

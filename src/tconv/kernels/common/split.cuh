@@ -1,6 +1,6 @@
-// Strict float32 on the tensor cores: a value as the sum of three bfloat16 numbers, which have
-// float32's exponents and hold its 24 bits between them. Of a * b six products count; the others
-// are 2^-24 of it together, at most:
+// Strict float32 on the tensor cores: a value is the sum of three bfloat16 numbers. They have
+// float32's exponents, and hold its 24 bits between them. Six products of a * b count; the others
+// are together at most 2^-24 of it:
 //
 //   low * high + middle * middle + high * low + middle * high + high * middle + high * high
 #pragma once
@@ -8,9 +8,9 @@
 #include <ptx/convert.cuh>
 #include <ptx/cuda.cuh>
 
-// Of two values, the first one's parts in the lower halves. What is not finite, or is rounded to
-// infinity, has a part that is not a number: so have the sums that read it, which are computed
-// again (<common/not_finite.cuh>).
+// The parts of two values, the first value's in the lower halves. A value that is not finite, or is
+// rounded to infinity, has a part that is not a number. So have the sums that read it, which are
+// recomputed (<common/not_finite.cuh>).
 struct Split {
     uint32_t high, middle, low;
 
@@ -21,7 +21,7 @@ struct Split {
     }
 
 private:
-    // Takes both, rounded to nearest, off the values.
+    // Rounds both values to nearest and subtracts that from them.
     TCONV_DEVICE static uint32_t take(float& first, float& second) {
         uint32_t part = ptx::cvt_rn_bf16x2_f32(first, second);
         first -= __uint_as_float(part << 16);

@@ -1,4 +1,4 @@
-// out[n, co, oy, ox] of layers that are bound by what they move, on fused multiply-adds.
+// out[n, co, oy, ox] of memory-bound layers, by fused multiply-adds.
 //
 // Pixel m of an axis stands for the outputs o = m*stride + r, r in 0..stride-1: the phases are
 // those of o, not of o + padding, so that pixels start where output rows do. The outputs of r use
@@ -9,10 +9,10 @@
 // A block owns tile_rows x tile_columns pixels of one image and tile_channels output channels of
 // one group, with all their phases, so it writes contiguous pieces of output rows. A thread
 // accumulates thread_channels channels x thread_pixels neighbouring pixels x all phases in x x
-// some phases in y. Blocks stay and walk the tiles:
+// some phases in y. Blocks are persistent and walk the tiles:
 //
 //   step      a patch of `depth` input channels with its halo, by cp.async, zero outside the
-//             image; the next step's, be it of the next tile, is under way during this one
+//             image; the next step's patch, of this or the next tile, is copied meanwhile
 //   weights   of all input channels, [in channel][tap in y][thread along o][tap in x][channel];
 //             kept until a tile of another group or of other channels comes up
 //   store     a warp gathers its outputs in shared memory in the order of the rows, one channel of
@@ -48,16 +48,16 @@ static_assert(threads_y * threads_x * threads_o == threads, "every thread owns a
 static_assert(pixels % 4 == 0, "a thread's pixels are whole vectors");
 static_assert(chunks == 1 || Layer::thread_rows == 1, "sums live through a tile's steps");
 
-// 16-byte vectors of shared memory that the lanes reach `step` apart: within each 8, exclusive-or
-// spreads them over all banks.
+// A swizzle of 16-byte vectors in shared memory, for lanes whose vectors are `step` apart.
+// Exclusive-or within each 8 vectors spreads them over all banks.
 template <int step>
 struct Swizzle {
     static constexpr int mask = step % 8 == 0 ? 7 : step % 4 == 0 ? 3 : step % 2 == 0 ? 1 : 0;
     TCONV_DEVICE static int of(int vector) { return vector ^ (vector >> 3 & mask); }
 };
 
-// The patch: [depth][patch_rows][patch_pitch]. Behind `lead` vectors, which make it begin with a
-// sector, its column `skew` is the least input column that the tile's first pixel reads.
+// The patch: [depth][patch_rows][patch_pitch]. `lead` vectors in front of it make it begin with a
+// sector. Its column `skew` is the least input column that the tile's first pixel reads.
 using PatchSwizzle = Swizzle<pixels / 4>;
 constexpr int skew = Layer::skew;
 constexpr int patch_rows = tile_rows + Layer::span_y;
@@ -117,7 +117,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
         static constexpr int vectors = used_vectors;
         static constexpr int channels = depth;
         static constexpr int channel_pitch = patch_channel;
-        // NOTE: sums live through the steps of deep tiles: unrolling further would spill.
+        // NOTE: sums live through the steps of deep tiles, so that unrolling further would spill.
         static constexpr int unrolled = chunks > 1 ? 1 : 4;
         TCONV_DEVICE static int place(int row, int column) {
             return row * patch_pitch + 4 * PatchSwizzle::of(column / 4) + column % 4;
@@ -258,7 +258,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
         const float* source = patch + row * patch_pitch;
         const float* weight = shared.weights[weight_buffer].values +
                               first_channel * channel_weights + thread_o * row_weights;
-        // Two channels together where one has few products, to hide the loads' latency.
+        // Two channels together if one has few products, to hide the loads' latency.
         constexpr int together = Layer::group_products <= 64 ? 2 : 1;
 #pragma unroll together
         for (int channel = 0; channel < count; ++channel) {
@@ -300,8 +300,9 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
         }
     }
 
-    // Where a warp writes: its segments, the pieces of rows of its rows of threads, lie a fixed way
-    // apart, channels first. Rows of one step, of the first phase in y.
+    // Where a warp writes. Its segments are the pieces of rows of its rows of threads. They lie a
+    // fixed distance apart, channels first. These are the rows of one step, of the first phase in
+    // y.
     struct Rows {
         float* first;  // this lane's first element of segment 0's first channel
         int channel;
@@ -327,8 +328,8 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
                                 y * row_step + x);
         }
 
-        // Writes the row of channel i of a segment's threads; value(e): from element e on, of
-        // which the row has row_outputs.
+        // Writes the row of channel i of a segment's threads. value(e) gives the values from
+        // element e on, of the row's row_outputs.
         template <typename Value>
         TCONV_DEVICE void write(int segment, int i, int phase_y, Value value) const {
             constexpr bool whole = Layer::out_channels % tile_channels == 0;
@@ -363,8 +364,8 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
             if (slot_y >= Layer::slots_y) continue;
 #pragma unroll
             for (int i = 0; i < channels; ++i) {
-                // NOTE: zero where there is no bias, from memory: ptxas spills around vectors that
-                // hold constants, those of the phases in x without taps.
+                // NOTE: without a bias this zero comes from memory: ptxas spills around vectors
+                // that hold constants, those of the phases in x without taps.
                 float added = Layer::bias ? bias[i] : 0;
                 __syncwarp();  // the last pass has been read
                 int thread_x = own_thread() % threads_x;
@@ -388,7 +389,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
                     rows.write(segment, i, Layer::slot_phase[slot_y], [&](int e) {
                         const float* from =
                             outputs + segment * row_outputs + 4 * OutputSwizzle::of(e / 4) + e % 4;
-                        // NOTE: noted here, where it comes from memory: beside the sums ptxas
+                        // NOTE: noted here, as it comes from memory: noted beside the sums, ptxas
                         // spills.
                         Stored value = *reinterpret_cast<const Stored*>(from);
 #pragma unroll
@@ -400,7 +401,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
         }
     }
 
-    // The rows of phases in y that no tap reaches.
+    // Writes the rows of phases in y that no tap reaches.
     TCONV_DEVICE void store_empty(int step) const {
         if constexpr (Layer::slots_y < Layer::stride_y) {
             int thread = own_thread();
@@ -424,7 +425,8 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
         }
     }
 
-    // Those of the thread's sums of a step, which lanes of its warp have written.
+    // Recomputes the thread's sums of a step that are not finite, which lanes of its warp have
+    // written.
     TCONV_DEVICE void repair(int step) const {
         int thread = own_thread();
         int channel = position().first_channel() + thread / threads_x % threads_o * channels;
@@ -477,7 +479,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
             if constexpr (chunks == 1) begin_step(true, 0);
 #pragma unroll 1
             for (int step = 0; step < Layer::thread_rows; ++step) {
-                // Of a tile that reaches beyond the last row, whole warps are done.
+                // In a tile that reaches beyond the last row, whole warps have nothing to do.
                 int y = position().tile_y * tile_rows + step * threads_y +
                         int(threadIdx.x) / 32 * warp_segments / threads_o;
                 if (chunks == 1 && y * Layer::stride_y >= arguments.destination_height) break;

@@ -1,4 +1,4 @@
-// out[n, co, oy, ox] of layers whose time is the writing of output rows: products on mma.sync, rows
+// out[n, co, oy, ox] of layers whose time goes into writing output rows: products on mma.sync, rows
 // by bulk copies.
 //
 // Units, products and weights are those of <common/mma_tiles.cuh>. Tiles are one row of pixels high
@@ -29,23 +29,23 @@ constexpr int group_tiles = Layer::groups * channel_tiles;
 
 static_assert(tile_rows == 1 && ring == (chunks == 1), "tiles of one row follow each other");
 static_assert(teams == 1 && Layer::row_groups == 1, "a warp has all rows of a channel");
-// Rows of a tile reach into its last warp's pixels.
+// A tile's rows reach into its last warp's pixels.
 static_assert((team_warps - 1) * part_columns >= 2 * plane_rows::sector, "rows have two sectors");
 
-// A gathered row starts up to a sector behind `lead`, and has one to spare behind its end.
+// A gathered row starts up to a sector behind `lead`. Behind its end a sector is spare.
 constexpr int lead = plane_rows::sector;
 static_assert(lead + 2 * plane_rows::sector + head + piece <= output_pitch,
               "rows have room on either side");
 
 constexpr bool has_blank_rows = Layer::phases_y < Layer::stride_y;  // that no tap reaches
 
-// The tiles from `begin` to before `end`, in steps of `group_tiles`: rows that follow each other. A
-// block has one share and, with a dynamic tail, then shares of one row each.
+// The tiles from `begin` to before `end`, in steps of `group_tiles`: consecutive rows. A block has
+// one share. With a dynamic tail it then has shares of one row each.
 struct Share {
     Index begin, end;
 };
 
-// A blank row's values, as many as one copy takes, of each channel or of all.
+// A blank row's values, of each channel or of all: as many as one copy takes.
 constexpr int blank_elements = has_blank_rows ? Layer::blank_elements : 8;
 constexpr int blank_channels = has_blank_rows && Layer::bias ? tile_channels : 1;
 static_assert(Layer::buffers == 1 || Layer::buffers == 2, "passes take turns");
@@ -69,7 +69,8 @@ struct Block : Outputs<Block, Shared> {
 
     TCONV_DEVICE Index end_tile() const { return shared.share.end; }
 
-    // Enters this block's first share; its first tile. Blocks are a multiple of group_tiles.
+    // Enters this block's first share and returns its first tile. The number of blocks is a
+    // multiple of group_tiles.
     TCONV_DEVICE Index begin_tiles() const {
         if constexpr (Layer::dynamic_tail) {
             return begin_share(arguments);
@@ -88,7 +89,7 @@ struct Block : Outputs<Block, Shared> {
 
     // --- the dynamic tail: templates, since other kernels have no arguments for it
 
-    // The tiles of rows `begin` to before `end`, of this block's group tile.
+    // The tiles of rows `begin` to before `end` of this block's group tile.
     template <typename Row>
     TCONV_DEVICE static Share tiles_of(Row begin, Row end) {
         Index own = Index(blockIdx.x) % group_tiles;
@@ -120,7 +121,7 @@ struct Block : Outputs<Block, Shared> {
         taken = atomicAdd(static_cast<uint32_t*>(arguments.counts) + blockIdx.x % group_tiles, 1u);
     }
 
-    // Enters the row that was taken as a share of its own, if it exists.
+    // Enters the row that was taken, if it exists, as a share of its own.
     template <typename Fields>
     TCONV_DEVICE bool enter_row(const Fields& arguments) {
         __syncthreads();  // no thread still reads the last share, or its patch
@@ -145,12 +146,12 @@ struct Block : Outputs<Block, Shared> {
         TCONV_DEVICE static int place(int, int column) { return column; }
     };
 
-    // Where a row of the ring lies; rows are counted from the first row of the image's first tile.
+    // Where a row of the ring lies. Rows are counted from the first row of the image's first tile.
     TCONV_DEVICE float* ring_row(int row) const {
         return shared.patch[0] + row % channel_rows * patch_pitch;
     }
 
-    // Starts the copies of the rows before `end` that are not loaded.
+    // Starts the copies of the rows before `end` that are not yet loaded.
     TCONV_DEVICE void load_rows(const Position& of, int end) {
         int left = of.tile_x * tile_columns + Layer::first_column - skew;
 #pragma unroll 1
@@ -161,7 +162,7 @@ struct Block : Outputs<Block, Shared> {
         }
     }
 
-    // The patch of a share's first tile.
+    // Loads the patch of a share's first tile.
     TCONV_DEVICE void load_first(const Position& first) {
         if constexpr (ring) {
             loaded = rounded = first.tile_y;
@@ -178,8 +179,8 @@ struct Block : Outputs<Block, Shared> {
         Outputs<Block, Shared>::begin_step(last_of_tile, next_channel);
     }
 
-    // The same for a ring. An image's first patch is loaded here: nothing of it was prefetched.
-    // Templates: where a tile takes several steps there is no use for them.
+    // The same for a ring. It loads an image's first patch, of which nothing was prefetched.
+    // NOTE: templates, as they have no use where a tile takes several steps.
     template <typename = void>
     TCONV_DEVICE void begin_tile() {
         begin_ring_step();
@@ -221,7 +222,7 @@ struct Block : Outputs<Block, Shared> {
         }
     }
 
-    // By bulk copies. Rows of a plane are written from top to bottom.
+    // Stores by bulk copies. Rows of a plane are written from top to bottom.
     TCONV_DEVICE void store_sums(const Unit& unit) {
         constexpr int begin = head - Layer::first_output_x;  // of a gathered row: column 0
         const Position& at = position();
@@ -260,7 +261,7 @@ struct Block : Outputs<Block, Shared> {
                 };
                 float* outputs = shared.outputs[buffer] + lead;
                 buffer ^= Layer::buffers - 1;
-                // What was last written from this buffer has been read.
+                // Waits until what was last written from this buffer has been read.
                 if (leads) ptx::cp_async_bulk_wait_group_read<Layer::buffers - 1>();
                 team_barrier();
                 float* own = outputs + unit.part * (part_columns * stride_x);
@@ -297,7 +298,7 @@ struct Block : Outputs<Block, Shared> {
         }
     }
 
-    // The values of blank rows. Blocks stay with their channels.
+    // Fills in the values of blank rows. A block's channels never change.
     TCONV_DEVICE void fill_blank(const Position& of) {
         for (int c = own_thread() / 32; c < blank_channels; c += warps) {
             bool exists = Layer::bias && of.first_channel() + c < Layer::out_channels;
@@ -312,7 +313,7 @@ struct Block : Outputs<Block, Shared> {
         return y + 1 >= end_row ? End::written : blank_below ? End::filled : End::carried;
     }
 
-    // Phases in y without a tap between this one and the next that has some.
+    // The number of phases in y without a tap between this one and the next that has some.
     TCONV_DEVICE static int blank_behind(int index) {
         int count = 0;
 #pragma unroll

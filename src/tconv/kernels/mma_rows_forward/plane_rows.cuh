@@ -1,10 +1,10 @@
-// Rows of an output plane that follow each other in memory, written one after another by the same
-// warp.
+// Consecutive rows of an output plane, which one warp writes one after another.
 //
-// Rows begin anywhere in a sector of 32 bytes. They leave by bulk copies of whole sectors, beside
-// the warps' work: what a row has of its last sector waits in shared memory for the next row, or,
-// where that is of one value, takes its first elements along. Device memory fetches a sector of
-// which L2 has got a part alone, and such reads between its writes cost more than their bytes.
+// Rows begin anywhere in a sector of 32 bytes. They are written by bulk copies of whole sectors
+// while the warps go on. A row's part of its last sector waits in shared memory for the next row.
+// If the next row has one value, the sector takes that row's first elements along. L2 fetches the
+// rest of a partial sector from device memory, and such reads between its writes cost more than
+// their bytes.
 #pragma once
 
 #include <ptx/bulk.cuh>
@@ -31,8 +31,8 @@ constexpr int lanes = sector;
 
 TCONV_DEVICE int lane() { return int(threadIdx.x) % lanes; }
 
-// Elements `first` to before `last` of a piece to the same ones of a row.
-// NOTE: what other threads wrote before a barrier needs this thread's fence alone.
+// Copies elements `first` to before `last` of a piece to the same elements of a row.
+// NOTE: for what other threads wrote before a barrier, this thread's fence is enough.
 TCONV_DEVICE void copy(float* row, const float* piece, int first, int last) {
     ptx::fence_proxy_async_shared();
     ptx::cp_async_bulk_shared_to_global(row + first, piece + first,

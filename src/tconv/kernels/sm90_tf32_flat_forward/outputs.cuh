@@ -1,5 +1,5 @@
-// The outputs of sm90_tf32_flat_forward: from registers into shared memory, and from there into
-// device memory, by storers or by the consumers.
+// The epilogue of sm90_tf32_flat_forward. Consumers store outputs in shared memory; storers or the
+// consumers write them from there to device memory.
 #pragma once
 
 #include <common/exact_output.cuh>
@@ -13,7 +13,7 @@ namespace {
 
 using Sums = float[columns / 2];
 
-// Stores the columns from `first` on of a half of a warp's rows in shared memory.
+// Stores half of a warp's rows in shared memory, from column `first` on.
 template <int first, int half>
 TCONV_DEVICE void stage_outputs(Shared& shared, const flat::WarpRows& rows, int consumer,
                                 const float (&bias)[2], const Sums& sums,
@@ -39,8 +39,8 @@ TCONV_DEVICE void stage_outputs(Shared& shared, const flat::WarpRows& rows, int 
     }
 }
 
-// Notes for whoever writes a warp's outputs whether some are not finite. In float16 no such image
-// is final: it is recomputed.
+// Notes whether some of a warp's outputs are not finite, for the warp that writes them. In float16
+// no such image is final: it is recomputed.
 TCONV_DEVICE void report(Shared& shared, int consumer, int half,
                          const NotFinite<float>& not_finite) {
     if constexpr (!Layer::half) {
@@ -50,14 +50,15 @@ TCONV_DEVICE void report(Shared& shared, int consumer, int half,
     }
 }
 
-// Whether some outputs of a consumer, or of both where they are written together, are not finite.
+// Whether some outputs of a consumer are not finite, or of both consumers where these are written
+// together.
 TCONV_DEVICE bool is_wrong(const Shared& shared, int consumer, int half, int warp) {
     return shared.wrong[consumer][half][warp] ||
            (slice_sets == 1 && shared.wrong[consumers - 1 - consumer][half][warp]);
 }
 
-// All of a warp's outputs, slice by slice, to the storers; `parity`: of the tile. A row group that
-// does not exist has none, but its slices turn with the others.
+// Hands a warp's outputs to the storers, slice by slice. `parity` is the tile's. A row group that
+// does not exist has no outputs, but its slices turn with the others.
 // NOTE: by mbarriers, at which all lanes arrive: compute-sanitizer's racecheck does not know that
 // bar.arrive orders what comes before it.
 template <int half = 0>
@@ -78,8 +79,8 @@ TCONV_DEVICE void hand_over(Shared& shared, const flat::WarpRows& rows, bool exi
     }
 }
 
-// What is done with `width` outputs, in device memory and in shared memory: they are copied, or
-// where some of the part are not finite, computed again.
+// What is done with `width` outputs in shared and device memory. They are copied, or, where some of
+// the part are not finite, recomputed.
 struct Copying {
     static constexpr bool rolled = false;
 
@@ -105,8 +106,8 @@ struct Repairing {
     }
 };
 
-// Some channels' outputs, of which `channel_count` are real, in shared memory; `destination` is
-// where the first channel and phase in y begin.
+// Outputs of some channels in shared memory. `channel_count` of the channels are real.
+// `destination` is where the first channel and phase in y begin.
 struct Part {
     const float (*outputs)[out_pitch];
     const Place* places;
@@ -116,7 +117,7 @@ struct Part {
     float* destination;
 };
 
-// Columns from the part's first on of the rows of `channels` channels.
+// Visits the columns of `channels` channels' rows, from the part's first on.
 template <int channels, typename Fields, typename Action>
 TCONV_DEVICE void each_column(const Fields& arguments, const Part& of, const Action& action) {
     constexpr int unroll = Action::rolled ? 1 : channels < 4 ? 4 : 2;  // stores under way
@@ -143,8 +144,8 @@ TCONV_DEVICE void each_column(const Fields& arguments, const Part& of, const Act
     }
 }
 
-// The rows of `channels` channels, of phase_y and, in the second consumer's outputs, the next: in
-// the order of memory.
+// Visits the rows of `channels` channels in the order of memory: those of phase_y and, in the
+// second consumer's outputs, those of the next phase.
 template <int channels, typename Fields, typename Action>
 TCONV_DEVICE void each_row(const Fields& arguments, const Part& of, const Action& action) {
     constexpr int first = Layer::padding_x % phases;  // output of a row of positions that exists
@@ -189,7 +190,7 @@ TCONV_DEVICE void each(const Fields& arguments, const Part& of, const Action& ac
     }
 }
 
-// By a warp.
+// Called by a warp.
 template <int channels, typename Fields>
 TCONV_DEVICE void write(const Fields& arguments, const Part& of, bool wrong) {
     each<channels>(arguments, of, Copying{});
@@ -205,7 +206,8 @@ TCONV_DEVICE float* destination_of(const Arguments& arguments, int group, int ch
            phase_y * arguments.destination_stride_h;
 }
 
-// Before and after a warp's outputs are gathered: of the warp, or of the two that hold its phases.
+// Called before and after a warp's outputs are gathered. Synchronises the warp, or the two warps
+// that hold its phases.
 [[maybe_unused]] TCONV_DEVICE void gatherers_sync() {
     if (flat::apart) {
         ptx::bar_sync(1 + threadIdx.x % warpgroup / 32, 2 * 32);
@@ -214,13 +216,13 @@ TCONV_DEVICE float* destination_of(const Arguments& arguments, int group, int ch
     }
 }
 
-// All columns of a warp's outputs, some after the other.
+// Gathers and writes all columns of a warp's outputs, some at a time.
 template <int first = 0>
 TCONV_DEVICE void stage_and_write(const Arguments& arguments, Shared& shared, const Place* places,
                                   const flat::WarpRows& rows, int group, int consumer,
                                   const float (&bias)[2], const Sums& sums) {
     if constexpr (first < columns) {
-        // Of the channels that two warps gather, each writes half.
+        // Where two warps gather the same channels, each writes half of them.
         constexpr int channels = flat::apart ? flat::warp_channels / 2 : flat::warp_channels;
         int own = flat::apart ? consumer * channels : 0;
         int warp = threadIdx.x % warpgroup / 32;

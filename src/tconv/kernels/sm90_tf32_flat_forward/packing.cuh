@@ -1,12 +1,13 @@
-// Weights and pixels laid out for sm90_tf32_flat_forward, in lines of 128 bytes: 32 channels,
-// rounded to TF32, or 64, to float16. The first items are weights, the others pixels.
+// The packing of sm90_tf32_flat_forward: weights and pixels in lines of 128 bytes. A line is 32
+// channels rounded to TF32, or 64 rounded to float16. The first items are weights, the others
+// pixels.
 //
-// Weights: [group][row group][line of channels][slot][64 rows][line] in the 128-byte swizzle in
-// which a plain bulk copy brings them to shared memory. Rows that are none keep what was there:
+// Weights: [group][row group][line of channels][slot][64 rows][line], in the 128-byte swizzle in
+// which a plain bulk copy loads them to shared memory. Rows that do not exist keep what was there:
 // their products are never stored.
 //
-// Pixels: [group][line of channels][position][line]; position (n, y, x) is
-// n * image_positions + y * pitch + x, and holds zeros where y or x lie beyond the image.
+// Pixels: [group][line of channels][position][line]. Position (n, y, x) is n * image_positions + y
+// * pitch + x. It holds zeros where y or x lie beyond the image.
 #pragma once
 
 #include <common/division.cuh>
@@ -38,8 +39,8 @@ constexpr int depth = line_words * word_channels;  // channels of a line
 [[maybe_unused]] constexpr int phases = flat::row_phases;
 constexpr int channels = flat::channel_tiles * flat::warp_channels;  // with those that are none
 [[maybe_unused]] constexpr int parts = (channels + Layer::part_channels - 1) / Layer::part_channels;
-// An item's taps: all, or where the host says so those of one phase in y, every row_step-th row of
-// the kernel.
+// An item's taps: all, or, where the host says so, those of one phase in y: every row_step-th row
+// of the kernel.
 constexpr int row_step = Layer::packed_row_step;
 constexpr int part_taps = (Layer::kernel_y + row_step - 1) / row_step * Layer::kernel_x;
 [[maybe_unused]] constexpr int item_phases = row_step > 1 ? Layer::stride_y : 1;
@@ -55,19 +56,19 @@ struct Shared {
         uint32_t weights[line_words][weight_pitch];
         uint32_t pixels[line_words][position_pitch];
     };
-    // Of 8 channels of a position, which a warp brings, in float16: whether some are slight, or do
-    // not fit.
+    // Float16: whether some of 8 channels of a position, which a warp loads, are slight or do not
+    // fit.
     unsigned char noted[half ? warps : 1][half ? positions : 1];
 };
 
 using float16_operands::Scale;
 using Seen = float16_operands::Seen<false>;
 
-// Pixels have the same power of two in all calls: images follow each other in a tile.
+// Pixels have the same scale in all calls, as images follow each other in a tile.
 [[maybe_unused]] constexpr Scale pixel_scale{Layer::pixel_exponent};
 [[maybe_unused]] constexpr unsigned char slight = 1, misfit = 2;
 
-// In another kernel than the packing there are more threads; those of warpgroups 1 and 2 pack.
+// Kernels other than the packing have more threads; those of warpgroups 1 and 2 pack.
 TCONV_DEVICE int own_thread() {
     return int(threadIdx.x) - (Layer::threads == threads ? 0 : threads / 2);
 }
@@ -82,16 +83,17 @@ TCONV_DEVICE void sync() {
     }
 }
 
-// A place of an item in device memory: of the line's first channel, of which the others are `step`
-// apart.
+// A place of an item in device memory: that of the line's first channel. The other channels are
+// `step` apart.
 struct Place {
     const float* at;
     bool exists;
 };
 
-// Reads `count` places of each of the warp's words, all under way at once, rounds and keeps them:
-// `into` has one row of `pitch` for each word. Of the line's channels `in_left` exist. In float16
-// they are scaled, and `note` is called with each place and its values.
+// Reads `count` places of each of the warp's words, with all loads under way at once. Rounds the
+// values and stores them in `into`, which has one row of `pitch` for each word. `in_left` of the
+// line's channels exist. Float16 values are scaled, and `note` is called with each place and its
+// values.
 template <int count, typename Find, typename Note>
 TCONV_DEVICE void stage(uint32_t* into, int pitch, int width, Index step, int in_left,
                         [[maybe_unused]] Scale scale, Find find, [[maybe_unused]] Note note) {
@@ -108,7 +110,7 @@ TCONV_DEVICE void stage(uint32_t* into, int pitch, int width, Index step, int in
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             Place place = find((first + i) * 32 + lane);
-            // NOTE: a pointer that goes on, else each address is computed anew, in ten
+            // NOTE: an advancing pointer; otherwise each address is computed anew, in ten
             // instructions.
             const float* from = place.at + first_channel * step;
 #pragma unroll
@@ -141,13 +143,13 @@ TCONV_DEVICE void stage(uint32_t* into, int pitch, int width, Index step, int in
     }
 }
 
-// Four words of one line of 32, from their rows in shared memory.
+// Gathers four words of one line of 32, from their rows in shared memory.
 TCONV_DEVICE uint4 gather(const uint32_t* from, int pitch) {
     return make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
 }
 
-// Some output channels, all phases and slots, a line of input channels. `seen` gets what float16 is
-// to hold.
+// Packs some output channels, with all phases and slots, of a line of input channels. `seen` gets
+// the values that float16 is to hold.
 template <typename Fields>
 TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared& shared,
                                Scale scale, Seen& seen, int item) {
@@ -259,8 +261,8 @@ TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared
     }
 }
 
-// Lines of some positions. In float16 `arguments.slight` gets a byte of each: of how many 8
-// channels some values are slight, and 16 for each 8 of which some do not fit.
+// Packs the lines of some positions. In float16, `arguments.slight` gets a byte for each line: the
+// number of its octets with slight values, plus 16 for each octet with values that do not fit.
 template <typename Fields>
 TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared& shared,
                               Index item) {
@@ -307,7 +309,7 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
             to[p * 8 + piece] = gather(shared.pixels[piece * 4] + p, position_pitch);
         }
         if constexpr (half) {
-            // The lanes of a position are neighbours: their bits lie in a byte.
+            // The lanes of a position are neighbours, so their bits lie in a byte.
             unsigned char noted = shared.noted[piece][p];
             uint32_t of_slight = __ballot_sync(~0u, noted & slight),
                      misfits = __ballot_sync(~0u, noted & misfit);
@@ -322,7 +324,7 @@ TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared&
     }
 }
 
-// An item, into `packed`; the first are weights, which `weights` has seen then.
+// Packs an item into `packed`. The first items are weights, which `weights` has then seen.
 template <typename Fields>
 TCONV_DEVICE void pack_item(const Fields& arguments, uint32_t* packed, Shared& shared,
                             Scale weight_scale, Seen& weights, Index item) {

@@ -1,4 +1,5 @@
-// The producers of sm90_tf32_flat_forward: pixels, weights, and where outputs lie.
+// The producers of sm90_tf32_flat_forward: they load pixels and weights, and find where outputs
+// lie.
 #pragma once
 
 #include <common/division.cuh>
@@ -53,7 +54,8 @@ TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
     }
 }
 
-// Where the weights of a row group begin, and how many pieces they are: none beyond the last group.
+// Where the weights of a row group begin, and how many pieces they have: none beyond the last
+// group.
 struct Weights {
     const unsigned char* from;
     int count;
@@ -92,8 +94,8 @@ TCONV_DEVICE void produce_weights(const Fields& arguments, Shared& shared, int c
     }
 }
 
-// A stage for each piece of a row group. Those that a group lacks turn with the others; one barrier
-// hands all of them back.
+// Loads the pieces of a row group, a stage for each. Stages of pieces that a group lacks turn with
+// the others. One barrier hands all of them back.
 template <typename Fields>
 TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shared, int consumer) {
     uint32_t parity = 0;
@@ -119,8 +121,8 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
     }
 }
 
-// Sums up the packing's notes: whether float16 holds the weights, and which images' pixels. A warp
-// of each block takes a part, and then counts its block in `Status::reported`.
+// Sums up the packing's notes: whether float16 holds the weights, and which images' pixels it
+// holds. One warp of each block takes a part, and then counts its block in `Status::reported`.
 template <typename Fields>
 TCONV_DEVICE void read_notes(const Fields& arguments) {
     int lane = threadIdx.x % 32;
@@ -131,7 +133,7 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
         unfit += notes[i];
     unfit = ptx::redux_sync_add_u32(unfit);
     if (lane == 0 && unfit > 0) atomicAdd(&status.unfit_weights, unfit);
-    // 16 positions at a time, nearly all of them zeros.
+    // Reads 16 positions at a time; nearly all are zeros.
     const auto* slight = static_cast<const uint4*>(arguments.slight);
     constexpr int positions = 64, planes = Layer::groups * chunks;
     uint32_t most_slight = arguments.most_slight;
@@ -162,7 +164,7 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
     if (lane == 0) atomicAdd(&status.reported, 1u);
 }
 
-// By a warp: where each tile's outputs lie.
+// Finds where each tile's outputs lie. Called by a warp.
 template <typename Fields>
 TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
     Turn<2> turn;

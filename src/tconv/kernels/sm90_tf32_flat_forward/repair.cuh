@@ -14,7 +14,7 @@ namespace flat::repair {
 
 using Index = Layer::Index;
 
-// Waits until a counter that other blocks count reaches its end.
+// Waits until a counter that other blocks increment reaches `end`.
 TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
     if (threadIdx.x == 0) {
         while (static_cast<const volatile uint32_t&>(counter) != end) {
@@ -24,14 +24,14 @@ TCONV_DEVICE void wait_for(const uint32_t& counter, uint32_t end) {
     __syncthreads();
 }
 
-// Whether all images are computed again, or only those that do not fit.
+// Whether all images are recomputed, or only those that do not fit.
 template <typename Fields>
 TCONV_DEVICE bool repairs_all(const Fields& arguments) {
     return static_cast<const volatile flat::Status*>(arguments.status)->unfit_weights >
            Layer::most_unfit_weights;
 }
 
-// After the kernel in front.
+// Called after the kernel in front has ended.
 template <typename Fields>
 TCONV_DEVICE bool repairs(const Fields& arguments, unsigned image) {
     return repairs_all(arguments) || static_cast<const volatile uint32_t*>(

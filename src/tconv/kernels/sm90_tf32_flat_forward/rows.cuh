@@ -1,10 +1,13 @@
-// Where sm90_tf32_flat_forward keeps its matrix rows, and sm90_tf32_flat_pack puts their weights.
+// The matrix rows of sm90_tf32_flat_forward, as sm90_tf32_flat_pack lays out their weights.
 //
-// Phases in x side by side: a warp's 16 rows are (output channel, phase in x), the warps' tiles
-// follow each other through (phase in y, channels), and four make a row group. Apart, for a stride
-// of 2: a row group is 64 channels of one phase in x, and the two groups of the same channels
-// follow each other. Paired: a row group is of one phase in y, and the groups of the same channels
-// in a phase and the next follow each other.
+// By default phases in x lie side by side: a warp's 16 rows are (output channel, phase in x). The
+// warps' tiles follow each other through (phase in y, channels), and four make a row group.
+//
+// `apart`, for a stride of 2: a row group is 64 channels of one phase in x. The two groups of the
+// same channels follow each other.
+//
+// `paired`: a row group has one phase in y. The groups of the same channels in a phase and in the
+// next follow each other.
 #pragma once
 
 #include <common/constant_tables.cuh>
@@ -23,7 +26,7 @@ constexpr int group_channels = 4 * warp_channels;
 [[maybe_unused]] constexpr int shares_x =
     Layer::stride_x / row_phases;  // row groups among which phases are shared
 
-// The rows of one warp: those of a phase in y beyond the last are none.
+// The rows of one warp. Rows of a phase in y beyond the last do not exist.
 struct WarpRows {
     int phase_y, phase_x, channel;  // the first of each
 
@@ -47,13 +50,13 @@ struct WarpRows {
     }
 };
 
-// Of a channel among the warps' tiles: of the phase where it has groups of its own.
+// The warp tile of a channel, within its phase where that has groups of its own.
 TCONV_DEVICE int warp_tile(int phase_y, int channel) {
     int first = group_step == 2 ? 0 : phase_y * channel_tiles;
     return first + channel / warp_channels;
 }
 
-// The row group of a channel, of a phase in y and a share of the phases in x.
+// The row group of a channel, a phase in y and a share of the phases in x.
 TCONV_DEVICE int row_group(int phase_y, int share_x, int channel) {
     int channels = channel / group_channels;
     if (apart) return (phase_y * channel_groups + channels) * 2 + share_x;
@@ -66,8 +69,8 @@ TCONV_DEVICE int first_row(int phase_y, int channel) {
     return warp_tile(phase_y, channel) % 4 * 16 + channel % warp_channels * row_phases;
 }
 
-// The slots of a row group: their first among all classes' and behind the last, and their first
-// among those of all row groups.
+// The slots of a row group: the first and the end among all classes' slots, and the first among the
+// slots of all row groups.
 struct RowSlots {
     int begin, end, packed;
 

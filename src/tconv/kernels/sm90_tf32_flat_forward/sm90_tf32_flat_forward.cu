@@ -44,7 +44,8 @@
 
 namespace {
 
-// Of a slot, or where it is the only one, what is known when this is compiled.
+// Where a tile's first position lies in the patch at a slot. If there is only one slot, this is
+// known at compile time.
 TCONV_DEVICE int start_of(const Shared& shared, int slot) {
     return Layer::slots == 1 ? 0 : shared.starts[slot];
 }
@@ -81,7 +82,7 @@ struct Work {
     }
 };
 
-// What a consumer's sums are multiplied by. By each of its warps.
+// What a consumer's sums are multiplied by. Called by each of its warps.
 template <typename Fields>
 TCONV_DEVICE void find_unit(const Fields& arguments, Shared& shared) {
     if constexpr (Layer::half) {
@@ -123,15 +124,15 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
 #pragma unroll
         for (int i = 0; i < columns / 2; ++i) sums[i] = 0.0f;
         if constexpr (Layer::resident) weights.stage = 0;
-        // What the newest finished products were the last to read, to be handed back.
+        // The stages that the newest finished products were the last to read, to be handed back.
         uint64_t* used_pixels = nullptr;
         uint64_t* used_weights = nullptr;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
             ptx::mbarrier_wait_parity(&shared.pixels_full[pixels.stage], pixels.parity);
-            // Where no products follow, which hold the lanes together, none may still wait when the
-            // stage is handed back: the barrier could be a turn further by then.
+            // If products follow, they hold the lanes together. If none do, no lane may still wait
+            // when the stage is handed back: the barrier could be a turn further by then.
             __syncwarp();
             uint64_t patch = ptx::advance(pixel_matrix, pixels.stage * pixel_bytes);
             int start = start_of(shared, work.begin < Layer::slots ? work.begin : 0);
@@ -239,16 +240,16 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
     find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;
-    // NOTE: setmaxnreg counts in branches that do not join again: what follows belongs into one of
-    // them.
+    // NOTE: setmaxnreg takes effect only in branches that do not join again, so what follows
+    // belongs in one of them.
     if (role == 0) {
         if constexpr (storers) ptx::setmaxnreg_dec<producer_registers>();
         int warp = threadIdx.x / 32;
         if (warp == 3) {
             if constexpr (Layer::half) {
                 ptx::griddepcontrol_wait();
-                // NOTE: not before the packing is over: it clears the status that the launch that
-                // repairs looks at.
+                // NOTE: not before the packing is over, as it clears the status that the repair's
+                // launch reads.
                 ptx::griddepcontrol_launch_dependents();
                 read_notes(arguments);
             }

@@ -1,6 +1,6 @@
-// Lays weights and pixels out for sm90_tf32_flat_forward (sm90_tf32_flat_forward/packing.cuh). In
-// float16, it notes what it has seen of what that cannot hold: of weights a word for each block,
-// how many 8 channels of a tap have one.
+// Packs weights and pixels for sm90_tf32_flat_forward (sm90_tf32_flat_forward/packing.cuh). In
+// float16 it notes which values float16 cannot hold. Each block has a word for weights: how many
+// octets (8 channels of a tap) have such a value.
 #include <sm90_tf32_flat_forward/packing.cuh>
 #include <sm90_tf32_flat_forward/status.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -16,7 +16,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// All blocks clear what the kernel counts; the first tells the scale.
+// All blocks clear the kernel's counters. The first block writes the scale.
 template <typename Fields>
 TCONV_DEVICE void begin_notes(const Fields& arguments, Scale weight_scale) {
     auto* images = static_cast<uint32_t*>(arguments.images);
@@ -29,7 +29,7 @@ TCONV_DEVICE void begin_notes(const Fields& arguments, Scale weight_scale) {
     }
 }
 
-// The block's octets of weights that do not fit.
+// Notes the block's octets of weights that do not fit.
 template <typename Fields>
 TCONV_DEVICE void note(const Fields& arguments, Shared& shared, Scale scale,
                        const flat::packing::Seen& weights) {
@@ -40,7 +40,7 @@ TCONV_DEVICE void note(const Fields& arguments, Shared& shared, Scale scale,
     if (threadIdx.x == 0) {
         unfit = 0;
         for (uint32_t of_warp : shared.unfit) unfit += of_warp;
-        // No more than tells the verdict, so that the sum of all blocks' is a number too.
+        // No more than decides the verdict, so that the sum over all blocks does not overflow.
         static_cast<uint32_t*>(arguments.notes)[blockIdx.x] =
             min(unfit, float16_operands::too_many);
     }
@@ -54,9 +54,10 @@ constexpr unsigned few_blocks = blocks_of_sm * 132;  // which an H100 or H200 ru
 TCONV_KERNEL(sm90_tf32_flat_pack, Layer::threads, blocks_of_sm) {
     TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    // The kernel's blocks come when all of these have said so or are over: at once where these are
-    // few, and then they find what room is left. Where they are many, at the end: maskrcnn takes
-    // 0.121 ms so and 0.138 at once, why is not known, and no other layer measured differs.
+    // The kernel's blocks start when all blocks of this grid have called this or are over. Few
+    // blocks call it at once; the kernel's blocks then find what room is left. Many blocks call it
+    // at the end: maskrcnn takes 0.121 ms so and 0.138 at once, why is not known, and no other
+    // layer measured differs.
     bool few = gridDim.x <= few_blocks;
     if (few) ptx::griddepcontrol_launch_dependents();
     auto* packed = static_cast<uint32_t*>(arguments.packed);

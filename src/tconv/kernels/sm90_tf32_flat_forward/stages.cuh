@@ -1,4 +1,4 @@
-// What the roles of sm90_tf32_flat_forward share: sizes, shared memory, and the walk through the
+// What the roles of sm90_tf32_flat_forward share: sizes, shared memory and the walk through the
 // tiles.
 #pragma once
 
@@ -24,15 +24,17 @@ static_assert(Layer::lead < Layer::pixel_stages, "the first consumer must not me
 static_assert(Layer::patch_positions % (8 * Layer::boxes) == 0 && box_positions <= 256,
               "whole swizzle patterns in boxes that a tensor map allows");
 
-// Outputs in shared memory: a row is one channel's positions, some at a time, with all phases. The
-// consumers' rows follow each other; where phases are apart, both fill the same ones.
+// Outputs in shared memory. A row is one channel's positions, some at a time, with all phases. The
+// second consumer's rows follow the first's. Where phases are apart, both consumers fill the same
+// rows.
 constexpr bool storers = Layer::storers;
 constexpr int part = storers ? columns : 32;
 constexpr int phases = Layer::stride_x;
 constexpr int out_channels = 4 * flat::warp_channels;  // of a row group
 constexpr int out_columns = part * phases + Layer::shift;
-// Rows start 8 banks apart, or one. Then two lanes of a warp store to the same bank, and none where
-// those whose number has this bit store the second of their two columns first.
+// Rows start 8 banks apart, or one where phases are apart. Two lanes of a warp would then store to
+// the same bank. None do if lanes whose number has `swap_bit` store the second of their two columns
+// first.
 constexpr int bank_step = flat::apart ? 1 : 8;
 constexpr int out_pitch = out_columns + (32 + bank_step - out_columns % 32) % 32;
 constexpr int swap_bit = flat::apart                  ? -1
@@ -40,7 +42,7 @@ constexpr int swap_bit = flat::apart                  ? -1
                          : phases == 2 || phases == 8 ? 1
                          : phases == 4                ? 0
                                                       : -1;
-// Beside storers a thread has 128 registers, of which the consumers need more.
+// With storers a thread has 128 registers, and the consumers need more than that.
 [[maybe_unused]] constexpr int producer_registers = 64;
 [[maybe_unused]] constexpr int storer_registers = 96;
 [[maybe_unused]] constexpr int consumer_registers = 168;
@@ -50,16 +52,17 @@ constexpr int out_groups = flat::apart ? 1 : consumers;
 constexpr int width = Layer::vector;  // outputs written at a time
 static_assert(!flat::paired || storers, "who writes has the outputs of both consumers");
 
-// Slices of the outputs go to the storers and come back on their own, so that these write one while
-// the other is filled: those of a consumer, or of both where they are written together; of these
-// the first or second half of each warp's rows, where no channel lies in both and several in each.
+// Slices of the outputs go to the storers and come back one by one, so that storers write one while
+// consumers fill another. A slice set is one consumer's outputs, or both consumers' where they are
+// written together. A slice is half of each warp's rows if each half holds several whole channels,
+// else all of them.
 constexpr int slice_sets = flat::apart || flat::paired ? 1 : consumers;
 constexpr int halves = 8 % flat::row_phases == 0 && flat::row_phases <= 4 ? 2 : 1;
 constexpr int slice_channels = flat::warp_channels / halves;  // of a warp
 
-// Where a position's outputs lie (of a row's first position, where tiles are whole rows): the
-// offset of the first phase of both axes within a channel, and its coordinates. Those of a position
-// that is none lie outside.
+// Where a position's outputs lie, or those of a row's first position where tiles are whole rows:
+// the offset of the first phase of both axes within a channel, and its coordinates. The coordinates
+// of a position that does not exist lie outside the image.
 struct alignas(16) Place {
     Index offset;
     int y, x;
@@ -71,8 +74,8 @@ struct Shared {
     alignas(1024) unsigned char weights[consumers][Layer::weight_stages][weight_bytes];
     Place places[2][columns];
     float outputs[out_groups][out_channels][out_pitch];
-    // Of each slot: where a tile's first position lies in the patch, in bytes. The constants that
-    // it follows from lie in device memory, where each step of the products would wait for them.
+    // For each slot, where a tile's first position lies in the patch, in bytes. The constants that
+    // give it lie in device memory, and each step of the products would wait for them.
     int starts[Layer::slots];
     float units[consumers * 4];  // of each warp, what its sums are multiplied by
     bool wrong[consumers][2]
@@ -89,7 +92,8 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// The tiles of a block: every gridDim.x-th, or neighbours, as many as any other block but for one.
+// The tiles of a block: every gridDim.x-th, or neighbours. No two blocks differ by more than one
+// tile.
 struct Tiles {
     int first, end, step;
 
@@ -118,7 +122,7 @@ struct Position {
     TCONV_DEVICE Position(int tile, const Fields& arguments) {
         int next;
         if constexpr (Layer::resident) {
-            // Row sets outermost: their weights stay.
+            // Row sets are outermost, so that their weights stay.
             int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
             int rest = tile / positions;
             next = tile - rest * positions;
@@ -126,16 +130,16 @@ struct Position {
             row_set = rest - group * Layer::row_sets;
             left = positions - 1 - next;
         } else {
-            // Row sets innermost: they share their pixels.
+            // Row sets are innermost, as they share their pixels.
             int rest = tile / Layer::row_sets;
             row_set = tile - rest * Layer::row_sets;
-            // Some have more slots than others. Where a block would always get the same, each of
-            // its turns begins with the next.
+            // Some row sets have more slots than others. Where a block would always get the same
+            // row set, each of its turns begins with the next.
             if (gridDim.x % Layer::row_sets == 0) {
                 row_set = (row_set + tile / int(gridDim.x)) % Layer::row_sets;
             }
             if constexpr (Layer::groups_outermost) {
-                // A turn of the blocks then reads few groups' weights.
+                // Then a turn of the blocks reads few groups' weights.
                 int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
                 group = rest / positions;
                 next = rest - group * positions;
@@ -152,11 +156,11 @@ struct Position {
         }
     }
 
-    // The row group of a consumer; beyond the last there is nothing to do.
+    // The row group of a consumer. One beyond the last has nothing to compute.
     TCONV_DEVICE int row_group(int consumer) const { return row_set * consumers + consumer; }
 };
 
-// A stage is handed back by each warp whose products have read it.
+// Hands a stage back. Called by each warp whose products have read it.
 TCONV_DEVICE void hand_back(uint64_t* empty) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }

@@ -1,4 +1,4 @@
-// What the launches of one call of sm90_tf32_flat_forward in float16 tell each other. The packing
+// What the launches of one float16 call of sm90_tf32_flat_forward tell each other. The packing
 // clears it.
 #pragma once
 

@@ -1,14 +1,15 @@
-// Lays weights out for sm90_tf32_forward, rounded to TF32 or to float16, or for sm90_split_forward,
-// split or, for what repairs, as they are. Where they stream, in the order in which its warpgroups
-// use them, [group][row group][chunk of 8 channels][pair][thread][4]; where they are resident, each
-// once, [group][chunk][reach in y][slot in x][channels of a warp][thread][4]. A thread's four
-// values are its registers of a wgmma's A operand (rows g and g + 8, channels t and t + 4 of the
-// chunk).
+// Packs weights for sm90_tf32_forward and sm90_split_forward. For the first they are rounded to
+// TF32 or float16. For the second they are split, or, for its repair, as they are.
 //
-// In float16 a chunk has 16 channels and a value is two of them, 2t and 2t + 1, times a power of
-// two, which each block finds from the same sample of all weights; for sm90_split_forward a warp's
-// high parts, then its low ones. Behind these come the same weights in TF32 or as they are,
-// streamed, for the tiles that are computed again.
+// Streamed weights lie in the order in which warpgroups use them: [group][row group][chunk of 8
+// channels][pair][thread][4]. Resident weights lie there once each: [group][chunk][reach in y][slot
+// in x][channels of a warp][thread][4]. A thread's four values are its registers of a wgmma's A
+// operand (rows g and g + 8, channels t and t + 4 of the chunk).
+//
+// In float16 a chunk has 16 channels, and a value is two of them, 2t and 2t + 1. They are
+// multiplied by a power of two, which each block finds from the same sample of all weights. For
+// sm90_split_forward, a warp's high parts come before its low ones. Behind all these come the same
+// weights in TF32 or as they are, streamed, for the tiles that are recomputed.
 #include <common/constant_tables.cuh>
 #include <common/float16_weights.cuh>
 #include <ptx/convert.cuh>
@@ -24,7 +25,7 @@ template <bool half>
 constexpr int chunks = (Layer::in_channels + 8 * (1 + half) - 1) / (8 * (1 + half));
 constexpr int phase_tiles = (Layer::out_channels + Layer::warp_channels - 1) / Layer::warp_channels;
 
-// Where the 512 bytes that a warp loads for one product come from.
+// The source of the 512 bytes that a warp loads for one product.
 struct Fragment {
     int group, chunk;
     int channels;  // which of a phase's warps
@@ -32,7 +33,7 @@ struct Fragment {
     int slot_x;
 };
 
-// The weight of a row of a warp's 16 and a channel; zero where the row's phase has no tap there.
+// The weight of a channel and one of a warp's 16 rows; zero where the row's phase has no tap there.
 TCONV_DEVICE float weight(const Arguments& arguments, const Fragment& of, int row, int channel) {
     int out_channel = of.channels * Layer::warp_channels + row / Layer::stride_x;
     if (out_channel >= Layer::out_channels || row >= Layer::warp_channels * Layer::stride_x ||
@@ -51,8 +52,8 @@ TCONV_DEVICE float weight(const Arguments& arguments, const Fragment& of, int ro
     return static_cast<const float*>(arguments.weight)[offset];
 }
 
-// item = a pair, (group, m_group, chunk, pair); row groups have pairs of their own number. Those
-// beyond the last are of a group that does not exist.
+// An item is a pair: (group, m_group, chunk, pair). Row groups differ in their number of pairs.
+// Items beyond the last have a group that does not exist.
 template <int chunks>
 TCONV_DEVICE Fragment streamed(Index item) {
     int group = int(item / (Index(Layer::group_pairs) * chunks));
@@ -74,7 +75,7 @@ TCONV_DEVICE Fragment streamed(Index item) {
             Layer::pair_slot_x[pair]};
 }
 
-// item = four fragments; those beyond the last are of a group that does not exist.
+// An item is four fragments. Items beyond the last have a group that does not exist.
 template <int chunks>
 TCONV_DEVICE Fragment resident(Index item) {
     int rest = int(item) * 4 + threadIdx.x / 32;
@@ -92,7 +93,7 @@ TCONV_DEVICE Fragment resident(Index item) {
     return of;
 }
 
-// An item's weights, rounded to TF32 or as they are, into `to`.
+// Writes an item's weights to `to`, rounded to TF32 or as they are.
 TCONV_DEVICE void pack(const Arguments& arguments, const Fragment& of, uint4* to) {
     int row = threadIdx.x % 32 / 4;
     int channel = of.chunk * 8 + threadIdx.x % 4;
@@ -108,13 +109,13 @@ TCONV_DEVICE void pack(const Arguments& arguments, const Fragment& of, uint4* to
     to[threadIdx.x] = values;
 }
 
-// 16-byte words of a pair, or of four fragments, in float16 and not.
+// 16-byte words of a pair, or of four fragments, in float16 and otherwise.
 constexpr int half_words = 128 * (Layer::split ? 2 : 1);
 constexpr int words = 128;
 
 using float16_operands::Scale;
 
-// The same in float16, scaled; returns how many do not fit.
+// The same in float16, scaled. Returns how many weights do not fit.
 TCONV_DEVICE uint32_t pack_half(const Arguments& arguments, const Fragment& of, uint4* to,
                                 Scale scale) {
     int row = threadIdx.x % 32 / 4;
@@ -152,8 +153,8 @@ TCONV_DEVICE Fragment fragment(Index item) {
 }  // namespace
 
 TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
-    // At once: the kernel's blocks come only when this grid's last block has started, and then find
-    // what room it leaves.
+    // Called at once: the kernel's blocks start only when this grid's last block has started, and
+    // then find what room it leaves.
     ptx::griddepcontrol_launch_dependents();
     auto* packed = static_cast<uint4*>(arguments.packed);
     auto* status = static_cast<uint32_t*>(arguments.status);
@@ -180,7 +181,7 @@ TCONV_KERNEL(sm90_tf32_pack, Layer::threads, 1) {
         pack(arguments, fragment<false>(other), to);
     }
     if constexpr (Layer::half) {
-        // No more than tells the verdict, so that the sum of all warps' is a number too.
+        // No more than decides the verdict, so that the sum over all warps does not overflow.
         unfit = min(ptx::redux_sync_add_u32(unfit), float16_operands::too_many);
         if (threadIdx.x % 32 == 0) status[2 + blockIdx.x * 4 + threadIdx.x / 32] = unfit;
     }

@@ -1,4 +1,4 @@
-// Pixels and weights of sm90_tf32_overlap_forward, from device memory into shared memory.
+// Loads of sm90_tf32_overlap_forward: pixels and weights from device memory into shared memory.
 #pragma once
 
 #include <ptx/barrier.cuh>
@@ -13,15 +13,16 @@ TCONV_DEVICE int after(int stage) { return stage + 1 < stages ? stage + 1 : 0; }
 
 constexpr int copied = Layer::source_vectors ? 4 : 1;
 constexpr int row_copies = Layer::columns / copied;
-// Threads side by side on a channel; each copies the same columns of every so many channels.
+// Neighbouring threads that copy one channel. Each copies the same columns of every so many
+// channels.
 constexpr int copy_lanes =
     Layer::source_vectors ? (row_copies <= 8 ? 8 : 16) : (row_copies <= 32 ? 32 : 64);
 constexpr int lane_copies = (row_copies + copy_lanes - 1) / copy_lanes;
 constexpr int channel_lanes = warpgroup / copy_lanes;
 constexpr int lane_channels = (depth + channel_lanes - 1) / channel_lanes;
 static_assert(Layer::columns % copied == 0 && Layer::columns % 2 == 0, "whole copies and pairs");
-// Whether copies are asked for during the products.
-// NOTE: where threads part, or go on to further products, ptxas would wait for each product by
+// Whether copies are issued during the products.
+// NOTE: where threads diverge, or go on to further products, ptxas would wait for each product by
 // itself.
 constexpr bool copies_beside =
     chunks == 1 && row_copies % copy_lanes == 0 && depth % channel_lanes == 0;
@@ -48,7 +49,7 @@ struct Copies {
 
     TCONV_DEVICE void begin() { load(0); }
 
-    // The stages after the first that there is room for.
+    // Starts the copies of the stages after the first that there is room for.
     TCONV_DEVICE void fill() {
 #pragma unroll 1
         for (int i = 1; i < stages - 1; ++i) {
@@ -58,7 +59,7 @@ struct Copies {
         advance();
     }
 
-    // Until this stage's copies are visible, and no thread reads the last stage any more.
+    // Waits until this stage's copies are visible and no thread still reads the last stage.
     TCONV_DEVICE void wait() const {
         ptx::cp_async_wait_group<stages - 2>();
         ptx::bar_sync(1 + own, warpgroup);
@@ -85,8 +86,8 @@ struct Copies {
     TCONV_DEVICE void end() const { ptx::cp_async_wait_all(); }
 
 private:
-    // The next stage's copies, zeros where there is none. Always a group, so that groups of copies
-    // are stages.
+    // Starts the next stage's copies; copies zeros where there is no next stage. Each call commits
+    // a group, so that groups of copies are stages.
     TCONV_DEVICE void load(int stage) {
         bool exists = at.exists() && at.y < arguments.source_height;
         float* to = place + stage * stage_floats;
@@ -102,7 +103,7 @@ private:
 #pragma unroll
             for (int k = 0; k < lane_channels; ++k) {
                 if (depth % channel_lanes != 0 && own_channel + k * channel_lanes >= depth) break;
-                // NOTE: channels beyond the last are zero, so that nothing meets their weights.
+                // NOTE: channels beyond the last are zeroed, so that their weights add nothing.
                 constexpr bool whole = Layer::in_channels % depth == 0;
                 bool copies = valid && (whole || k * channel_lanes < left);
                 float* target = to + (k * channel_lanes * pitch + i * copy_lanes * copied);
@@ -117,7 +118,7 @@ private:
         ptx::cp_async_commit_group();
     }
 
-    // To the stage after.
+    // Goes on to the following stage.
     TCONV_DEVICE void advance() {
         if (!at.exists()) return;
         if (chunks > 1 && ++chunk < chunks) return;
@@ -165,8 +166,8 @@ TCONV_DEVICE int column_of(int element) {
     return product_column(begin + tap_y / stride_y * kernel_x + tap_x, unit % 4);
 }
 
-// All weights of a group, rounded, by the whole block; zeros where a column has no tap. `beside` is
-// done while the first come.
+// Loads and rounds all weights of a group, by the whole block; zeros where a column has no tap.
+// `beside` runs while the first loads are under way.
 template <typename Action>
 TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, Shared& shared,
                                Action beside) {
@@ -188,7 +189,7 @@ TCONV_DEVICE void load_weights(const Arguments& arguments, Index group, Shared& 
 #pragma unroll 1
     for (int b = 0; b < batches; ++b) {
         // NOTE: neighbouring threads take neighbours in memory, which all blocks read at the same
-        // time, and ask for all before the first is there.
+        // time. They issue all loads before the first returns.
         int first = b * batch * threads + thread;
         float values[batch];
 #pragma unroll

@@ -1,4 +1,4 @@
-// The outputs of sm90_tf32_overlap_forward: sums of overlapping taps, and their stores.
+// The epilogue of sm90_tf32_overlap_forward: sums of overlapping taps, and their stores.
 #pragma once
 
 #include <common/exact_output.cuh>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Writes neighbouring outputs, where they exist.
+// Writes neighbouring outputs, if they exist.
 TCONV_DEVICE void store(float* destination, const float* v, bool exist) {
     if constexpr (vector == 4) {
         ptx::st_global_cs_v4_if(destination, make_float4(v[0], v[1], v[2], v[3]), exist);
@@ -77,7 +77,7 @@ struct Outputs {
         });
     }
 
-    // Of every sum of the thread: its slot, row, phase, pixel and pair.
+    // Calls `action` for every sum of the thread, with its slot, row, phase, pixel and pair.
     template <typename Action>
     TCONV_DEVICE static void each_sum(Action action) {
 #pragma unroll
@@ -98,8 +98,8 @@ struct Outputs {
         }
     }
 
-    // Adds the products with the walk's input row, and writes the rows that are complete if they
-    // are its own.
+    // Adds the products of the walk's input row. Writes the rows that are then complete, if they
+    // belong to the walk's share.
     TCONV_DEVICE void add(const Products& products, const Walk& at, Index group) {
         Sums complete[unit_slots];
         each_sum([&](int slot, int i, int r, int o, int h) {
@@ -146,7 +146,7 @@ struct Outputs {
         }
     }
 
-    // The last row, where it is gathered: from shared memory and to its place.
+    // Loads the last row, if it is gathered, from shared memory.
     TCONV_DEVICE void load_pending(Vector<float, vector> (&parts)[places]) const {
 #pragma unroll
         for (int i = 0; i < places; ++i) {
@@ -162,7 +162,7 @@ struct Outputs {
         }
     }
 
-    // Before another strip is entered, or none.
+    // Writes what is pending. Called before another strip is entered, and at the end.
     TCONV_DEVICE void finish_rows() {
         if (!gathers || pending == 0) return;
         Vector<float, vector> parts[places];
@@ -172,7 +172,7 @@ struct Outputs {
     }
 
 private:
-    // Where gathered: which of the warp's vectors a thread writes, and where that is in its row.
+    // For gathered rows: which of the warp's vectors a thread writes, and where it lies in its row.
     TCONV_DEVICE static int vector_of(int place) { return place * 32 + threadIdx.x % 32; }
     TCONV_DEVICE static int column_of(int place) { return vector_of(place) % row_vectors * vector; }
 
@@ -180,7 +180,7 @@ private:
         return unsigned(first_row + row[place]) < unsigned(arguments.destination_height);
     }
 
-    // The pair's outputs of a unit: sums of other pairs added, and the bias.
+    // The pair's outputs of a unit: adds sums of other pairs, and the bias.
     TCONV_DEVICE void finish(int slot, const Sums& sums, float (&values)[2 * stride_x]) const {
 #pragma unroll
         for (int r = 0; r < stride_x; ++r) {
@@ -212,7 +212,8 @@ private:
         }
     }
 
-    // What the thread has staged, or written, of this row and is not finite.
+    // Recomputes the outputs of this row that the thread has staged or written and that are not
+    // finite.
     TCONV_DEVICE void repair(const Walk& at, Index group) const {
         int pair = threadIdx.x % 32 / 4;
         if (pair < reach) return;

@@ -34,8 +34,8 @@
 
 namespace {
 
-// One chunk's. `pixels`: the thread's first pair in the first of its channels. `beside` is done
-// during the products.
+// The products of one chunk. `pixels` is the thread's first pair in the first of its channels.
+// `beside` runs during the products.
 template <int count, typename Action>
 TCONV_DEVICE void multiply(const float* pixels, uint64_t weights, int chunk, Products& products,
                            Action beside) {
@@ -71,7 +71,7 @@ TCONV_DEVICE void multiply(const float* pixels, uint64_t weights, int chunk, Pro
 }
 
 TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
-    // NOTE: the same in all lanes, and known to be so.
+    // NOTE: the same in all lanes, and the compiler knows it.
     int own = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);
     Index group = blockIdx.x % Layer::groups;
     Index block = blockIdx.x / Layer::groups;
@@ -91,14 +91,15 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
 
     int lane = threadIdx.x % 32;
     int first = Layer::skew + threadIdx.x % warpgroup / 32 * useful + lane / 4 * 2;
-    // NOTE: of a narrow image not all were copied; these have no outputs, any others will do.
+    // NOTE: of a narrow image not all of these pixels were copied. Those missing have no outputs,
+    // so any others will do.
     if (first > Layer::columns - 2) first = Layer::columns - 2;
     first += lane % 4 * pitch;
     uint64_t weights =
         ptx::matrix_descriptor(shared.weights, 16, 8 * line_bytes, ptx::Swizzle::bytes_128);
     Outputs outputs(arguments, group, shared.outputs[threadIdx.x / 32]);
-    // NOTE: here, so that the first product of a row overwrites those of the last: no one clears
-    // them.
+    // NOTE: defined here, so that a row's first product overwrites those of the last row and
+    // nothing clears them.
     Products products = {};
     do {
         outputs.finish_rows();

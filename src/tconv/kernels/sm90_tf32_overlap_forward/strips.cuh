@@ -24,8 +24,9 @@ constexpr int last_depth = (Layer::in_channels - (chunks - 1) * depth + 7) / 8 *
 constexpr int wgmma_depth = 8;
 static_assert(depth % wgmma_depth == 0 && stages >= 2, "whole products, and copies beside them");
 
-// [depth][pitch]: pixels from `skew` before the strip's first on, which is even.
-// NOTE: 8 modulo 16: pairs of pixels of four channels by four neighbours lie in all 32 banks.
+// [depth][pitch]: pixels, beginning `skew`, which is even, before the strip's first.
+// NOTE: the pitch is 8 modulo 16, so that pairs of pixels of four channels by four neighbours lie
+// in all 32 banks.
 constexpr int pitch = Layer::pitch;
 constexpr int stage_floats = depth * pitch;
 static_assert(pitch % 16 == 8 && Layer::columns <= pitch, "whole rows in 8 or 24 banks' distance");
@@ -37,13 +38,14 @@ TCONV_DEVICE constexpr int phase_taps(int phase) {
     return phase < Layer::kernel_y ? (Layer::kernel_y - phase + stride_y - 1) / stride_y : 0;
 }
 
-// Taps in y of a slot's units: of its first, which has most.
+// Taps in y of a slot's units: those of its first unit, which has most.
 TCONV_DEVICE constexpr int slot_taps(int slot) {
     return phase_taps(slot * 4 / Layer::out_channels);
 }
 
 // A thread's first column of a slot.
-// NOTE: from an array: where a function counts, the products are indexed too late to be registers.
+// NOTE: from an array. If a function counted it, the products would be indexed too late to be
+// registers.
 TCONV_DEVICE constexpr int slot_begin(int slot) { return Layer::slot_begin[slot]; }
 
 constexpr int lane_columns = slot_begin(unit_slots);
@@ -51,21 +53,22 @@ constexpr int columns = (lane_columns + 1) / 2 * 8;
 static_assert(columns >= 8 && columns <= 256, "wgmma's columns");
 using Products = float[columns / 2];
 
-// A thread's column as the product's.
+// The product's column of a thread's column.
 TCONV_DEVICE constexpr int product_column(int lane_column, int t) {
     return lane_column / 2 * 8 + 2 * t + lane_column % 2;
 }
 
-// Output rows that an input row reaches.
+// The number of output rows that an input row reaches.
 constexpr int window = phase_taps(0);
-// Pairs before its own that a pair's outputs reach back to.
+// How many pairs before its own a pair's outputs reach back to.
 constexpr int reach = ((kernel_x - 1 + Layer::lead) / stride_x + 1) / 2;
 
-// A thread's sums of an output row of a unit. [r][o][h]: phase r in x of the first or second of a
-// pair of pixels, the thread's own or h pairs on.
+// A thread's sums of an output row of a unit. [r][o][h]: phase r in x of pixel o of a pair, the
+// thread's own pair or the one h pairs on.
 using Sums = float[stride_x][2][reach + 1];
 
-// The tap by which the thread's pixel e is in such a sum; outside 0 to kernel_x - 1 if by none.
+// The tap by which the thread's pixel e adds to such a sum. It is outside 0 to kernel_x - 1 if
+// there is none.
 TCONV_DEVICE constexpr int tap_of(int r, int o, int h, int e) {
     return (2 * h + o - e) * stride_x + r - Layer::lead;
 }
@@ -80,15 +83,15 @@ constexpr int line_bytes = 128;  // 32 channels of a column
 constexpr int block_bytes = columns * line_bytes;
 constexpr int lines = ((chunks - 1) * depth + last_depth + 31) / 32;
 
-// Outputs that are written at a time, of a row of a warp.
+// Outputs that are written at a time, of a warp's row.
 constexpr int vector = Layer::store_vector;
 constexpr int useful = 16 - 2 * reach;  // pixels of a warp that have outputs
 constexpr int row_outputs = useful * stride_x;
 static_assert(2 * stride_x % vector == 0, "a pair's outputs are whole vectors");
 static_assert(2 * stride_x <= 32, "a word says which exist");
 
-// A pair's outputs are neighbours, but where they are several vectors, a store would write parts of
-// sectors. A warp gathers them then: [unit][row_outputs].
+// A pair's outputs are neighbours. If they are several vectors, direct stores would write parts of
+// sectors. Then a warp gathers them: [unit][row_outputs].
 constexpr bool gathers = Layer::gathers;
 constexpr int gathered = gathers ? (units * row_outputs + 3) / 4 * 4 : 4;
 constexpr int row_vectors = row_outputs / vector;
@@ -101,14 +104,14 @@ struct Shared {
     alignas(1024) unsigned char weights[lines * block_bytes];
     alignas(16) float pixels[warpgroups][stages][stage_floats];
     alignas(16) float outputs[warps][gathered];
-    // Of an input channel's weights, (out channel, tap in y, tap in x): where each lies, and its
-    // column.
+    // For an input channel's weights, (out channel, tap in y, tap in x): the offset and the column
+    // of each.
     Index weight_offsets[elements];
     int weight_columns[elements];
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// The rows of a strip that belong to a warpgroup's share, and the input row of this step.
+// A warpgroup's share of a strip's rows, and the input row of this step.
 struct Walk {
     Index line, end;  // of the strip's rows in its line of rows; of the share
     int first_strip;  // of the line
@@ -124,7 +127,7 @@ struct Walk {
 
     TCONV_DEVICE bool exists() const { return line < end; }
 
-    // To the next input row; true where that is of another strip, or there is none.
+    // Goes to the next input row. Returns true if that is in another strip, or there is none.
     TCONV_DEVICE bool advance(const Arguments& arguments) {
         if (++y < last_q) return false;
         line += last_q - first_q;

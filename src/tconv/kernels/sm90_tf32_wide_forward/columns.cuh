@@ -1,10 +1,9 @@
-// Where sm90_tf32_wide_forward keeps its matrix columns, and sm90_tf32_wide_pack puts their
-// weights.
+// The matrix columns of sm90_tf32_wide_forward, as sm90_tf32_wide_pack lays out their weights.
 //
-// The columns of a tile are `parts` times part_columns: part p holds the phases in x from
-// p * low_phases on. Eight columns of every part are a unit: unit_channels output channels of one
-// phase in y, with all phases in x. Units follow each other through (phase in y, channels);
-// part_units of them make a tile.
+// A tile has `parts` times part_columns columns. Part p holds the phases in x from p * low_phases
+// on. Eight columns of every part are a unit: unit_channels output channels of one phase in y, with
+// all phases in x. Units follow each other through (phase in y, channels). part_units of them make
+// a tile.
 #pragma once
 
 #include <ptx/cuda.cuh>

@@ -47,8 +47,8 @@ constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int pixel_tiles = Layer::pixel_tiles;  // of a consumer
 constexpr int tile_pixels = consumers * pixel_tiles * wgmma_rows;
 
-// A warp copies a channel's positions, `copied` neighbours a lane. Channels lie 8 banks apart, for
-// the loads of four channels x eight positions.
+// A warp copies a channel's positions, each lane `copied` neighbours. Channels lie 8 banks apart,
+// for the loads of four channels x eight positions.
 constexpr int copied = Layer::copied;
 constexpr int lane_copies = (Layer::patch_positions + 32 * copied - 1) / (32 * copied);
 constexpr int plane = (Layer::patch_positions + 23) / 32 * 32 + 8;
@@ -73,7 +73,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// Column tiles innermost: they share their pixels.
+// Column tiles are innermost, as they share their pixels.
 struct Position {
     int column_tile, group;
     int first;  // flat: of the line of positions
@@ -100,7 +100,7 @@ TCONV_DEVICE int row_pitch(const Arguments& arguments) {
     return Layer::flat ? arguments.pitch : Layer::patch_columns;
 }
 
-// Where a pixel of the tile lies in the patch, for the slot of no shift.
+// Where a pixel of the tile lies in the patch at shift 0.
 TCONV_DEVICE int patch_position(const Arguments& arguments, int pixel) {
     int reach = Layer::most_slot_y * row_pitch(arguments) + Layer::most_slot_x + Layer::skew;
     if constexpr (Layer::flat) {
@@ -111,14 +111,14 @@ TCONV_DEVICE int patch_position(const Arguments& arguments, int pixel) {
     }
 }
 
-// A stage is handed back by each warp that has read it.
+// Hands a stage back. Called by each warp that has read it.
 TCONV_DEVICE void hand_back(uint64_t* empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
-// The offset of a position of the patch in an image's channel, or -1 beyond the image. Those that
-// are copied together are neighbours in the image, or all beyond it.
+// The offset of a patch position in an image's channel, or -1 beyond the image. Positions that are
+// copied together are neighbours in the image, or all beyond it.
 TCONV_DEVICE Index source_offset(const Arguments& arguments, const Position& at, int position) {
     int image, y, x;
     if constexpr (Layer::flat) {
@@ -163,8 +163,8 @@ TCONV_DEVICE void produce_pixels(const Arguments& arguments, Shared& shared, int
             ptx::mbarrier_wait_parity(&shared.pixels_empty[turn.stage], turn.parity ^ 1);
             float* stage = shared.pixels[turn.stage] + warp * plane + lane * copied;
             int left = Layer::in_channels - chunk * depth - warp;
-            // NOTE: a register that a copy takes its address from is free only when the copy has
-            // left: many addresses at once, and one instruction for each.
+            // NOTE: a copy frees its address register only when it has left. So there are many
+            // addresses at once, and one instruction for each.
 #pragma unroll
             for (int i = 0; i < lane_copies; ++i) {
                 if ((i + 1) * 32 * copied > plane && (i * 32 + lane) * copied >= plane) continue;
@@ -188,7 +188,8 @@ TCONV_DEVICE void produce_pixels(const Arguments& arguments, Shared& shared, int
     ptx::cp_async_wait_all();
 }
 
-// The slots of a column tile, sorted by which parts have taps there.
+// The first slot of a column tile's slots with this mask. Slots are sorted by the parts that have
+// taps there.
 TCONV_DEVICE int slot_begin(int column_class, int mask) {
     return Layer::slot_begin[column_class * Layer::masks + mask];
 }
@@ -279,7 +280,7 @@ TCONV_DEVICE Place place_of(const Arguments& arguments, const Position& at, int 
     return place;
 }
 
-// The phases in x of one pixel and channel of which `live` has a bit.
+// Writes the phases in x of one pixel and channel whose bit in `live` is set.
 TCONV_DEVICE void write(float* to, uint32_t live, const float (&values)[Layer::stride_x]) {
 #pragma unroll
     for (int phase = 0; phase < Layer::stride_x; phase += vector) {
@@ -297,7 +298,7 @@ TCONV_DEVICE void write(float* to, uint32_t live, const float (&values)[Layer::s
 
 constexpr int channels = 2 / wide::low_phases;  // of a thread's two columns
 
-// Of what a thread has stored of a tile, what is not finite.
+// Recomputes the outputs of a tile that this thread has stored and that are not finite.
 TCONV_DEVICE void repair(const Arguments& arguments, const Position& at, int first_pixel) {
     int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -376,7 +377,7 @@ TCONV_DEVICE void store(const Arguments& arguments, const Position& at, int firs
 
 using Fragments = uint32_t[pixel_tiles][4];
 
-// A consumer's walk through the slots of all chunks of its tiles, and through the stages of pixels.
+// A consumer's walk through the slots of all chunks of its tiles and through the stages of pixels.
 struct Walk {
     const Arguments& arguments;
     Shared& shared;
@@ -398,7 +399,7 @@ struct Walk {
         }
     }
 
-    // To the first slot of a tile, if it has any.
+    // Goes to the first slot of a tile, if it has any.
     TCONV_DEVICE void start(int column_class) {
         begin = slot = slot_begin(column_class, 0);
         end = slot_begin(column_class, Layer::masks);
@@ -406,7 +407,7 @@ struct Walk {
         if (begin != end) enter(shared.shifts[slot]);
     }
 
-    // To the slot behind this one, whose shift the caller knows; none behind the last.
+    // Goes to the next slot, whose shift the caller knows; behind the last there is none.
     TCONV_DEVICE void advance(int shift) {
         if (++slot == end) {
             slot = begin;
@@ -475,8 +476,9 @@ TCONV_DEVICE void multiply(Shared& shared, int column_class, Walk& walk,
                 ptx::mbarrier_wait_parity(&shared.weights_full[weights.stage], weights.parity);
 #pragma unroll
                 for (int k = 0; k < depth / wgmma_depth; ++k) {
-                    // The next step's operands come while this one's are rounded and multiplied.
-                    // Those that they replace were read by the products of three steps ago.
+                    // The next step's operands are loaded while this step's are rounded and
+                    // multiplied. They replace operands that the products of three steps ago have
+                    // read.
                     if (k + 1 < depth / wgmma_depth) {
                         walk.load(a[k + 1], k + 1);
                     } else {
@@ -572,8 +574,9 @@ TCONV_KERNEL(sm90_tf32_wide_forward, Layer::threads, 1) {
         shared.shifts[slot] = Layer::slot_y[slot] * row_pitch(arguments) + Layer::slot_x[slot];
     }
     __syncthreads();
-    // NOTE: the same in all lanes, and known to be so before roles part: what follows from it then
-    // stays in uniform registers, where wgmma takes its descriptors from.
+    // NOTE: the compiler must know, before the roles branch, that the value is the same in all
+    // lanes. Values derived from it then stay in uniform registers, from which wgmma takes its
+    // descriptors.
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp < warpgroup_warps) {
         ptx::setmaxnreg_dec<Layer::producer_registers>();
@@ -583,8 +586,8 @@ TCONV_KERNEL(sm90_tf32_wide_forward, Layer::threads, 1) {
             produce_weights(arguments, shared);
         }
     } else {
-        // NOTE: in the branch that never joins the other: ptxas ignores it elsewhere. Without it
-        // more than 128 sums and the second pixel tile's operands make ptxas serialise the
+        // NOTE: in the branch that never joins the other, as ptxas ignores it elsewhere. Without
+        // it, more than 128 sums and the second pixel tile's operands make ptxas serialise the
         // products.
         ptx::setmaxnreg_inc<Layer::consumer_registers>();
         consume(arguments, shared, warp);

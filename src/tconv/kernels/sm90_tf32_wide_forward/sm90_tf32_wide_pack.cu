@@ -1,7 +1,7 @@
-// Lays weights out for sm90_tf32_wide_forward, rounded to TF32: [group][column tile][32 channels]
-// [slot][part that has a tap there][column][32 channels], each block of a part in the 128-byte
-// swizzle in which a plain bulk copy brings it to shared memory. Columns that are none keep what
-// was there: their products are never stored.
+// Packs weights for sm90_tf32_wide_forward, rounded to TF32: [group][column tile][32
+// channels][slot][part that has a tap there][column][32 channels]. Each part's block has the
+// 128-byte swizzle in which a plain bulk copy loads it to shared memory. Columns that do not exist
+// keep what was there: their products are never stored.
 #include <common/constant_tables.cuh>
 #include <sm90_tf32_wide_forward/columns.cuh>
 #include <ptx/convert.cuh>
@@ -23,8 +23,8 @@ constexpr int pitch = item_weights | 1;
 using Shared = uint32_t[depth][pitch];
 static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
 
-// Some output channels of 32 input channels, all taps, each of the warp's rows with four loads
-// under way.
+// Loads some output channels of 32 input channels, with all taps. Each of the warp's rows has four
+// loads under way.
 template <typename Load>
 TCONV_DEVICE void stage(Shared& shared, Load load) {
     constexpr int batch = 4;
@@ -53,7 +53,8 @@ TCONV_DEVICE void stage(Shared& shared, Load load) {
     }
 }
 
-// The columns of one channel and phase in y, by eight threads, each with four of the channels.
+// Writes the columns of one channel and phase in y. Eight threads share them, each with four of the
+// input channels.
 TCONV_DEVICE void write(const Arguments& arguments, const Shared& shared, int group, int chunk,
                         int phase_y, int channel, int from) {
     int piece = threadIdx.x % 8;
