@@ -1,4 +1,4 @@
-"""Tiles, constants and cost that general_forward and general_input_gradient share.
+"""Tiles, launches and cost that general_forward and general_input_gradient share.
 
 Their tile loop is `common/implicit_gemm.cuh`.
 """
@@ -6,10 +6,15 @@ Their tile loop is `common/implicit_gemm.cuh`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import costs, family
+from tconv.kernels.launch import Address, Argument, Launch, Operand, strides
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import ITEM_BYTES, Problem
+
+COSTS = costs.load(str(Path(__file__).parent / "general_input_gradient" / "cost.py"))
 
 THREADS = 128
 
@@ -164,32 +169,79 @@ class Shape:
         """Modelled seconds: issued instructions of the busiest SM, or the bytes moved.
 
         For a step of one product, a warp issues its multiply-adds, its shared loads, and its part
-        of the staging (about 12 instructions an element). An SM issues 4 instructions a cycle at
-        1.7 GHz.
+        of the staging. An SM issues 4 instructions a cycle.
         """
         pixels, rows = self.tile.thread_pixels, self.thread_rows * self.phases
         staged = (self.tile.block_pixels + self.block_rows * self.phases) / THREADS
-        step = pixels * rows + (pixels + rows) / 2 + 12 * staged
+        step = pixels * rows + (pixels + rows) / 2 + COSTS.staged * staged
         if self.real_bytes == 8:
             step *= 2
         channels = -(-self.channels // self.depth_channels) * self.depth_channels
-        epilogue = 12 * self.sums
-        instructions = step * channels * self.slots + epilogue + 200
+        epilogue = COSTS.epilogue * self.sums
+        instructions = step * channels * self.slots + epilogue + COSTS.block
         waves = -(-self.tiles // target.multiprocessors)
-        issue = waves * instructions * (THREADS / 32) / 4 / 1.7e9
-        # In sweeps of 89 layers, measured times were 1.7 times as long, plus the time of a launch
-        # (benchmarks/fit_costs.py).
-        return 1.75 * max(issue, problem.bytes / 3e12) + 6e-6
+        issue = waves * instructions * (THREADS / 32) / 4 / COSTS.clock
+        return COSTS.scale * max(issue, problem.bytes / COSTS.memory_rate) + COSTS.launch
 
 
-def loop_constants(problem: Problem) -> tuple[tuple[str, str | bool | int], ...]:
-    """Constants that do not depend on the tile."""
-    return (
-        ("groups", problem.groups),
-        ("in_channels", problem.in_channels_per_group),
-        ("out_channels", problem.out_channels_per_group),
-        ("round_to_tf32", problem.math == "tf32"),
+def launches(
+    stem: str,
+    problem: Problem,
+    shape: Shape,
+    images: tuple[Operand, Operand],
+    sizes: dict[str, Argument],
+    constants: tuple[tuple[str, Constant], ...] = (),
+    bias: bool = False,
+) -> tuple[Launch, ...]:
+    """The kernel; each block walks the tiles from its own on in steps of the grid.
+
+    Args:
+        stem: the kernel.
+        problem: the layer.
+        shape: the tile laid over it.
+        images: what is read and what is written, of x and y.
+        sizes: the fields of `struct Arguments` between the pixels and the strides, all int.
+        constants: members of `struct Layer` that only this kernel reads.
+        bias: whether it takes the address of the bias.
+    """
+    index = family.index_type(problem, shape.pixels, shape.tiles)
+    layouts = {"x": problem.x_layout, "y": problem.y_layout}
+    source, destination = images
+    addresses: dict[str, Argument] = {"source": Address(source), "weight": Address("w")}
+    if bias:
+        addresses["bias"] = Address("bias")
+    addresses["destination"] = Address(destination)
+    offsets: dict[str, Argument] = {"tiles": shape.tiles, "pixels": shape.pixels}
+    steps: dict[str, Argument] = {
+        **strides("source", "n c h w", source),
+        **strides("weight", "in out h w", "w"),
+        **strides("destination", "n c h w", destination),
+    }
+    kernel = KernelSource(
+        stem=stem,
+        constants=(
+            ("Element", family.ELEMENT_TYPES[problem.dtype]),
+            ("groups", problem.groups),
+            ("in_channels", problem.in_channels_per_group),
+            ("out_channels", problem.out_channels_per_group),
+            ("round_to_tf32", problem.math == "tf32"),
+            *shape.constants(problem, index),
+            *family.axis_constants(problem),
+            *constants,
+            ("source_channels_last", layouts[source] == "channels_last"),
+            ("destination_channels_last", layouts[destination] == "channels_last"),
+        ),
+        arguments=(
+            *((name, "void*" if name == "destination" else "const void*") for name in addresses),
+            *((name, index) for name in offsets),
+            *((name, "int") for name in sizes),
+            *((name, index) for name in steps),
+        ),
+        shared_bytes=shape.shared_bytes(8 if index == "long long" else 4),
+        threads=THREADS,
     )
+    arguments = addresses | offsets | sizes | steps
+    return (Launch("kernel", kernel, min(shape.tiles, family.MAX_GRID), arguments),)
 
 
 def real_bytes(problem: Problem) -> int:

@@ -8,13 +8,15 @@ import pytest
 import tconv.kernels
 
 FILES = sorted(Path(tconv.kernels.__file__).parent.glob("*/costs.json"))
+SHARED = {"mma_forward": "mma_cost.py", "general_input_gradient": "implicit_gemm.py"}
+"""The model that reads constants of a family for another one too."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
 def test_every_constant_is_described_and_read(path):
     model = path.with_name("cost.py").read_text()
-    if path.parent.name == "mma_forward":  # mma_rows_forward reads some of its constants too
-        model += (path.parents[1] / "mma_cost.py").read_text()
+    if path.parent.name in SHARED:
+        model += (path.parents[1] / SHARED[path.parent.name]).read_text()
     for name, constant in json.loads(path.read_text()).items():
         assert {"value", "unit", "origin"} <= constant.keys(), name
         assert constant.keys() <= {"value", "unit", "origin", "means", "absorbs"}, name
