@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 from tconv.jit.target import Target
-from tconv.kernels import family
-from tconv.kernels.launch import Address, Argument, output_rows, strides
+from tconv.kernels.launch import Argument, input_image, output_rows, weights
 from tconv.problem import Problem
 
 POSITIONS_BYTES = 64
@@ -95,39 +94,14 @@ def grid(
     return min(tiles, most)
 
 
-def argument_fields(index: str) -> tuple[tuple[str, str], ...]:
-    """The fields of `struct Arguments`, for offsets of the C type `index`."""
-    return (
-        ("source", "const void*"),
-        ("weight", "const void*"),
-        ("bias", "const void*"),
-        ("destination", "void*"),
-        ("tiles", index),
-        ("tiles_y", "int"),
-        ("tiles_x", "int"),
-        ("source_height", "int"),
-        ("source_width", "int"),
-        ("destination_height", "int"),
-        ("destination_width", "int"),
-        *family.stride_fields("source", "n c h w", index),
-        *family.stride_fields("weight", "in out h w", index),
-        *family.stride_fields("destination", "n c h", index),
-    )
-
-
 def arguments(problem: Problem, tiles: int, tiles_yx: tuple[int, int]) -> dict[str, Argument]:
-    """Values of `argument_fields`. The output must start on 16 bytes."""
+    """Values of the fields of `struct Arguments`. The output must start on 16 bytes."""
     tiles_y, tiles_x = tiles_yx
-    y, x = problem.height, problem.width
     return {
-        "source": Address("x"),
-        "weight": Address("w"),
         "tiles": tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
-        "source_height": y.size,
-        "source_width": x.size,
-        **strides("source", "n c h w", "x"),
-        **strides("weight", "in out h w", "w"),
+        **input_image(problem),
+        **weights(),
         **output_rows(problem),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tconv.jit.target import Target
 from tconv.kernels import costs, family
-from tconv.kernels.launch import Address, Argument, Launch, Operand, strides
+from tconv.kernels.launch import Address, Argument, Launch, Operand, fields, strides
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import ITEM_BYTES, Problem
 
@@ -207,12 +207,14 @@ def launches(
     index = family.index_type(problem, shape.pixels, shape.tiles)
     layouts = {"x": problem.x_layout, "y": problem.y_layout}
     source, destination = images
-    addresses: dict[str, Argument] = {"source": Address(source), "weight": Address("w")}
-    if bias:
-        addresses["bias"] = Address("bias")
-    addresses["destination"] = Address(destination)
-    offsets: dict[str, Argument] = {"tiles": shape.tiles, "pixels": shape.pixels}
-    steps: dict[str, Argument] = {
+    arguments: dict[str, Argument] = {
+        "source": Address(source),
+        "weight": Address("w"),
+        **({"bias": Address("bias")} if bias else {}),
+        "destination": Address(destination),
+        "tiles": shape.tiles,
+        "pixels": shape.pixels,
+        **sizes,
         **strides("source", "n c h w", source),
         **strides("weight", "in out h w", "w"),
         **strides("destination", "n c h w", destination),
@@ -231,16 +233,10 @@ def launches(
             ("source_channels_last", layouts[source] == "channels_last"),
             ("destination_channels_last", layouts[destination] == "channels_last"),
         ),
-        arguments=(
-            *((name, "void*" if name == "destination" else "const void*") for name in addresses),
-            *((name, index) for name in offsets),
-            *((name, "int") for name in sizes),
-            *((name, index) for name in steps),
-        ),
+        arguments=fields(arguments, index, ("tiles", "pixels")),
         shared_bytes=shape.shared_bytes(8 if index == "long long" else 4),
         threads=THREADS,
     )
-    arguments = addresses | offsets | sizes | steps
     return (Launch("kernel", kernel, min(shape.tiles, family.MAX_GRID), arguments),)
 
 

@@ -233,3 +233,31 @@ def output_rows(problem: Problem) -> dict[str, Argument]:
         "destination_width": problem.width.output_size,
         **strides("destination", "n c h", "y"),
     }
+
+
+def fields(
+    arguments: Mapping[str, Argument],
+    index: str,
+    wide: Sequence[str] = (),
+    written: str = "destination",
+) -> tuple[tuple[str, str], ...]:
+    """Name and C type of each argument: addresses, numbers, then strides.
+
+    Args:
+        arguments: the values.
+        index: the C type of strides, and of the numbers named in `wide`; others are int.
+        wide: numbers that may be as large as an offset.
+        written: the one address that the kernel writes to.
+    """
+
+    def type_of(name: str, argument: Argument) -> str:
+        if isinstance(argument, Address):
+            return "void*" if name == written else "const void*"
+        return index if isinstance(argument, Stride) or name in wide else "int"
+
+    return tuple(
+        (name, type_of(name, argument))
+        for kind in (Address, int, Stride)
+        for name, argument in arguments.items()
+        if isinstance(argument, kind)
+    )

@@ -13,6 +13,7 @@ from typing import ClassVar, TypeVar
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
+from tconv.kernels.launch import fields
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Axis, Problem
 
@@ -595,7 +596,12 @@ def source(
     return KernelSource(
         stem=stem,
         constants=(*shared, *constants),
-        arguments=(*image_tiles.argument_fields(laid.index), *arguments),
+        arguments=(
+            *fields(
+                image_tiles.arguments(problem, laid.tiles, laid.tiles_yx), laid.index, ("tiles",)
+            ),
+            *arguments,
+        ),
         shared_bytes=laid.shared_bytes,
         threads=tile.threads,
     )

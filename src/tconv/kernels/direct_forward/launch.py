@@ -4,7 +4,7 @@ from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.kernels.direct_forward.layout import layout
 from tconv.kernels.direct_forward.tiles import THREADS, Tile
-from tconv.kernels.launch import Launch
+from tconv.kernels.launch import Launch, fields
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Problem
 
@@ -57,7 +57,9 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=image_tiles.argument_fields(index),
+        arguments=fields(
+            image_tiles.arguments(problem, laid.tiles, laid.tiles_yx), index, ("tiles",)
+        ),
         shared_bytes=laid.shared_bytes,
         threads=THREADS,
     )

@@ -4,14 +4,14 @@ from tconv.jit.target import Target
 from tconv.kernels import family
 from tconv.kernels.general_weight_gradient import layout
 from tconv.kernels.general_weight_gradient.tiles import THREADS, Tile
-from tconv.kernels.launch import Address, Argument, Launch, strides
+from tconv.kernels.launch import Address, Argument, Launch, fields, strides
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Problem
 
 STEM = "general_weight_gradient"
 
 
-def source(problem: Problem, tile: Tile) -> KernelSource:
+def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     # The number of tiles depends on the device through the splits; their bound does not.
     index = family.index_type(
@@ -44,20 +44,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=(
-            ("x", "const void*"),
-            ("y", "const void*"),
-            ("partial", "void*"),
-            ("tiles", index),
-            ("pixels", index),
-            ("split_pixels", index),
-            ("height", "int"),
-            ("width", "int"),
-            ("out_height", "int"),
-            ("out_width", "int"),
-            *family.stride_fields("x", "n c h w", index),
-            *family.stride_fields("y", "n c h w", index),
-        ),
+        arguments=fields(arguments, index, ("tiles", "pixels", "split_pixels"), written="partial"),
         shared_bytes=shared,
         threads=THREADS,
     )
@@ -83,4 +70,4 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         **strides("y", "n c h w", "y"),
     }
     grid = min(tiles, family.MAX_GRID)
-    return (Launch("kernel", source(problem, tile), grid, arguments, splits=splits),)
+    return (Launch("kernel", _source(problem, tile, arguments), grid, arguments, splits=splits),)

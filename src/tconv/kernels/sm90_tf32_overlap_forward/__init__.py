@@ -6,7 +6,7 @@ Tensors are float32, products TF32. Nothing is packed.
 from __future__ import annotations
 
 from tconv.kernels.sm90_tf32_overlap_forward.cost import cost
-from tconv.kernels.sm90_tf32_overlap_forward.launch import STEM, launches, source
+from tconv.kernels.sm90_tf32_overlap_forward.launch import STEM, launches
 from tconv.kernels.sm90_tf32_overlap_forward.layout import (
     MOST_AHEAD_BYTES,
     Layout,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.launch import Argument, Launch, input_image, output_rows, weights
+from tconv.kernels.launch import Argument, Launch, fields, input_image, output_rows, weights
 from tconv.kernels.sm90_tf32_overlap_forward.layout import RESERVED_BYTES, layout, round_up
 from tconv.kernels.sm90_tf32_overlap_forward.tiles import Tile
 from tconv.kernels.source import Constant, KernelSource
@@ -13,7 +13,7 @@ from tconv.problem import Problem
 STEM = "sm90_tf32_overlap_forward"
 
 
-def source(problem: Problem, tile: Tile) -> KernelSource:
+def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
     index = family.index_type(problem, laid.lines)
@@ -47,22 +47,7 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=(
-            ("source", "const void*"),
-            ("weight", "const void*"),
-            ("bias", "const void*"),
-            ("destination", "void*"),
-            ("lines", index),
-            ("share", "int"),
-            ("rows", "int"),
-            ("strips", "int"),
-            ("abreast", "int"),
-            ("step", "int"),
-            *family.SIZE_FIELDS,
-            *family.stride_fields("source", "n c h w", index),
-            *family.stride_fields("weight", "in out h w", index),
-            *family.stride_fields("destination", "n c h", index),
-        ),
+        arguments=fields(arguments, index, ("lines",)),
         shared_bytes=round_up(shared, RESERVED_BYTES),
         threads=tile.threads,
     )
@@ -83,4 +68,4 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         **output_rows(problem),
     }
     grid = problem.groups * laid.blocks(target)
-    return (Launch("kernel", source(problem, tile), grid, arguments, aligned=True),)
+    return (Launch("kernel", _source(problem, tile, arguments), grid, arguments, aligned=True),)
