@@ -11,6 +11,7 @@ from tconv.kernels.launch import (
     Argument,
     Launch,
     TensorMap,
+    fields,
     input_image,
     output_rows,
     weights,
@@ -54,14 +55,14 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
         shared = max(shared, laid.pack_bytes)
         own = (
             ("packed_again", "void*"),
-            *_packing_fields(index),
+            *_packing_fields(laid, index),
             ("status", "void*"),
             ("images", "const void*"),
             ("blocks_in_front", "int"),
             ("most_slight", "int"),
         )
     elif not tile.half:
-        own = _packing_fields(index)
+        own = _packing_fields(laid, index)
     else:
         own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index), ("most_slight", "int"))
     shared = -(-shared // 1024) * 1024
@@ -127,20 +128,9 @@ _IMAGES = tuple(
 )
 
 
-def _packing_fields(index: str) -> tuple[tuple[str, str], ...]:
+def _packing_fields(laid: Layout, index: str) -> tuple[tuple[str, str], ...]:
     """Fields of `struct Arguments` of a kernel that packs."""
-    return (
-        ("source", "const void*"),
-        ("weight", "const void*"),
-        ("items", index),
-        ("weight_items", index),
-        ("weight_elements", index),
-        ("positions", "int"),
-        ("source_height", "int"),
-        ("source_width", "int"),
-        *family.stride_fields("source", "n c h w", index),
-        *family.stride_fields("weight", "in out h w", index),
-    )
+    return fields(_packing_arguments(laid), index, ("items", "weight_items", "weight_elements"))
 
 
 def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
@@ -250,7 +240,7 @@ def _packing_source(laid: Layout) -> KernelSource:
         arguments=(
             ("packed", "void*"),
             *_IMAGES,
-            *_packing_fields(index),
+            *_packing_fields(laid, index),
             *(_NOTES if laid.tile.half else ()),
         ),
         shared_bytes=laid.pack_bytes,
