@@ -254,8 +254,7 @@ class Layout:
     @property
     def group_tiles(self) -> int:
         """Tiles that share their pixels, each with weights of its own."""
-        tiles = -(-self.problem.out_channels_per_group // self.tile_channels)
-        return self.problem.groups * tiles
+        return self.problem.groups * -(-self.problem.out_channels_per_group // self.tile_channels)
 
     @property
     def sums(self) -> int:
@@ -264,15 +263,9 @@ class Layout:
 
     @functools.cached_property
     def slot_products(self) -> int:
-        """Pairs of a slot and a fragment of rows with a tap.
-
-        That is the number of `mma` instructions for a row of 8 pixels.
-        """
+        """Pairs of a slot and a fragment of rows with a tap: `mma` for a row of 8 pixels."""
         phases_x, channels = len(self.x.used), self.unit_channels
-        taps = {
-            (phase, slot)
-            for phase, slot in zip(self.x.phases, self.x.slots, strict=True)
-        }  # fmt: skip
+        taps = set(zip(self.x.phases, self.x.slots, strict=True))
         found = set()
         for y, slot_y in zip(self.y.phases, self.y.slots, strict=True):
             index_y = self.y.used.index(y)
@@ -325,8 +318,7 @@ class Layout:
     @property
     def loads(self) -> float:
         """Fragments of pixels that a unit reads for 8 input channels, divided by `fragments`."""
-        rows = {offset + i for offset in self.y.offsets for i in range(self.warp_rows)}
-        slots = len(rows)
+        slots = len({offset + i for offset in self.y.offsets for i in range(self.warp_rows)})
         if self.phase_groups > 1:
             pairs = set(zip(self.y.phases, self.y.slots, strict=True))
             return len(self.x.offsets) * len(pairs) / self.phase_groups
