@@ -160,7 +160,7 @@ class Problem:
         bias: whether `forward` adds a bias.
         x_layout, y_layout: which axis of x and y is innermost in memory (columns or channels);
             a kernel may read any strides, the layout says which order is coalesced.
-        wide_offsets: some tensor's element offset does not fit 32 bits.
+        wide_offsets: some tensor's element offset or stride does not fit 32 bits.
         x_aligned: x is read by `forward`, its columns are adjacent, and its rows, channels and
             images start on multiples of 16 bytes: tensor maps can describe it.
     """
@@ -366,9 +366,12 @@ def _on_vectors(strides: Sizes, item_bytes: int) -> bool:
 
 
 def _is_wide(shape: Sizes, strides: Sizes) -> bool:
-    """Whether the largest element offset in a tensor needs more than 32 bits."""
+    """Whether the largest element offset in a tensor, or a stride, needs more than 32 bits.
+
+    NOTE: kernels are given the stride of an axis of size 1 too.
+    """
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return reach > WIDE_OFFSET
+    return max(reach, *strides) > WIDE_OFFSET
 
 
 def _count(shape: Sizes) -> int:

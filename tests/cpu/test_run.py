@@ -200,3 +200,17 @@ def test_known_calls_are_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -
         run.remember(*call)
         assert run.known(*call) is not None
         assert len(calls._known) <= 3
+
+
+def test_strides_of_axes_of_size_1_may_be_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TCONV_EMULATE", "1")
+    x, w, y = torch.randn(1, 2, 3, 4), torch.randn(2, 3, 3, 3), torch.randn(1, 3, 5, 6)
+    long_x, long_y = (t.as_strided(t.shape, (2**31, *t.stride()[1:])) for t in (x, y))
+    geometry = ((1, 1), (0, 0), (0, 0), (1, 1), 1)
+    for compute, given, long in (
+        (run.forward, (x, w, None), (long_x, w, None)),
+        (run.input_gradient, (y, w, (3, 4)), (long_y, w, (3, 4))),
+        (run.weight_gradient, (x, y, (3, 3)), (long_x, long_y, (3, 3))),
+    ):
+        rest = (geometry, False) if compute is run.weight_gradient else (geometry,)
+        torch.testing.assert_close(compute(*long, *rest), compute(*given, *rest))

@@ -320,10 +320,11 @@ def is_aligned(tensor: torch.Tensor) -> bool:
 
 
 def has_wide_offsets(tensor: "torch.Tensor | None") -> bool:
-    """Whether an element lies further from the first one than 32 bits can count."""
+    """Whether an element's distance from the first one, or a stride, is more than 32 bits count."""
     if tensor is None:
         return False
-    return sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride())) > INT_LIMIT
+    steps = tensor.stride()
+    return max(sum((n - 1) * step for n, step in zip(tensor.shape, steps)), *steps) > INT_LIMIT
 
 
 # The maps below take float32 operands as TF32 where PyTorch's flags allow it and there are at least

@@ -281,6 +281,8 @@ def test_what_a_planned_call_counts_on(module):
     assert serves() and serves((8, 0)) and not serves((7, 0)) and not serves(bias=None)
     steps = (2**31, 2**28, 16, 1)
     assert not serves(x=torch.empty_strided(x_shape, steps, device="meta"))
+    # No element is that far, but kernels are given the stride of an axis of size 1 too.
+    assert not serves(bias=torch.empty_strided((1,), (2**31,)))
     odd = torch.empty(dense["y"].numel() + 1)[1:].view(y_shape)
     longer = torch.empty(*y_shape[:3], y_shape[3] + 1)[..., :-1]
     for name, y in (("y_aligned", odd), ("whole_rows", longer)):
