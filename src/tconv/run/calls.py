@@ -106,7 +106,6 @@ def weight_gradient(
         (input.shape, input.stride()),
         (shape, (0, 0, 0, 0)),  # the kernel writes partial results, which are contiguous
         (grad_output.shape, grad_output.stride()),
-        aligned=input.data_ptr() % 16 == 0,
     )
     return execution.weight_gradient(call, input, grad_output, channels_last)
 
