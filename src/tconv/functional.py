@@ -310,7 +310,6 @@ def conv_transpose2d(
     cached = (
         unobserved
         and (device == "cuda" or settings.emulate())
-        and not torch._C._is_any_autocast_enabled()
         and _is_plain(weight)
         and (bias is None or _is_plain(bias))
     )
@@ -321,8 +320,10 @@ def conv_transpose2d(
             return _pytorch(*arguments)
         if cached:
             ops.remember(batch, weight, bias, geometry)
-        forward = ops.forward_unobserved if unobserved else ops.forward
-        output = forward(batch, weight, bias, geometry)
+            output = ops.cached_forward(batch, weight, bias, geometry)
+        if output is None:
+            forward = ops.forward_unobserved if unobserved else ops.forward
+            output = forward(batch, weight, bias, geometry)
     return output if dimensions == 4 else output.squeeze(0)
 
 

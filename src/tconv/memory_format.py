@@ -1,11 +1,14 @@
-"""Which of PyTorch's memory formats a tensor is in."""
+"""Sizes and memory formats of 4-d tensors."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from tconv.problem import Pair
 
 
 def is_channels_last(tensor: Tensor) -> bool:
@@ -40,3 +43,18 @@ def fits_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool
 def memory_format(channels_last: bool) -> torch.memory_format:
     """torch.channels_last or torch.contiguous_format."""
     return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def empty(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
+    """An uninitialised dense tensor, of the dtype and on the device of `like`."""
+    return torch.empty(
+        size,
+        dtype=like.dtype,
+        device=like.device,
+        memory_format=memory_format(channels_last),
+    )
+
+
+def sizes_of(tensor: Tensor) -> Pair:
+    """Height and width."""
+    return tensor.shape[2], tensor.shape[3]

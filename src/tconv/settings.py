@@ -188,7 +188,19 @@ _strict = _Setting(
     _parse_switch,
     shown_default="0",
     allowed=_SWITCH,
-    meaning="1 raises where a call would otherwise be handed to PyTorch",
+    meaning="1 keeps to our kernels, and raises where none of them serves a call",
+)
+
+_timing = _Setting(
+    "TCONV_TIMING",
+    True,
+    _parse_switch,
+    shown_default="1",
+    allowed=_SWITCH,
+    meaning=(
+        "0 never times our kernel against PyTorch's operator: PyTorch runs where nothing else "
+        "tells which is faster"
+    ),
 )
 
 _ALL: tuple[_Setting[Any], ...] = (
@@ -201,6 +213,7 @@ _ALL: tuple[_Setting[Any], ...] = (
     _kernel,
     _sanitize,
     _strict,
+    _timing,
 )
 
 VARIABLES: tuple[Variable, ...] = tuple(setting.variable for setting in _ALL)
@@ -254,8 +267,13 @@ def sanitize() -> bool:
 
 
 def strict() -> bool:
-    """Whether falling back to PyTorch is an error (`TCONV_STRICT`, default 0)."""
+    """Whether to keep to our kernels, and raise where none serves (`TCONV_STRICT`, default 0)."""
     return _strict()
+
+
+def timing() -> bool:
+    """Whether our kernel may be timed against PyTorch's operator (`TCONV_TIMING`, default 1)."""
+    return _timing()
 
 
 def current() -> dict[str, str]:

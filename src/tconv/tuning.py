@@ -1,14 +1,19 @@
-"""Choosing a kernel by timing: `with tconv.autotune():`, or `torch.backends.cudnn.benchmark`.
+"""Choosing by timing: among our kernels and PyTorch's operator.
 
-The plan's model ranks the candidates of a problem. Where tuning is on, the first call of a new
-problem times the best few of them with its own tensors and takes the fastest, instead of the one
-that the model puts first. The choice is kept beside the compiled kernels, so that the next process
-does not time again.
+The plan's model ranks the candidates of a problem. Where tuning is on (`with tconv.autotune():`, or
+`torch.backends.cudnn.benchmark`), the first call of a new problem times the best few of them, and
+PyTorch's operator, with its own tensors. It takes the fastest, not what the model puts first.
+
+Where it is off, only one question is settled by timing: whether our kernel or PyTorch's operator is
+faster (`choose_runner`), once for a class of problems, and only where `tconv.choice` does not know.
+
+Choices are kept beside the compiled kernels, so that the next process does not time again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import threading
@@ -24,10 +29,14 @@ from tconv import settings
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
 from tconv.jit.target import Target
+from tconv.kernels.source import file_of
 from tconv.plan import Candidate, candidates, family, make_plan
 from tconv.problem import Problem
 
 logger = logging.getLogger("tconv")
+
+PYTORCH = Candidate("pytorch", None, None, float("inf"))
+"""PyTorch's operator, which no model puts a time to."""
 
 Launch = Callable[[Candidate], object]
 """Runs a problem once with a candidate, on the tensors of the call."""
@@ -42,23 +51,30 @@ REPEATS = 5
 """Timings of each candidate, in turns, after one warm-up."""
 
 KEY_PREFIX = "autotune-"
-"""What the keys of its cache entries start with."""
+"""What the keys of cache entries start with that hold a problem's fastest candidate."""
+
+RUNNER_PREFIX = "runner-"
+"""What the keys of cache entries start with that say who runs a class of problems."""
+
+# Stands for any number of pixels along an axis; no padding leaves nothing of it.
+_ANY_SIZE = 2**40
 
 # Cycles (some 0.2 ms) that a GPU waits before a timing, while the host prepares the launch.
 _HEAD_START = 400_000
 
-_Key = tuple[Problem, int | None, str | None, str]
-
 _lock = threading.Lock()
 _tuning = threading.Lock()
 _depth = 0
-_chosen: dict[_Key, Candidate] = {}
+_epoch = 1
+_chosen: dict[tuple[Any, ...], Candidate] = {}
 _forced: ContextVar[Candidate | None] = ContextVar("tconv_candidate", default=None)
 
 
 @contextlib.contextmanager
 def autotune() -> Iterator[None]:
     """Within the block the first CUDA call of each new problem times the best candidates.
+
+    PyTorch's operator is one of them, except within `own_kernels`.
 
     It holds in the whole process and all of its threads, so also for the gradients that autograd
     computes in threads of its own. `torch.backends.cudnn.benchmark = True`, which makes cuDNN do
@@ -92,10 +108,30 @@ def using(candidate: Candidate) -> Iterator[None]:
         _forced.reset(token)
 
 
-def may_choose() -> bool:
-    """Whether `choose` may return a candidate: tuning is on, or this thread is within `using`."""
+DEFAULT = 0
+"""The `mode` in which the model chooses."""
+
+FORCED = -1
+"""The `mode` within `using`."""
+
+
+def mode() -> int:
+    """How this thread's calls are chosen now: `DEFAULT`, `FORCED`, or a number while tuning is on.
+
+    What was chosen for a call stays chosen while the mode is the same, and is not `FORCED`.
+    """
+    if _forced.get() is not None:
+        return FORCED
     # What torch.backends.cudnn.benchmark reads, which takes a microsecond to get there.
-    return _depth > 0 or torch._C._get_cudnn_benchmark() or _forced.get() is not None
+    return _epoch if _depth > 0 or torch._C._get_cudnn_benchmark() else DEFAULT
+
+
+def forced(problem: Problem) -> Candidate | None:
+    """The candidate that `using` names, if it can run the problem's direction."""
+    candidate = _forced.get()
+    if candidate is None or problem.direction != family(candidate.stem).DIRECTION:
+        return None
+    return candidate
 
 
 def timer_for(device: int | None) -> Timer | None:
@@ -103,27 +139,85 @@ def timer_for(device: int | None) -> Timer | None:
     return None if device is None else _CudaTimer(device)
 
 
-def choose(problem: Problem, device: int | None, launch: Launch) -> Candidate | None:
-    """The candidate to run a problem on, or None for the one that the plan chooses by its model.
+def choose(
+    problem: Problem, device: int | None, launch: Launch, pytorch: bool = False
+) -> Candidate | None:
+    """The fastest candidate of a problem, or None for the one that the plan chooses by its model.
 
     Args:
         problem: the call's.
         device: its ordinal; None in the emulator.
-        launch: runs the problem with a candidate on the call's own tensors. The timings write into
-            the result: nobody has read it yet, and the final launch writes all of it.
+        launch: runs the problem with a candidate on the call's own tensors.
+        pytorch: whether PyTorch's operator is a candidate.
 
     Raises:
         CompileError, LaunchError, MissingDependencyError: a candidate cannot be compiled or run.
     """
-    forced = _forced.get()
-    if forced is not None and problem.direction == family(forced.stem).DIRECTION:
-        return forced
-    if not (_depth > 0 or torch._C._get_cudnn_benchmark()):
-        return None
     key = _key(problem, device)
+
+    def considered() -> tuple[Candidate, ...]:
+        return _considered(problem, device) + (PYTORCH,) * pytorch
+
+    def entry(among: Sequence[Candidate]) -> str:
+        return _entry(problem, _target(device), _gpu(device), among)
+
+    return _chosen.get((*key, pytorch)) or _choose(
+        (*key, pytorch), considered, entry, problem, device, launch
+    )
+
+
+def choose_runner(
+    problem: Problem, device: int, own: Candidate, flags: tuple[bool, ...], launch: Launch
+) -> Candidate | None:
+    """The faster of our candidate and `PYTORCH`; None if that is not known and may not be timed.
+
+    What one call finds serves all problems of its class (`size_class`): a new image size is not
+    timed again.
+
+    Args:
+        problem, device, launch: as in `choose`.
+        own: what the plan chooses.
+        flags: those of PyTorch that its operator depends on.
+
+    Raises:
+        CompileError, LaunchError, MissingDependencyError: ours cannot be compiled or run.
+    """
+    of_class = (size_class(problem), own.stem, flags)
+    key = ("runner", device, *of_class)
     found = _chosen.get(key)
-    if found is not None:
-        return found
+    if found is None:
+
+        def entry(_among: Sequence[Candidate]) -> str:
+            text = f"#include <{file_of(own.stem)}>\n"
+            parts = [_gpu(device), *_pytorch_versions(), repr(of_class)]
+            return f"{RUNNER_PREFIX}{problem.direction}-{source_digest(text, [KERNELS], parts)}"
+
+        def run(candidate: Candidate) -> object:
+            return launch(PYTORCH if candidate is PYTORCH else own)
+
+        # Without its tile, which differs from size to size.
+        ours = Candidate(own.stem, None, None, own.cost)
+        found = _choose(key, lambda: (ours, PYTORCH), entry, problem, device, run)
+    return found if found is None or found is PYTORCH else own
+
+
+def size_class(problem: Problem) -> tuple[object, ...]:
+    """All of a problem but its batch and image size, and the power of two below its pixels."""
+    axes = (dataclasses.replace(axis, size=_ANY_SIZE) for axis in (problem.height, problem.width))
+    layer = dataclasses.replace(problem, batch=1, height=next(axes), width=next(axes))
+    pixels = problem.batch * problem.height.size * problem.width.size
+    return layer, pixels.bit_length(), problem.height.size == 1
+
+
+def _choose(
+    key: tuple[Any, ...],
+    considered: Callable[[], tuple[Candidate, ...]],
+    entry_of: Callable[[Sequence[Candidate]], str],
+    problem: Problem,
+    device: int | None,
+    launch: Launch,
+) -> Candidate | None:
+    """The fastest: as remembered, as the cache folder says, or as timed now."""
     timer = timer_for(device)
     if timer is None:
         return None
@@ -131,32 +225,41 @@ def choose(problem: Problem, device: int | None, launch: Launch) -> Candidate | 
         found = _chosen.get(key)
         if found is not None:
             return found
-        considered = _considered(problem, device)
-        if len(considered) < 2:  # nothing to choose; the plan says why if there is none at all
+        among = considered()
+        if len(among) < 2:  # nothing to choose; the plan says why if there is none at all
             return None
-        name = _gpu(device)
-        entry = _entry(problem, _target(device), name, considered)
-        found = _read(entry, considered)
+        entry = entry_of(among)
+        found = _read(entry, among)
         if found is None:
             if _capturing(device):
                 return None
-            found = _timed(problem, name, considered, launch, timer, entry)
+            if entry.startswith(RUNNER_PREFIX) and not settings.timing():
+                return None
+            found = _timed(problem, _gpu(device), among, launch, timer, entry)
         _chosen[key] = found
     return found
 
 
 def known(problem: Problem, device: int | None) -> Candidate | None:
     """What was chosen for a problem by timing, in this process; None if nothing was."""
-    return _chosen.get(_key(problem, device))
+    key = _key(problem, device)
+    return _chosen.get((*key, False)) or _chosen.get((*key, True))
 
 
 def forget() -> None:
     """Forgets what this process has chosen; what is in the cache folder stays."""
+    global _epoch
     _chosen.clear()
+    _epoch += 1
 
 
-def _key(problem: Problem, device: int | None) -> _Key:
+def _key(problem: Problem, device: int | None) -> tuple[Any, ...]:
     return problem, device, settings.kernel(), settings.emulate_arch()
+
+
+def _pytorch_versions() -> tuple[str, ...]:
+    """What PyTorch's operator is made of."""
+    return torch.__version__, str(torch.version.cuda), str(torch.backends.cudnn.version())
 
 
 def _target(device: int | None) -> Target:
@@ -195,6 +298,9 @@ def _entry(problem: Problem, target: Target, gpu: str, considered: Sequence[Cand
     """The cache's key: all that the timings depend on, the kernels' sources among it."""
     parts = [gpu, str(torch.version.cuda), repr(problem)]
     for candidate in considered:
+        if candidate is PYTORCH:
+            parts += _pytorch_versions()
+            continue
         source = make_plan(problem, target, candidate).kernel.source
         parts += [candidate.stem, str(candidate.tile), source_digest(source.text(), [KERNELS])]
     return f"{KEY_PREFIX}{problem.direction}-{source_digest('', [], parts)}"
@@ -224,8 +330,17 @@ def _timed(
     entry: str,
 ) -> Candidate:
     """Times the candidates in turns, keeps the medians, and returns the fastest."""
+    able = []
     for candidate in considered:  # compiled, loaded, and warm
-        launch(candidate)
+        try:
+            launch(candidate)
+        except RuntimeError as error:
+            if candidate is not PYTORCH:
+                raise
+            logger.debug("PyTorch's operator failed, ours runs %s: %s", problem, error)
+        else:
+            able.append(candidate)
+    considered = able
     seconds: list[list[float]] = [[] for _ in considered]
     for _ in range(REPEATS):
         for candidate, of_candidate in zip(considered, seconds, strict=True):
@@ -240,13 +355,13 @@ def _timed(
             {
                 "kernel": candidate.stem,
                 "tile": str(candidate.tile),
-                "modelled_seconds": candidate.cost,
+                "modelled_seconds": None if candidate is PYTORCH else candidate.cost,
                 "measured_seconds": measured,
             }
             for candidate, measured in zip(considered, medians, strict=True)
         ],
     }
-    stem = f"{KEY_PREFIX}{problem.direction}"
+    stem = entry[: entry.index(problem.direction) + len(problem.direction)]
     about = {"kind": "choice", "stem": stem, "arch": gpu, **record["chosen"]}
     default_cache().put(entry, json.dumps(record, indent=1).encode(), about)
     logger.debug(

@@ -18,6 +18,7 @@ from tconv.memory_format import is_channels_last, memory_format
 from tconv.run import binding, calls, execution
 
 STREAM = 0x1000
+NO_SETTINGS = binding.Settings(None, "", False, True, False, False)
 
 
 class Recorded:
@@ -103,7 +104,7 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
     )
     kernel: Any = Recorded([])
     bound = binding.BoundKernel(kernel, launch.grid, launch.bind({}))
-    call = binding.Call(None, (), (), ((), (), ()), (None, "", False), 0)  # type: ignore[arg-type]
+    call = binding.Call(None, (), (), ((), (), ()), NO_SETTINGS, 0)  # type: ignore[arg-type]
     call.__dict__["launches"] = (bound,)
     for _ in range(2):
         for base in (0x1000, 0x2000):
@@ -197,7 +198,7 @@ def test_known_calls_are_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -
     for batch in range(1, 9):
         call: Any = (torch.zeros(batch, 4, 5, 8), weight, None, geometry)
         assert run.known(*call) is None
-        run.remember(*call)
+        run.remember((run.signature(*call), None), *call)
         assert run.known(*call) is not None
         assert len(calls._known) <= 3
 

@@ -6,6 +6,7 @@ The timer is a stand-in, so that a machine without a GPU can say which candidate
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 
@@ -22,6 +23,7 @@ from tconv.jit.target import Target
 from tconv.layers import Layer
 from tconv.plan import candidates, plan
 from tconv.run.binding import Call
+from tconv.tuning import PYTORCH
 
 TARGET = Target.named("sm_90a")
 LAYER = Layer.parse("32,32,4,2,1,bias=no", "2x16x16")
@@ -37,6 +39,7 @@ class Machine:
         self.capturing = False
         self.launched = []
         self.fastest = 2
+        self.pytorch = 1.5
         monkeypatch.setattr(tuning, "_target", lambda device: TARGET)
         monkeypatch.setattr(tuning, "_gpu", lambda device: self.name)
         monkeypatch.setattr(tuning, "timer_for", lambda device: self.time)
@@ -58,10 +61,20 @@ class Machine:
 
     def time(self, call):
         call()
+        if self.launched[-1] is PYTORCH:
+            return self.pytorch
         return abs(able().index(self.launched[-1]) - self.fastest) + 1.0
 
-    def choose(self, problem=PROBLEM):
-        return tuning.choose(problem, GPU, self.launch)
+    def choose(self, problem=PROBLEM, pytorch=False):
+        """As a call does that keeps to our kernels, or one that does not."""
+        if tuning.mode() == tuning.DEFAULT:
+            return None
+        if tuning.mode() == tuning.FORCED:
+            return tuning.forced(problem)
+        return tuning.choose(problem, GPU, self.launch, pytorch)
+
+    def choose_runner(self, problem=PROBLEM, flags=(False, True)):
+        return tuning.choose_runner(problem, GPU, able()[0], flags, self.launch)
 
 
 def able(problem=PROBLEM):
@@ -239,7 +252,7 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     cache = DiskCache(tmp_path)
     monkeypatch.setattr(tuning, "default_cache", lambda: cache)
     clock = iter(range(100, 0, -1))  # what is timed last is the fastest
-    monkeypatch.setattr(tuning, "timer_for", lambda device: lambda call: call() or next(clock))
+    monkeypatch.setattr(tuning, "timer_for", lambda device: lambda call: (call(), next(clock))[1])
     used = []
     honest = Call.on
 
@@ -276,3 +289,86 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     ran = [choice for of, choice in used if of.direction == direction]
     assert ran == [*two, *two, two[1]]  # warm, timed, and the call itself
     tuning.forget()
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (1.5, False)])
+def test_pytorch_is_a_candidate_of_autotune(machine, seconds, faster):
+    machine.pytorch = seconds
+    with tconv.autotune():
+        chosen = machine.choose(pytorch=True)
+        assert chosen == (PYTORCH if faster else able()[2])
+        assert machine.launched.count(PYTORCH) == 1 + tuning.REPEATS
+        machine.restart()
+        assert machine.choose(pytorch=True) == chosen  # from the folder
+        assert machine.launched == []
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (4.0, False)])
+def test_a_class_of_problems_is_timed_against_pytorch_once(machine, seconds, faster):
+    machine.pytorch = seconds
+    chosen = machine.choose_runner()
+    own = able()[0]
+    assert chosen == (PYTORCH if faster else own)
+    assert machine.launched == [own, PYTORCH] * (1 + tuning.REPEATS)
+    machine.launched.clear()
+    near = Layer.parse("32,32,4,2,1,bias=no", "2x18x20").problem("forward")
+    assert machine.choose_runner(near) == chosen
+    assert machine.launched == []
+    machine.restart()
+    assert machine.choose_runner(near) == chosen  # from the folder
+    assert machine.launched == []
+    far = Layer.parse("32,32,4,2,1,bias=no", "2x32x32").problem("forward")
+    for other in ({"problem": far}, {"flags": (True, True)}):
+        machine.launched.clear()
+        machine.choose_runner(**other)
+        assert machine.launched
+
+
+def test_a_class_is_not_timed_under_capture_or_without_leave(machine, monkeypatch):
+    machine.capturing = True
+    assert machine.choose_runner() is None
+    machine.capturing = False
+    monkeypatch.setenv("TCONV_TIMING", "0")
+    assert machine.choose_runner() is None
+    assert machine.launched == []
+    monkeypatch.delenv("TCONV_TIMING")
+    found = machine.choose_runner()
+    assert found is not None
+    monkeypatch.setenv("TCONV_TIMING", "0")
+    assert machine.choose_runner() == found  # what is known serves
+
+
+def test_ours_runs_where_pytorch_fails(machine, monkeypatch):
+    def launch(candidate):
+        machine.launched.append(candidate)
+        if candidate is PYTORCH:
+            raise RuntimeError("cuDNN serves no such layer")
+
+    monkeypatch.setattr(machine, "launch", launch)
+    assert machine.choose_runner() == able()[0]
+    assert machine.launched.count(PYTORCH) == 1
+
+
+def test_an_error_of_ours_is_not_swallowed(machine, monkeypatch):
+    def launch(candidate):
+        if candidate is not PYTORCH:
+            raise LaunchError("no such kernel")
+
+    monkeypatch.setattr(machine, "launch", launch)
+    with pytest.raises(LaunchError):
+        machine.choose_runner()
+
+
+def test_the_class_of_a_problem_holds_all_but_its_sizes():
+    base = tuning.size_class(PROBLEM)
+    assert tuning.size_class(dataclasses.replace(PROBLEM, batch=3)) == base
+    for change in (
+        {"batch": 4},
+        {"dtype": "float16", "math": "ieee"},
+        {"math": "ieee"},
+        {"y_layout": "channels_last"},
+        {"bias": True},
+        {"out_channels": 64},
+        {"width": dataclasses.replace(PROBLEM.width, padding=0)},
+    ):
+        assert tuning.size_class(dataclasses.replace(PROBLEM, **change)) != base

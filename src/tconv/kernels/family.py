@@ -18,6 +18,8 @@ class Family(Protocol):
 
     STEM: str
     DIRECTION: Direction
+    GENERAL: bool
+    """Whether it serves every layer, and so is the last choice."""
     TILES: tuple[Any, ...]
     """The kernel's only table of tiles, best first where costs tie."""
 

@@ -14,6 +14,14 @@ from torch import Tensor
 from tconv.ops import schema
 
 
+def dtype_for(tensor: Tensor) -> torch.dtype | None:
+    """The dtype that autocast computes a call on this tensor in; None where it is off."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def cast(tensor: Any, device: str, dtype: torch.dtype) -> Any:
     """The tensor as autocast on that device passes it on; anything else as it is."""
     eligible = (

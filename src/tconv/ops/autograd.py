@@ -15,7 +15,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from tconv.memory_format import is_channels_last
+from tconv.memory_format import is_channels_last, sizes_of
 from tconv.ops import autocast, compute, schema
 from tconv.ops.schema import Map
 from tconv.problem import Geometry, Pair
@@ -30,10 +30,6 @@ class _Node(_SingleLevelFunction):
     """
 
     apply: Callable[..., Tensor]
-
-
-def _image(tensor: Tensor) -> Pair:
-    return tensor.shape[2], tensor.shape[3]
 
 
 def _save(ctx: Any, first: Tensor, second: Tensor) -> None:
@@ -83,8 +79,8 @@ class TconvForward(_Node):
         """Compute the output and note what its derivatives need."""
         _save(ctx, input, weight)
         ctx.geometry = geometry
-        ctx.input_size = _image(input)
-        ctx.kernel_size = _image(weight)
+        ctx.input_size = sizes_of(input)
+        ctx.kernel_size = sizes_of(weight)
         ctx.input_channels_last = is_channels_last(input)
         ctx.weight_channels_last = is_channels_last(weight)
         output = implementation(input, weight, bias, geometry)
@@ -98,10 +94,19 @@ class TconvForward(_Node):
             return (None,) * len(ctx.needs_input_grad)
         input, weight = ctx.saved_tensors
         _, needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_bias = grad.sum((0, 2, 3)) if needs_bias else None
         if ctx.input_channels_last and (needs_input or needs_weight):
             # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
             grad = grad.contiguous(memory_format=torch.channels_last)
+        if (
+            needs_input
+            and needs_weight
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+            and unobserved(grad, input, weight)
+        ):
+            rest = (ctx.geometry, needs_bias, ctx.weight_channels_last)
+            return None, *compute.gradients(grad, input, weight, *rest), None
+        grad_bias = grad.sum((0, 2, 3)) if needs_bias else None
         grad_input = grad_weight = None
         if needs_input:
             grad_input = input_gradient(grad, weight, ctx.input_size, ctx.geometry)
@@ -143,7 +148,7 @@ class TconvInputGradient(_Node):
         _save(ctx, grad_output, weight)
         ctx.geometry = geometry
         ctx.input_size = input_size
-        ctx.kernel_size = _image(weight)
+        ctx.kernel_size = sizes_of(weight)
         ctx.weight_channels_last = is_channels_last(weight)
         return implementation(grad_output, weight, input_size, geometry)
 
@@ -198,7 +203,7 @@ class TconvWeightGradient(_Node):
         """Compute the weight's gradient and note what its own derivatives need."""
         _save(ctx, input, grad_output)
         ctx.geometry = geometry
-        ctx.input_size = _image(input)
+        ctx.input_size = sizes_of(input)
         ctx.kernel_size = kernel_size
         ctx.channels_last = channels_last
         return implementation(input, grad_output, kernel_size, geometry, channels_last)
@@ -262,6 +267,9 @@ def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[.
     return kernel
 
 
+_pytorch = torch._C._VariableFunctions.conv_transpose2d
+"""PyTorch's own function, whatever `tconv.enable` has put in its place."""
+
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 # NOTE: a tensor of a torch.func level is a plain Tensor to Python, and stays one when its level has
@@ -324,13 +332,9 @@ def forward_unobserved(
 
     For callers that have asked: asking takes longer than everything else here.
     """
-    if torch._C._is_any_autocast_enabled():
-        device = input.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            input = autocast.cast(input, device, dtype)
-            weight = autocast.cast(weight, device, dtype)
-            bias = autocast.cast(bias, device, dtype)
+    dtype = autocast.dtype_for(input)
+    if dtype is not None:
+        input, weight, bias = _cast(dtype, input, weight, bias)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
         return TconvForward.apply(compute.forward, input, weight, bias, geometry)
     return compute.forward(input, weight, bias, geometry)
@@ -346,14 +350,22 @@ def cached_forward(
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
 
-    Autocast must be off: arguments that are valid under it may be invalid without it.
+    Where PyTorch is to run the call and its gradients, its own function does, with its own
+    backward: the host then does what it does without us, but for one look-up.
     """
-    run = compute.runner().known(input, weight, bias, geometry)
+    dtype = autocast.dtype_for(input)
+    run = compute.runner().known(input, weight, bias, geometry, dtype)
     if run is None:
         return None
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
+    differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias)
+    if run.is_pytorchs(differentiable):
+        stride, padding, output_padding, dilation, groups = geometry
+        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if dtype is not None:
+        input, weight, bias = _cast(dtype, input, weight, bias)
+    if differentiable:
         return TconvForward.apply(run, input, weight, bias, geometry)
-    return run(input, weight, bias)
+    return run(input, weight, bias, geometry)
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
@@ -362,8 +374,26 @@ def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
     NOTE: only callers that have checked the arguments may ask for it. A gradient may not: its
     arguments may be those of an operator that was called by its name.
     """
-    if input.numel():
-        compute.runner().remember(input, weight, bias, geometry)
+    if not input.numel():
+        return
+    runner = compute.runner()
+    dtype = autocast.dtype_for(input)
+    key = (runner.signature(input, weight, bias, geometry), dtype)
+    if dtype is not None:
+        input, weight, bias = _cast(dtype, input, weight, bias)
+    runner.remember(key, input, weight, bias, geometry)
+
+
+def _cast(
+    dtype: torch.dtype, input: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The tensors as autocast passes them on."""
+    device = input.device.type
+    return (
+        autocast.cast(input, device, dtype),
+        autocast.cast(weight, device, dtype),
+        autocast.cast(bias, device, dtype),
+    )
 
 
 def input_gradient(

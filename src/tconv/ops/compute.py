@@ -8,8 +8,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from tconv import settings
-from tconv.ops import aten, fake
+from tconv import aten, settings
+from tconv.aten import Gradients
+from tconv.memory_format import sizes_of
+from tconv.ops import fake
 from tconv.problem import Geometry, Pair
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -68,6 +70,34 @@ def weight_gradient(
     if input.numel() == 0 or grad_output.numel() == 0:
         return fake.weight_gradient(*arguments).zero_()
     return runner().weight_gradient(*arguments)
+
+
+def gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    bias: bool,
+    channels_last: bool,
+) -> Gradients:
+    """The gradients of the input and the weight, and that of the bias if asked for.
+
+    Args:
+        grad_output, input, weight, geometry: of the layer.
+        bias: whether the bias's gradient is wanted.
+        channels_last: the memory format of the weight's gradient.
+    """
+    arguments = (grad_output, input, weight, geometry, bias, channels_last)
+    if not _runs_our_kernels(input):
+        return aten.gradients(*arguments)
+    if input.numel() == 0 or grad_output.numel() == 0:
+        image, kernel = sizes_of(input), sizes_of(weight)
+        return (
+            input_gradient(grad_output, weight, image, geometry),
+            weight_gradient(input, grad_output, kernel, geometry, channels_last),
+            grad_output.sum((0, 2, 3)) if bias else None,
+        )
+    return runner().gradients(*arguments)
 
 
 def _runs_our_kernels(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tconv.memory_format import is_channels_last, memory_format
+from tconv.memory_format import empty, is_channels_last
 from tconv.problem import Geometry, Pair
 
 
@@ -17,16 +17,6 @@ def output_size(input_size: Sequence[int], kernel_size: Sequence[int], geometry:
     height = (input_size[0] - 1) * stride[0] - 2 * padding[0] + dilation[0] * (kernel_size[0] - 1)
     width = (input_size[1] - 1) * stride[1] - 2 * padding[1] + dilation[1] * (kernel_size[1] - 1)
     return height + output_padding[0] + 1, width + output_padding[1] + 1
-
-
-def empty(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
-    """An uninitialised dense tensor, of the dtype and on the device of `like`."""
-    return torch.empty(
-        size,
-        dtype=like.dtype,
-        device=like.device,
-        memory_format=memory_format(channels_last),
-    )
 
 
 def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:

@@ -2,14 +2,17 @@
 
     calls.py      tensors -> `Call`, by all that a call depends on
     binding.py    `Call` -> plan, kernels, launches complete but for addresses
-    execution.py  allocate the result, choose by timing where that is on, launch
+    choosing.py   who runs it: our kernels, or PyTorch's operator
+    execution.py  allocate the result, launch
 
 For CUDA tensors, and under TCONV_EMULATE=1 for CPU tensors, whose kernels the emulator runs.
 Arguments have been checked by `functional`; none of the tensors is empty.
 """
 
 from tconv.run.calls import (
+    Known,
     forward,
+    gradients,
     input_gradient,
     known,
     remember,
@@ -19,7 +22,9 @@ from tconv.run.calls import (
 )
 
 __all__ = [
+    "Known",
     "forward",
+    "gradients",
     "input_gradient",
     "known",
     "remember",

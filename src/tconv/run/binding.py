@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tconv.choice import Reason
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError
 from tconv.jit import runtime, tensor_map
@@ -18,9 +19,42 @@ from tconv.kernels.launch import BoundLaunch
 from tconv.kernels.source import KernelSource
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import Problem, Sizes
+from tconv.statistics import Counter
 
-Settings = tuple[str | None, str, bool]
-"""TCONV_KERNEL, and the emulator's TCONV_EMULATE_ARCH and TCONV_SANITIZE."""
+
+class Settings(NamedTuple):
+    """What a call depends on besides its tensors.
+
+    Attributes:
+        kernel: TCONV_KERNEL.
+        arch, sanitize: the emulator's TCONV_EMULATE_ARCH and TCONV_SANITIZE; "" and False on a GPU.
+        own: whether the call keeps to our kernels.
+        deterministic: whether PyTorch's operator must be.
+        tf32: whether PyTorch's operator may use it.
+    """
+
+    kernel: str | None
+    arch: str
+    sanitize: bool
+    own: bool
+    deterministic: bool
+    tf32: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Who runs a call.
+
+    Attributes:
+        candidate: the kernel and tile; `tuning.PYTORCH` for PyTorch's operator; None for what the
+            plan chooses.
+        reason: why.
+        served: counts the calls that went this way.
+    """
+
+    candidate: Candidate | None
+    reason: Reason
+    served: Counter
 
 
 class BoundKernel(NamedTuple):
@@ -44,7 +78,7 @@ class Call:
         shape, result_strides: of the tensor that it writes; a weight gradient's partial results
             have `partial_shape` instead.
         strides: of x, w and y, in elements.
-        settings: what was read of the environment.
+        settings: what was read of the environment and PyTorch's flags.
         device: the device's ordinal; None in the emulator.
         choice: what the plan is made of; None lets the plan choose.
     """
@@ -67,6 +101,18 @@ class Call:
     @functools.cached_property
     def _chosen(self) -> dict[Candidate, Call]:
         return {}
+
+    @functools.cached_property
+    def ways(self) -> dict[int, Way]:
+        """Who runs it, for each `tuning.mode` in which that is settled."""
+        return {}
+
+    @property
+    def target(self) -> Target:
+        """What its plan is made for."""
+        if self.device is None:
+            return Target.named(self.settings.arch)
+        return Target.for_device(self.device)
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -114,7 +160,7 @@ class Call:
 
     @functools.cached_property
     def _prepared(self) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
-        return _prepare(self.problem, self.device, *self.settings, self.choice)
+        return _prepare(self.problem, self.device, *self.settings[:3], self.choice)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from tconv import settings
-from tconv.memory_format import fits_channels_last, is_channels_last
+from tconv import choice, settings, tuning
+from tconv.aten import Gradients
+from tconv.memory_format import fits_channels_last, sizes_of
 from tconv.problem import (
     Direction,
     DType,
@@ -21,14 +21,12 @@ from tconv.problem import (
     dense_strides,
     output_shape,
 )
-from tconv.run import execution
+from tconv.run import choosing, execution
 from tconv.run.binding import Call, Settings
+from tconv.tuning import PYTORCH
 
 Laid = tuple[Sizes, Sizes]
 """Shape and strides of a tensor, strides in elements."""
-
-Forward = Callable[..., Tensor]
-"""Maps (input, weight, bias) to the output, for calls of one signature; takes a geometry too."""
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {
     torch.float32: "float32",
@@ -37,8 +35,46 @@ DTYPE_NAMES: dict[torch.dtype, DType] = {
     torch.bfloat16: "bfloat16",
 }
 
-_known: dict[tuple[object, ...], Forward] = {}
+_known: dict[tuple[object, ...], Known] = {}
+_known_gradients: dict[tuple[object, ...], tuple[Call, Call]] = {}
 _MOST_KNOWN = 4096
+
+
+class Known:
+    """`forward` of calls of one signature, whose arguments are valid."""
+
+    __slots__ = ("_call", "_geometry", "_gradients")
+
+    def __init__(self, call: Call, geometry: Geometry) -> None:
+        self._call = call
+        self._geometry = geometry
+        self._gradients: tuple[Call, Call] | None = None
+
+    def __call__(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        """The layer's output."""
+        return execution.forward(self._call, input, weight, bias, geometry)
+
+    def is_pytorchs(self, differentiable: bool) -> bool:
+        """Whether PyTorch's own function is to run the call, with its own backward. It counts.
+
+        Args:
+            differentiable: whether gradients may be asked for.
+        """
+        mode = tuning.mode()
+        way = choosing.known(self._call, mode)
+        if way is None or way.candidate is not PYTORCH:
+            return False
+        if differentiable:
+            if self._gradients is None:
+                self._gradients = _find_gradients(self._call, self._geometry)
+            for call in self._gradients:
+                of_gradient = choosing.known(call, mode)
+                if of_gradient is None or of_gradient.candidate is not PYTORCH:
+                    return False
+        way.served.add()
+        return True
 
 
 def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -53,7 +89,8 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    return execution.forward(_find_forward(input, weight, bias, geometry), input, weight, bias)
+    call = _find_forward(input, weight, bias, geometry)
+    return execution.forward(call, input, weight, bias, geometry)
 
 
 def input_gradient(
@@ -70,17 +107,8 @@ def input_gradient(
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    shape = (grad_output.shape[0], weight.shape[0], *input_size)
-    channels_last = is_channels_last(grad_output) or is_channels_last(weight)
-    call = _find(
-        "input_gradient",
-        geometry,
-        grad_output,
-        (shape, dense_strides(shape, channels_last)),
-        (weight.shape, weight.stride()),
-        (grad_output.shape, grad_output.stride()),
-    )
-    return execution.input_gradient(call, grad_output, weight)
+    call = _find_input_gradient(grad_output, weight, input_size, geometry)
+    return execution.input_gradient(call, grad_output, weight, input_size, geometry)
 
 
 def weight_gradient(
@@ -98,33 +126,76 @@ def weight_gradient(
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    shape = (input.shape[1], grad_output.shape[1] // geometry[4], *kernel_size)
-    call = _find(
-        "weight_gradient",
-        geometry,
-        input,
-        (input.shape, input.stride()),
-        (shape, (0, 0, 0, 0)),  # the kernel writes partial results, which are contiguous
-        (grad_output.shape, grad_output.stride()),
-    )
-    return execution.weight_gradient(call, input, grad_output, channels_last)
+    call = _find_weight_gradient(input, grad_output, kernel_size, geometry)
+    return execution.weight_gradient(call, input, grad_output, kernel_size, geometry, channels_last)
 
 
-def known(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Forward | None:
+def gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    bias: bool,
+    channels_last: bool,
+) -> Gradients:
+    """The gradients of the input and the weight, and that of the bias if asked for.
+
+    Args:
+        grad_output: [N, Cout, OH, OW], any strides.
+        input: [N, Cin, H, W], any strides.
+        weight: [Cin, Cout/groups, kH, kW], any strides.
+        geometry: of the layer.
+        bias: whether the bias's gradient is wanted.
+        channels_last: the memory format of the weight's gradient.
+
+    Raises:
+        CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
+    """
+    key = (signature(input, weight, None, geometry), grad_output.stride())
+    calls = _known_gradients.get(key)
+    if calls is None:
+        if len(_known_gradients) >= _MOST_KNOWN:
+            _known_gradients.clear()
+        image, kernel = sizes_of(input), sizes_of(weight)
+        calls = _known_gradients[key] = (
+            _find_input_gradient(grad_output, weight, image, geometry),
+            _find_weight_gradient(input, grad_output, kernel, geometry),
+        )
+    return execution.gradients(calls, grad_output, input, weight, geometry, bias, channels_last)
+
+
+def known(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    cast: torch.dtype | None = None,
+) -> Known | None:
     """`forward` of calls with this one's signature; None where no such call was `remember`ed.
 
     Takes tensors of any sizes, dtypes and devices that are strided and not nested. One look-up
     answers two questions: whether the arguments are valid, and what to launch.
+
+    Args:
+        input, weight, bias, geometry: of the call.
+        cast: the dtype that autocast casts the tensors to before it runs.
     """
-    return _known.get(signature(input, weight, bias, geometry))
+    return _known.get((signature(input, weight, bias, geometry), cast))
 
 
-def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
-    """Let `known` find calls like this one. Its arguments are valid and no tensor is empty."""
+def remember(
+    key: tuple[object, ...], input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> None:
+    """Let `known` find calls like this one. Its arguments are valid and no tensor is empty.
+
+    Args:
+        key: the signature of the call, and the dtype that autocast casts its tensors to.
+        input, weight, bias: as autocast cast them.
+        geometry: of the layer.
+    """
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
-    call = _find_forward(input, weight, bias, geometry)
-    _known[signature(input, weight, bias, geometry)] = functools.partial(execution.forward, call)
+    _known[key] = Known(_find_forward(input, weight, bias, geometry), geometry)
 
 
 def signature(
@@ -144,10 +215,22 @@ def signature(
         weight.dtype,
         weight.device,
         None if bias is None else (bias.shape, bias.dtype, bias.device),
-        dtype is torch.float32 and tf32_allowed(),
-        settings.kernel(),
-        None if input.is_cuda else (settings.emulate_arch(), settings.sanitize()),
+        _read(input.is_cuda, dtype),
     )
+
+
+def _read(is_cuda: bool, dtype: torch.dtype) -> Settings:
+    """The settings and flags that a call depends on."""
+    tf32 = dtype is torch.float32 and tf32_allowed()
+    if is_cuda:
+        # The emulator's two mean nothing here.
+        return Settings(settings.kernel(), "", False, choice.own_only(), _is_deterministic(), tf32)
+    emulated = (settings.emulate_arch(), settings.sanitize())
+    return Settings(settings.kernel(), *emulated, True, False, tf32)
+
+
+def _is_deterministic() -> bool:
+    return torch._C._get_cudnn_deterministic() or torch._C._get_deterministic_algorithms()
 
 
 def tf32_allowed() -> bool:
@@ -183,6 +266,44 @@ def _find_forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: 
     )
 
 
+def _find_input_gradient(
+    grad_output: Tensor, weight: Tensor, input_size: Pair, geometry: Geometry
+) -> Call:
+    w, y = ((tensor.shape, tensor.stride()) for tensor in (weight, grad_output))
+    x = _made((y[0][0], w[0][0], *input_size), w, y)
+    return _find("input_gradient", geometry, grad_output, x, w, y)
+
+
+def _find_weight_gradient(
+    input: Tensor, grad_output: Tensor, kernel_size: Pair, geometry: Geometry
+) -> Call:
+    x, y = ((tensor.shape, tensor.stride()) for tensor in (input, grad_output))
+    w = _partial((x[0][1], y[0][1] // geometry[4], *kernel_size))
+    return _find("weight_gradient", geometry, input, x, w, y)
+
+
+def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
+    """The calls of a forward's two gradients, where its output's gradient has its strides."""
+    problem = call.problem
+    x, w = (problem.x_shape, call.strides[0]), (problem.w_shape, call.strides[1])
+    y = (problem.y_shape, call.strides[2])
+    rest = (problem.dtype, call.device, False, True, call.settings)
+    return (
+        _call("input_gradient", geometry, _made(x[0], w, y), w, y, *rest),
+        _call("weight_gradient", geometry, x, _partial(w[0]), y, *rest),
+    )
+
+
+def _made(shape: Sizes, *operands: Laid) -> Laid:
+    """A result of that shape: channels_last if one of the operands is."""
+    return shape, dense_strides(shape, any(fits_channels_last(*operand) for operand in operands))
+
+
+def _partial(shape: Sizes) -> Laid:
+    """A weight gradient of that shape: the kernel writes partial results, which are contiguous."""
+    return shape, (0, 0, 0, 0)
+
+
 def _find(
     direction: Direction,
     geometry: Geometry,
@@ -194,15 +315,10 @@ def _find(
     aligned: bool = True,
 ) -> Call:
     """The call on tensors that are laid out so, of the dtype and on the device of `tensor`."""
-    dtype = tensor.dtype
-    if tensor.is_cuda:
-        device = tensor.get_device()
-        read = (settings.kernel(), "", False)  # the emulator's two mean nothing
-    else:
-        device = None
-        read = (settings.kernel(), settings.emulate_arch(), settings.sanitize())
-    tf32 = dtype is torch.float32 and tf32_allowed()
-    return _call(direction, geometry, x, w, y, dtype, device, tf32, bias, aligned, read)
+    device = tensor.get_device() if tensor.is_cuda else None
+    read = _read(tensor.is_cuda, tensor.dtype)
+    dtype = DTYPE_NAMES[tensor.dtype]
+    return _call(direction, geometry, x, w, y, dtype, device, bias, aligned, read)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -212,25 +328,22 @@ def _call(
     x: Laid,
     w: Laid,
     y: Laid | None,
-    dtype: torch.dtype,
+    dtype: DType,
     device: int | None,
-    tf32: bool,
     bias: bool,
     aligned: bool,
     read: Settings,
 ) -> Call:
     """The call by all that it depends on; `y` is None where the call makes it."""
     if y is None:
-        channels_last = fits_channels_last(*x) or fits_channels_last(*w)
-        shape = output_shape(x[0], w[0], geometry)
-        y = shape, dense_strides(shape, channels_last)
+        y = _made(output_shape(x[0], w[0], geometry), x, w)
     problem = Problem.of(
         direction,
         x[0],
         w[0],
         geometry,
-        dtype=DTYPE_NAMES[dtype],
-        tf32=tf32,
+        dtype=dtype,
+        tf32=read.tf32,
         bias=bias,
         strides=(x[1], w[1], y[1]),
         aligned=aligned,

@@ -7,46 +7,118 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from tconv import tuning
+from tconv import aten, tuning
+from tconv.aten import Gradients
 from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import LaunchError
-from tconv.memory_format import memory_format
+from tconv.memory_format import memory_format, sizes_of
 from tconv.plan import Candidate
-from tconv.problem import Geometry, Sizes
+from tconv.problem import Geometry, Pair, Sizes
+from tconv.run import choosing
 from tconv.run.binding import Call
+from tconv.tuning import PYTORCH
 
 
 def forward(
+    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    """The layer's output."""
+    return _run(
+        call,
+        lambda ours: _forward(ours, input, weight, bias),
+        lambda: aten.forward(input, weight, bias, geometry),
+    )
+
+
+def input_gradient(
+    call: Call, grad_output: Tensor, weight: Tensor, input_size: Pair, geometry: Geometry
+) -> Tensor:
+    """The gradient of the input."""
+    return _run(
+        call,
+        lambda ours: _input_gradient(ours, grad_output, weight),
+        lambda: aten.input_gradient(grad_output, weight, input_size, geometry),
+    )
+
+
+def weight_gradient(
     call: Call,
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    _geometry: Geometry | None = None,
+    grad_output: Tensor,
+    kernel_size: Pair,
+    geometry: Geometry,
+    channels_last: bool,
 ) -> Tensor:
-    """The layer's output. The call holds the geometry."""
+    """The gradient of the weight, in the memory format asked for."""
+    return _run(
+        call,
+        lambda ours: _weight_gradient(ours, input, grad_output, channels_last),
+        lambda: aten.weight_gradient(input, grad_output, kernel_size, geometry, channels_last),
+    )
+
+
+def gradients(
+    calls: tuple[Call, Call],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    bias: bool,
+    channels_last: bool,
+) -> Gradients:
+    """Both gradients, and the bias's if asked for; in one operator where PyTorch runs both."""
+    mode = tuning.mode()
+    ways = [choosing.known(call, mode) for call in calls]
+    if all(way is not None and way.candidate is PYTORCH for way in ways):
+        for way in ways:
+            assert way is not None
+            way.served.add()
+        return aten.gradients(grad_output, input, weight, geometry, bias, channels_last)
+    image, kernel = sizes_of(input), sizes_of(weight)
+    return (
+        input_gradient(calls[0], grad_output, weight, image, geometry),
+        weight_gradient(calls[1], input, grad_output, kernel, geometry, channels_last),
+        grad_output.sum((0, 2, 3)) if bias else None,
+    )
+
+
+def _run(call: Call, ours: Callable[[Call], Tensor], pytorch: Callable[[], Tensor]) -> Tensor:
+    """The result of a call, by whoever is to run it.
+
+    Args:
+        call: the call.
+        ours: runs a call on our kernels.
+        pytorch: runs PyTorch's operator.
+    """
+    way = call.ways.get(tuning.mode())
+    if way is None:
+
+        def launch(candidate: Candidate) -> Tensor:
+            return pytorch() if candidate is PYTORCH else ours(call.on(candidate))
+
+        way = choosing.choose(call, launch)
+    way.served.add()
+    if way.candidate is None:
+        return ours(call)
+    return pytorch() if way.candidate is PYTORCH else ours(call.on(way.candidate))
+
+
+def _forward(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         bias = bias.contiguous()
     output = _empty_strided(input, call.shape, call.result_strides, input.dtype)
-    if tuning.may_choose():
-        call = _tuned(call, input, weight, output, bias)
     _launch(call, input, weight, output, bias)
     return output
 
 
-def input_gradient(call: Call, grad_output: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the input."""
+def _input_gradient(call: Call, grad_output: Tensor, weight: Tensor) -> Tensor:
     gradient = _empty_strided(grad_output, call.shape, call.result_strides, grad_output.dtype)
-    if tuning.may_choose():
-        call = _tuned(call, gradient, weight, grad_output, None)
     _launch(call, gradient, weight, grad_output, None)
     return gradient
 
 
-def weight_gradient(call: Call, input: Tensor, grad_output: Tensor, channels_last: bool) -> Tensor:
-    """The gradient of the weight, in the memory format asked for."""
-    if tuning.may_choose():
-        call = _tuned(call, input, None, grad_output, None)
+def _weight_gradient(call: Call, input: Tensor, grad_output: Tensor, channels_last: bool) -> Tensor:
     partial = _launch(call, input, None, grad_output, None)
     assert partial is not None
     # In order, and in the sums' own type: torch.sum over the leading dimension is deterministic.
@@ -71,18 +143,6 @@ def _empty_strided(like: Tensor, size: Sizes, strides: Sizes, dtype: torch.dtype
 _EMPTY_CUDA: Callable[..., Tensor] | None = getattr(
     torch._C._dynamo.guards, "_empty_strided_cuda", None
 )
-
-
-def _tuned(call: Call, x: Tensor, w: Tensor | None, y: Tensor, bias: Tensor | None) -> Call:
-    """The call on the candidate that tuning chooses, timed on these tensors if need be."""
-
-    def launch(candidate: Candidate) -> None:
-        results = _launch(call.on(candidate), x, w, y, bias)
-        if results is not None and len(results) > 1:  # a weight gradient's time includes the sum
-            results.sum(0)
-
-    choice = tuning.choose(call.problem, call.device, launch)
-    return call if choice is None else call.on(choice)
 
 
 def _launch(

@@ -19,6 +19,7 @@ ACCESSORS: dict[str, Callable[[], object]] = {
     "TCONV_KERNEL": settings.kernel,
     "TCONV_SANITIZE": settings.sanitize,
     "TCONV_STRICT": settings.strict,
+    "TCONV_TIMING": settings.timing,
 }
 
 
@@ -40,6 +41,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         "TCONV_KERNEL": None,
         "TCONV_SANITIZE": False,
         "TCONV_STRICT": False,
+        "TCONV_TIMING": True,
     }
     assert {name: read() for name, read in ACCESSORS.items()} == expected
     for name in ACCESSORS:
@@ -64,6 +66,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("TCONV_KERNEL", "sm90_tf32_forward", "sm90_tf32_forward"),
         ("TCONV_SANITIZE", "1", True),
         ("TCONV_STRICT", "1", True),
+        ("TCONV_TIMING", "0", False),
     ],
 )
 def test_values(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object) -> None:
@@ -96,6 +99,7 @@ def test_values(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: ob
         ("TCONV_KERNEL", "General-Forward"),
         ("TCONV_SANITIZE", "2"),
         ("TCONV_STRICT", "on"),
+        ("TCONV_TIMING", "never"),
     ],
 )
 def test_bad_values(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:

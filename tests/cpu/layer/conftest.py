@@ -69,12 +69,15 @@ class RecordingRun(SimpleNamespace):
         return result.copy_(tensor)
 
     def known(self, *call):
-        if signature(*call) not in self.remembered:
+        *arguments, cast = call
+        if (signature(*arguments), cast) not in self.remembered:
             return None
-        return lambda *tensors_and_geometry: self.forward(*tensors_and_geometry[:3], call[3])
+        return RecordedForward(self)
 
-    def remember(self, *call) -> None:
-        self.remembered.add(signature(*call))
+    signature = staticmethod(signature)
+
+    def remember(self, key, *call) -> None:
+        self.remembered.add(key)
 
     def forward(self, input, weight, bias, geometry) -> Tensor:
         self.note("forward", (input, weight, bias), *geometry)
@@ -106,6 +109,30 @@ class RecordingRun(SimpleNamespace):
         return self.laid_out(
             gradient, torch.channels_last if like_channels_last else torch.contiguous_format
         )
+
+    def gradients(
+        self, grad_output, input, weight, geometry, bias, channels_last
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        image, kernel = tuple(input.shape[2:]), tuple(weight.shape[2:])
+        return (
+            self.input_gradient(grad_output, weight, image, geometry),
+            self.weight_gradient(input, grad_output, kernel, geometry, channels_last),
+            grad_output.sum((0, 2, 3)) if bias else None,
+        )
+
+
+class RecordedForward:
+    """Stands in for `tconv.run.Known`."""
+
+    def __init__(self, run: RecordingRun) -> None:
+        self.run = run
+
+    def __call__(self, *call) -> Tensor:
+        return self.run.forward(*call)
+
+    @staticmethod
+    def is_pytorchs(differentiable: bool) -> bool:
+        return False
 
 
 @pytest.fixture

@@ -8,9 +8,20 @@ from tconv.kernels.direct_forward.layout import layout
 from tconv.kernels.direct_forward.tiles import TILES, Tile
 from tconv.problem import Direction, Problem
 
-__all__ = ["DIRECTION", "STEM", "TILES", "cost", "launches", "layout", "tile_why_not", "why_not"]
+__all__ = [
+    "DIRECTION",
+    "GENERAL",
+    "STEM",
+    "TILES",
+    "cost",
+    "launches",
+    "layout",
+    "tile_why_not",
+    "why_not",
+]
 
 DIRECTION: Direction = "forward"
+GENERAL = False
 
 MOST_PRODUCTS = 3072
 """Most unrolled multiply-adds of an input channel. The instruction cache holds about twice that."""

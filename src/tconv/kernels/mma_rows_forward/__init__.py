@@ -14,9 +14,20 @@ from tconv.kernels.mma_rows_forward.tiles import TILES
 from tconv.kernels.mma_tiles import Tile, why_not
 from tconv.problem import Direction, Problem
 
-__all__ = ["DIRECTION", "STEM", "TILES", "cost", "launches", "layout", "tile_why_not", "why_not"]
+__all__ = [
+    "DIRECTION",
+    "GENERAL",
+    "STEM",
+    "TILES",
+    "cost",
+    "launches",
+    "layout",
+    "tile_why_not",
+    "why_not",
+]
 
 DIRECTION: Direction = "forward"
+GENERAL = False
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

@@ -15,3 +15,4 @@ from tconv.kernels.sm90_tf32_forward.layout import layout
 from tconv.problem import Direction
 
 DIRECTION: Direction = "forward"
+GENERAL = False

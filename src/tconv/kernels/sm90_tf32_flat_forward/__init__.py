@@ -20,3 +20,4 @@ from tconv.kernels.sm90_tf32_flat_forward.tiles import TILES, Tile
 from tconv.problem import Direction
 
 DIRECTION: Direction = "forward"
+GENERAL = False

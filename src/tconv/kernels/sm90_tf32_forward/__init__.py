@@ -14,3 +14,4 @@ from tconv.kernels.sm90_tf32_forward.tiles import TILES, Tile
 from tconv.problem import Direction
 
 DIRECTION: Direction = "forward"
+GENERAL = False

@@ -19,3 +19,4 @@ from tconv.kernels.sm90_tf32_wide_forward.tiles import TILES, Tile
 from tconv.problem import Direction
 
 DIRECTION: Direction = "forward"
+GENERAL = False

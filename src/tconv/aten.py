@@ -1,0 +1,108 @@
+"""The three maps by PyTorch's own operators."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tconv.memory_format import empty, is_channels_last
+from tconv.problem import Geometry, Pair, dense_strides
+
+_aten = torch.ops.aten
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of the input, the weight and the bias; None where it is not wanted."""
+
+
+def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """The output, by `aten::convolution`."""
+    stride, padding, output_padding, dilation, groups = geometry
+    output = _aten.convolution.default(
+        input, weight, bias, stride, padding, dilation, True, output_padding, groups
+    )
+    return _with_format(output, is_channels_last(input) or is_channels_last(weight))
+
+
+def input_gradient(
+    grad_output: Tensor, weight: Tensor, input_size: Pair, geometry: Geometry
+) -> Tensor:
+    """The gradient of the input, by `aten::convolution_backward`."""
+    channels_last = is_channels_last(grad_output) or is_channels_last(weight)
+    shape = (grad_output.shape[0], weight.shape[0], *input_size)
+    # Only the size and the memory format of this input are read.
+    input = empty(grad_output, shape, channels_last)
+    gradient = _backward(grad_output, input, weight, geometry, (True, False, False))[0]
+    assert gradient is not None
+    return _with_format(gradient, channels_last)
+
+
+def weight_gradient(
+    input: Tensor, grad_output: Tensor, kernel_size: Pair, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """The gradient of the weight, by `aten::convolution_backward`."""
+    shape = (input.shape[1], grad_output.shape[1] // geometry[4], *kernel_size)
+    # Only the size and the memory format of this weight are read.
+    weight = empty(input, shape, channels_last)
+    gradient = _backward(grad_output, input, weight, geometry, (False, True, False))[1]
+    assert gradient is not None
+    return _with_format(gradient, channels_last)
+
+
+def gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    bias: bool,
+    channels_last: bool,
+) -> Gradients:
+    """Both gradients, and the bias's if asked for, by one `aten::convolution_backward`.
+
+    Their memory formats are those of `input_gradient` and `weight_gradient`; `channels_last` is of
+    the weight's.
+    """
+    wanted = (True, True, bias)
+    grad_input, grad_weight, grad_bias = _backward(grad_output, input, weight, geometry, wanted)
+    assert grad_input is not None and grad_weight is not None
+    input_format = is_channels_last(grad_output) or is_channels_last(weight)
+    return (
+        _with_format(grad_input, input_format),
+        _with_format(grad_weight, channels_last),
+        grad_bias if bias else None,
+    )
+
+
+def _backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    wanted: tuple[bool, bool, bool],
+) -> Gradients:
+    stride, padding, output_padding, dilation, groups = geometry
+    bias_sizes = [weight.shape[1] * groups] if wanted[2] else None
+    return _aten.convolution_backward.default(
+        grad_output,
+        input,
+        weight,
+        bias_sizes,
+        stride,
+        padding,
+        dilation,
+        True,
+        output_padding,
+        groups,
+        wanted,
+    )
+
+
+def _with_format(tensor: Tensor, channels_last: bool) -> Tensor:
+    """A dense result with the strides promised of it, copied only where they are not so.
+
+    NOTE: where a size of 1 makes both formats fit, what PyTorch's CPU operators pick differs from
+    dtype to dtype, and from what its own fake tensors say.
+    """
+    shape = tuple(max(size, 1) for size in tensor.shape)
+    if tensor.stride() == dense_strides(shape, channels_last):
+        return tensor
+    return empty(tensor, tensor.shape, channels_last).copy_(tensor)

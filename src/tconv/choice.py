@@ -1,0 +1,115 @@
+"""Who runs a CUDA call: one of our kernels, or PyTorch's operator. Needs no torch and no GPU.
+
+PyTorch's operator is a candidate beside our kernels, in all three directions. Three rules decide,
+in this order:
+
+1. Our own kernels run where the user asks for them alone: within `own_kernels`, under
+   TCONV_STRICT=1 or TCONV_KERNEL, and in the emulator.
+2. What needs no timing: a general kernel never runs where PyTorch serves the call, and a kernel
+   that committed rows show ahead of PyTorch on this GPU (`kernels/ahead.json`) always does.
+3. Else the first call of a class of problems times both (`tuning.choose_runner`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tconv import settings
+from tconv.plan import family
+from tconv.problem import Problem
+
+Runs = Literal["tconv", "pytorch", "timed"]
+
+Reason = Literal["own kernels", "measured", "general", "too large", "timed", "not timed", "tuned"]
+
+SENTENCES: dict[Reason, str] = {
+    "own kernels": "own_kernels, TCONV_STRICT, TCONV_KERNEL or the emulator keeps to our kernels",
+    "measured": "committed rows show this kernel ahead of PyTorch on this GPU",
+    "general": "only a general kernel of ours serves it, and PyTorch's operator is faster",
+    "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
+    "timed": "the first call of its class timed both",
+    "not timed": "TCONV_TIMING=0, or a CUDA graph was being captured, and nothing was timed before",
+    "tuned": "autotune or cudnn.benchmark timed the candidates and PyTorch's operator",
+}
+"""Why a call runs where it does, in words."""
+
+
+class Verdict(NamedTuple):
+    """Who runs a call, and why. "timed": both have to be timed to tell."""
+
+    runs: Runs
+    reason: Reason
+
+
+class Ahead(NamedTuple):
+    """A class of problems in which one of our kernels is ahead of PyTorch's default.
+
+    Attributes:
+        gpu: the device's name, as CUDA gives it.
+        kernel: the stem.
+        dtype, math, layout: of the problems; the layout is the output's.
+    """
+
+    gpu: str
+    kernel: str
+    dtype: str
+    math: str
+    layout: str
+
+
+_lock = threading.Lock()
+_depth = 0
+
+
+@contextlib.contextmanager
+def own_kernels() -> Iterator[None]:
+    """Within the block no call is handed to PyTorch because its operator is faster.
+
+    It holds in the whole process and all of its threads, so also for the gradients that autograd
+    computes in threads of its own. For measuring and testing our kernels. What none of our kernels
+    serves still goes to PyTorch; TCONV_STRICT=1 makes that an error.
+    """
+    global _depth
+    with _lock:
+        _depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+
+
+def own_only() -> bool:
+    """Whether CUDA calls keep to our kernels."""
+    return _depth > 0 or settings.strict() or settings.kernel() is not None
+
+
+def verdict(problem: Problem, stem: str, gpu: str) -> Verdict:
+    """Who runs a problem by default, as far as that is known without timing.
+
+    Args:
+        problem: the call's.
+        stem: the kernel that the plan chooses for it.
+        gpu: the device's name, as CUDA gives it.
+    """
+    if family(stem).GENERAL:
+        # PyTorch raises where cuDNN does not serve such tensors. Ours runs.
+        if problem.wide_offsets:
+            return Verdict("tconv", "too large")
+        return Verdict("pytorch", "general")
+    found = Ahead(gpu, stem, problem.dtype, problem.math, problem.y_layout)
+    return Verdict("tconv", "measured") if found in ahead() else Verdict("timed", "timed")
+
+
+@functools.cache
+def ahead() -> frozenset[Ahead]:
+    """What `kernels/ahead.json` holds; `benchmarks/ahead.py` writes it from committed rows."""
+    path = Path(__file__).parent / "kernels" / "ahead.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return frozenset(Ahead(*(row[name] for name in Ahead._fields)) for row in rows)

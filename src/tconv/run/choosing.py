@@ -1,0 +1,91 @@
+"""Choosing: who runs a call, our kernels or PyTorch's operator."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from tconv import choice, settings, tuning
+from tconv.choice import Reason
+from tconv.plan import Candidate, plan
+from tconv.run.binding import Call, Way
+from tconv.statistics import counter
+from tconv.tuning import PYTORCH
+
+logger = logging.getLogger("tconv")
+
+
+def known(call: Call, mode: int) -> Way | None:
+    """Who runs a call, as far as that is known without timing."""
+    way = call.ways.get(mode)
+    if way is None and mode == tuning.DEFAULT:
+        way = _by_rule(call)
+        if way is not None:
+            call.ways[mode] = way
+    return way
+
+
+def choose(call: Call, launch: tuning.Launch) -> Way:
+    """Who runs a call. It is timed now where nothing else tells.
+
+    Args:
+        call: the call.
+        launch: runs it once with a candidate, which may be `PYTORCH`, on the call's own tensors.
+
+    Raises:
+        CompileError, LaunchError, MissingDependencyError: a candidate of ours cannot be compiled or
+            run.
+    """
+    mode = tuning.mode()
+    way = known(call, mode)
+    if way is not None:
+        return way
+    problem, device = call.problem, call.device
+    if mode == tuning.FORCED:
+        candidate = tuning.forced(problem)
+        if candidate is not None:
+            return _way(call, candidate, "own kernels")
+        return known(call, tuning.DEFAULT) or _way(call, None, "own kernels")
+    if mode != tuning.DEFAULT:
+        candidate = tuning.choose(problem, device, launch, pytorch=not call.settings.own)
+        if candidate is not None:
+            way = _way(call, candidate, "tuned")
+            call.ways[mode] = way
+            return way
+        if call.settings.own:
+            return _way(call, None, "own kernels")
+        return known(call, tuning.DEFAULT) or _way(call, PYTORCH, "not timed")
+    assert device is not None
+    chosen = plan(problem, call.target)
+    own = Candidate(chosen.stem, chosen.tile, None, chosen.cost)
+    flags = (call.settings.deterministic, call.settings.tf32)
+    candidate = tuning.choose_runner(problem, device, own, flags, launch)
+    if candidate is None:
+        way = _way(call, PYTORCH, "not timed")
+        if settings.timing():  # a later call may be timed
+            return way
+    else:
+        way = _way(call, PYTORCH if candidate is PYTORCH else None, "timed")
+    call.ways[mode] = way
+    return way
+
+
+def _by_rule(call: Call) -> Way | None:
+    """By the rules of `tconv.choice`; None where both have to be timed."""
+    if call.settings.own or call.device is None:
+        return _way(call, None, "own kernels")
+    name = torch.cuda.get_device_name(call.device)
+    verdict = choice.verdict(call.problem, plan(call.problem, call.target).stem, name)
+    if verdict.runs == "timed":
+        return None
+    return _way(call, PYTORCH if verdict.runs == "pytorch" else None, verdict.reason)
+
+
+def _way(call: Call, candidate: Candidate | None, reason: Reason) -> Way:
+    if candidate is not None:
+        stem = candidate.stem
+    else:
+        stem = plan(call.problem, call.target).stem
+    logger.debug("%s runs %s: %s", stem, call.problem, choice.SENTENCES[reason])
+    return Way(candidate, reason, counter(call.problem.direction, stem, reason))
