@@ -125,7 +125,7 @@ def compile_cuda(
         MissingDependencyError: cuda-bindings or NVRTC is not installed.
         ValueError: `arch` is no architecture's name.
     """
-    _check_arch(source.stem, arch)
+    check_arch(arch, source.stem)
     line_info = settings.debug() >= 2
     # What decides the code, then what only says where files lie. Functions without a mark are
     # __device__, so that the same helpers need none when the emulator's host compiler reads them.
@@ -292,7 +292,18 @@ def _compiled(stored: Stored, options: tuple[str, ...]) -> Compiled:
     )
 
 
-def _check_arch(stem: str, arch: str) -> None:
+def check_arch(arch: str, what: str) -> None:
+    """Refuses an architecture that this NVRTC does not compile for.
+
+    Args:
+        arch: "sm_90a".
+        what: would be compiled; the first words of the message.
+
+    Raises:
+        CompileError: with the architectures that it does compile for.
+        MissingDependencyError: cuda-bindings or NVRTC is not installed.
+        ValueError: `arch` is no architecture's name.
+    """
     major, minor, _ = parse_arch(arch)
     known = supported_architectures()
     if f"sm_{major}{minor}" in known:
@@ -307,7 +318,7 @@ def _check_arch(stem: str, arch: str) -> None:
     else:
         way_out = "tconv's kernels are made for sm_75 and newer, each by its real architecture"
     raise CompileError(
-        f"{stem} cannot be compiled for {arch}: NVRTC {version} compiles for "
+        f"{what} cannot be compiled for {arch}: NVRTC {version} compiles for "
         f"{', '.join(known)}. {way_out}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from dataclasses import dataclass
@@ -105,6 +106,29 @@ class Target:
             )
         multiprocessors, shared_per_block, l2_bytes, _ = _TYPICAL[base]
         return Target(arch, multiprocessors, shared_per_block, l2_bytes)
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """The target of a GPU that is not here: "sm_90a", or "sm_90a:114" with its multiprocessors.
+
+        The architecture is what a device of that capability is compiled for, with its suffix or
+        without: "sm_90" is "sm_90a".
+
+        Raises:
+            ValueError: the table has no such architecture, or that is no number.
+        """
+        arch, colon, multiprocessors = text.strip().partition(":")
+        named = Target.named(arch)
+        if colon and (not multiprocessors.isdecimal() or int(multiprocessors) < 1):
+            raise ValueError(
+                "an architecture's number of multiprocessors is a whole number above 0, as in "
+                f"sm_90a:114, got {text!r}"
+            )
+        return dataclasses.replace(
+            named,
+            arch=default_arch(*named.capability),
+            multiprocessors=int(multiprocessors) if colon else named.multiprocessors,
+        )
 
     @staticmethod
     def names() -> tuple[str, ...]:

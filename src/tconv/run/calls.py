@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -253,7 +254,31 @@ _TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
 _PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
-def _find_forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Call:
+def problem_of_fakes(
+    direction: Direction, first: Tensor, second: Tensor, third: Any, geometry: Geometry
+) -> Problem:
+    """The problem of a call on fake tensors, as if they were on a GPU.
+
+    Args:
+        direction: of the call.
+        first, second, third, geometry: the arguments of the map of that name, up to its geometry.
+    """
+    if direction == "forward":
+        # A fake tensor has no address. Those that PyTorch allocates are multiples of 16.
+        aligned = first.storage_offset() * first.element_size() % 16 == 0
+        return _find_forward(first, second, third, geometry, aligned).problem
+    if direction == "input_gradient":
+        return _find_input_gradient(first, second, third, geometry).problem
+    return _find_weight_gradient(first, second, third, geometry).problem
+
+
+def _find_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    aligned: bool | None = None,
+) -> Call:
     return _find(
         "forward",
         geometry,
@@ -262,7 +287,7 @@ def _find_forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: 
         (weight.shape, weight.stride()),
         None,
         bias is not None,
-        input.data_ptr() % 16 == 0,
+        input.data_ptr() % 16 == 0 if aligned is None else aligned,
     )
 
 
