@@ -18,6 +18,7 @@ from .errors import (
     NoKernelError,
     TconvError,
 )
+from .filling import precompile
 from .functional import conv_transpose2d, disable, enable
 from .jit import libraries
 from .nn import ConvTranspose2d, convert, revert
@@ -39,6 +40,7 @@ __all__ = [
     "convert",
     "disable",
     "enable",
+    "precompile",
     "revert",
 ]
 

@@ -9,12 +9,12 @@ import traceback
 from collections.abc import Sequence
 
 from tconv import settings
-from tconv.cli import bench, cache, demo, explain, export, info, report, verify
+from tconv.cli import bench, cache, demo, explain, export, info, precompile, report, verify
 from tconv.cli.shared import UsageError
 from tconv.errors import TconvError
 from tconv.messages import one_line
 
-COMMANDS = (demo, info, explain, verify, bench, report, export, cache)
+COMMANDS = (demo, info, explain, verify, bench, report, export, precompile, cache)
 
 EXIT_CODES = (
     "Exit codes: 0 well; 1 a check failed, or the command could not do its work; 2 bad usage; "

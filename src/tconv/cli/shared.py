@@ -75,8 +75,14 @@ def print_whole(table: Table, shown: Console) -> None:
     shown.print(table)
 
 
-def add_layer_options(parser: argparse.ArgumentParser, *, many: bool) -> None:
-    """--layer and --input; where `many` are taken, also --layers and --only."""
+def add_layer_options(parser: argparse.ArgumentParser, *, many: bool, inputs: bool = False) -> None:
+    """--layer and --input; where `many` are taken, also --layers and --only.
+
+    Args:
+        parser: gets the options.
+        many: whether several layers are taken.
+        inputs: whether --input takes several, with commas between them.
+    """
     group = parser.add_argument_group("the layer")
     group.add_argument(
         "--layer",
@@ -86,8 +92,8 @@ def add_layer_options(parser: argparse.ArgumentParser, *, many: bool) -> None:
     )
     group.add_argument(
         "--input",
-        metavar="BATCHxHEIGHTxWIDTH",
-        help=f"the input of --layer (default: {DEFAULT_INPUT})",
+        metavar=f"BATCHxHEIGHTxWIDTH{',...' if inputs else ''}",
+        help=f"the input{'s' if inputs else ''} of --layer (default: {DEFAULT_INPUT})",
     )
     if many:
         group.add_argument(
