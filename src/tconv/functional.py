@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import ops, settings
+from .counts import counter
 from .problem import Geometry
 
 logger = logging.getLogger("tconv")
@@ -50,7 +51,7 @@ def _has_own_rules(kind: type[Tensor]) -> bool:
 
 
 def _decline(what: str) -> None:
-    """Say once that PyTorch serves a CUDA call that we do not.
+    """Say once that PyTorch serves a CUDA call that we do not, and count it.
 
     Raises:
         RuntimeError: under TCONV_STRICT=1.
@@ -58,6 +59,7 @@ def _decline(what: str) -> None:
     message = f"tconv has no kernel for {what}: PyTorch's conv_transpose2d runs instead"
     if settings.strict():
         raise RuntimeError(f"{message}, which TCONV_STRICT=1 forbids")
+    counter("forward", "pytorch", f"no kernel for {what}").add()
     if what not in _declined:
         _declined.add(what)
         logger.warning(message)

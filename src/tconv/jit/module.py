@@ -292,9 +292,10 @@ class Launch:
     def _start_again(self, result: Any, stream: int, dependent: bool) -> None:
         """Deal with a launch that failed: again with our context, if that is what it lacked.
 
-        A thread that has called nothing of CUDA yet, as one of autograd's, has no context, and
-        one that works on another device has another. Asking before each launch would slow down
-        all the others. The second launch is a plain one, which is right for a dependent one too.
+        A thread that has called nothing of CUDA yet, as one of autograd's, has no context. It gets
+        ours for good, as the CUDA runtime would give it. One that works on another device has
+        another, and keeps it. Asking before each launch would slow down all the others. The second
+        launch is a plain one, which is right for a dependent one too.
         """
         kernel = self._kernel
         codes = kernel._driver.CUresult
@@ -306,7 +307,8 @@ class Launch:
         # What a driver would say to the attribute of a dependent launch.
         refusals = (codes.CUDA_ERROR_NOT_SUPPORTED,) if dependent else ()
         if result in (*context_errors, *refusals):
-            with _current_context(kernel.device):
+            adopted = _adopt(kernel.device)
+            with contextlib.nullcontext() if adopted else _current_context(kernel.device):
                 result = self._start_plain(stream)
             if not result:
                 return
@@ -328,6 +330,16 @@ def _primary_context(device: int) -> Any:
     handle = libraries.check(driver, driver.cuDeviceGet(device), f"open device {device}")
     answer = driver.cuDevicePrimaryCtxRetain(handle)
     return libraries.check(driver, answer, f"retain the primary context of device {device}")
+
+
+def _adopt(device: int) -> bool:
+    """Makes the device's primary context current for good in a thread that has none."""
+    driver = libraries.driver()
+    result, current = driver.cuCtxGetCurrent()
+    if result or int(current):
+        return False
+    (result,) = driver.cuCtxSetCurrent(_primary_context(device))
+    return not result
 
 
 @functools.cache

@@ -8,9 +8,9 @@ import torch
 
 from tconv import choice, settings, tuning
 from tconv.choice import Reason
+from tconv.counts import counter
 from tconv.plan import Candidate, plan
 from tconv.run.binding import Call, Way
-from tconv.statistics import counter
 from tconv.tuning import PYTORCH
 
 logger = logging.getLogger("tconv")
