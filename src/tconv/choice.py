@@ -26,7 +26,9 @@ from tconv.problem import Problem
 
 Runs = Literal["tconv", "pytorch", "timed"]
 
-Reason = Literal["own kernels", "measured", "general", "too large", "timed", "not timed", "tuned"]
+Reason = Literal[
+    "own kernels", "measured", "general", "too large", "timed", "not timed", "small", "tuned"
+]
 
 SENTENCES: dict[Reason, str] = {
     "own kernels": "own_kernels, TCONV_STRICT, TCONV_KERNEL or the emulator keeps to our kernels",
@@ -35,9 +37,19 @@ SENTENCES: dict[Reason, str] = {
     "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
     "timed": "the first call of its class timed both",
     "not timed": "TCONV_TIMING=0, or a CUDA graph was being captured, and nothing was timed before",
+    "small": "its gradients are PyTorch's, whose own backward saves the host more than our forward "
+    "would save the device",
     "tuned": "autotune or cudnn.benchmark timed the candidates and PyTorch's operator",
 }
 """Why a call runs where it does, in words."""
+
+
+SMALL = 100e-6
+"""A call that ours takes less than this many modelled seconds for is small.
+
+Where the gradients are PyTorch's, our forward needs a node of autograd in Python. That costs the
+host 50 to 150 us a step, more than a small call saves where the device waits for the host.
+"""
 
 
 class Verdict(NamedTuple):

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import ops, settings
-from .counts import counter
+from . import choice, ops, settings, tuning
+from .counts import Counter, counter
 from .problem import Geometry
 
 logger = logging.getLogger("tconv")
@@ -28,7 +28,8 @@ logger = logging.getLogger("tconv")
 _pytorch = torch._C._VariableFunctions.conv_transpose2d
 """PyTorch's own function, which `enable` leaves alone."""
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
+_TENSORS = frozenset({Tensor, torch.nn.Parameter})
+_PLAIN = _TENSORS | {type(None)}
 _STRIDED = torch.strided
 _DEFAULT_RULES = (
     Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
@@ -39,6 +40,15 @@ _DEFAULT_RULES = (
 _MAX_STEP = 2**31 - 1
 
 _declined: set[str] = set()
+
+_left_to_pytorch: dict[tuple[object, ...], Counter] = {}
+"""Calls that PyTorch's own function runs, by what the host reads fastest of them.
+
+A wrong entry could cost time, not a result: PyTorch's function checks its arguments, and runs under
+any mode, transform or tracer. Flags that change which of both is faster (TF32, determinism) are not
+part of the key.
+"""
+_MOST_LEFT = 4096
 
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
@@ -63,6 +73,12 @@ def _decline(what: str) -> None:
     if what not in _declined:
         _declined.add(what)
         logger.warning(message)
+
+
+def _leave_to_pytorch(key: tuple[object, ...], served: Counter) -> None:
+    if len(_left_to_pytorch) >= _MOST_LEFT:
+        _left_to_pytorch.clear()
+    _left_to_pytorch[key] = served
 
 
 def _integer(value: Any) -> int | None:
@@ -248,6 +264,35 @@ def conv_transpose2d(
         TconvError: where a kernel cannot be compiled or launched.
     """
     compiling = torch.compiler.is_compiling()
+    left_key = None
+    if (
+        not compiling
+        and type(input) is Tensor
+        and type(weight) in _TENSORS
+        and (input.is_cuda or settings.emulate())
+    ):
+        # Most of what PyTorch is to run ends here. Its own function checks its arguments.
+        try:
+            left_key = (
+                input.shape,
+                input.stride(),
+                input.dtype,
+                weight.shape,
+                (stride, padding, output_padding, groups, dilation),
+                torch.is_grad_enabled(),
+                torch._C._is_any_autocast_enabled() and torch.get_autocast_dtype("cuda"),
+                choice.own_only(),
+                tuning.mode(),
+            )
+            served = _left_to_pytorch.get(left_key)
+        except (
+            TypeError,
+            RuntimeError,
+        ):  # a list of numbers has no hash, a sparse tensor no strides
+            left_key = served = None
+        if served is not None:
+            served.add()
+            return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     unobserved = not compiling and ops.unobserved(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not unobserved:
@@ -309,6 +354,7 @@ def conv_transpose2d(
     else:
         return _pytorch(*arguments)
     output = None
+    leave = None if left_key is None else functools.partial(_leave_to_pytorch, left_key)
     cached = (
         unobserved
         and (device == "cuda" or settings.emulate())
@@ -316,13 +362,13 @@ def conv_transpose2d(
         and (bias is None or _is_plain(bias))
     )
     if cached:
-        output = ops.cached_forward(batch, weight, bias, geometry)
+        output = ops.cached_forward(batch, weight, bias, geometry, leave)
     if output is None:
         if not _is_valid(batch, weight, bias, geometry, unobserved):
             return _pytorch(*arguments)
         if cached:
             ops.remember(batch, weight, bias, geometry)
-            output = ops.cached_forward(batch, weight, bias, geometry)
+            output = ops.cached_forward(batch, weight, bias, geometry, leave)
         if output is None:
             forward = ops.forward_unobserved if unobserved else ops.forward
             output = forward(batch, weight, bias, geometry)

@@ -35,6 +35,17 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
         if self.padding_mode != "zeros":
             raise ValueError("Only `zeros` padding mode is supported for ConvTranspose2d")
         assert isinstance(self.padding, tuple)
+        if not torch.jit.is_scripting() and output_size is None:
+            return conv_transpose2d(
+                input,
+                self.weight,
+                self.bias,
+                self.stride,
+                self.padding,
+                self.output_padding,
+                self.groups,
+                self.dilation,
+            )
         output_padding = self._output_padding(
             input,
             output_size,

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -134,9 +135,14 @@ def forced(problem: Problem) -> Candidate | None:
     return candidate
 
 
-def timer_for(device: int | None) -> Timer | None:
-    """How candidates are timed on a device; None for the emulator, whose times mean nothing."""
-    return None if device is None else _CudaTimer(device)
+def timer_for(device: int | None, host: bool = False) -> Timer | None:
+    """How candidates are timed on a device; None for the emulator, whose times mean nothing.
+
+    Args:
+        device: its ordinal.
+        host: whether the host's time counts where it is longer.
+    """
+    return None if device is None else _CudaTimer(device, host)
 
 
 def choose(
@@ -171,6 +177,7 @@ def choose_runner(
 ) -> Candidate | None:
     """The faster of our candidate and `PYTORCH`; None if that is not known and may not be timed.
 
+    A call costs what the device or the host takes for it, whichever is longer.
     What one call finds serves all problems of its class (`size_class`): a new image size is not
     timed again.
 
@@ -218,7 +225,7 @@ def _choose(
     launch: Launch,
 ) -> Candidate | None:
     """The fastest: as remembered, as the cache folder says, or as timed now."""
-    timer = timer_for(device)
+    timer = timer_for(device, host=key[0] == "runner")
     if timer is None:
         return None
     with _tuning:  # one at a time, so that no timing disturbs another
@@ -378,15 +385,19 @@ def _timed(
 class _CudaTimer:
     """CUDA events around a call, on the current stream of a device."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, host: bool) -> None:
         self._device = device
+        self._host = host
 
     def __call__(self, call: Callable[[], object]) -> float:
         with torch.cuda.device(self._device):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_HEAD_START)
             start.record()
+            begun = time.perf_counter()
             call()
+            host = time.perf_counter() - begun
             end.record()
             end.synchronize()
-            return start.elapsed_time(end) * 1e-3
+            device = start.elapsed_time(end) * 1e-3
+        return max(device, host) if self._host else device

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tconv
-from tconv import aten, choice, counts, tuning
+from tconv import aten, choice, counts, functional, tuning
 from tconv.choice import Ahead, Verdict, verdict
 from tconv.jit.target import Target
 from tconv.layers import Layer
@@ -27,6 +26,8 @@ def _fresh(monkeypatch):
     tconv.statistics(reset=True)
     monkeypatch.setattr(calls, "_known", {})
     monkeypatch.setattr(calls, "_known_gradients", {})
+    monkeypatch.setattr(functional, "_left_to_pytorch", {})
+    monkeypatch.setattr(choice, "SMALL", 0.0)
     yield
     tuning.forget()
 
@@ -55,7 +56,7 @@ class Gpu:
     @staticmethod
     def read(is_cuda, dtype):
         tf32 = dtype is torch.float32 and calls.tf32_allowed()
-        return binding.Settings(None, "", False, choice.own_only(), False, tf32)
+        return None, "", False, choice.own_only(), False, tf32
 
     def choose_runner(self, problem, device, own, flags, launch):
         self.timed.append(problem.direction)
@@ -140,6 +141,42 @@ def test_once_known_pytorch_runs_with_its_own_backward(gpu):
     assert names[1] == type(F.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__
 
 
+def test_a_small_call_is_pytorchs_where_its_gradients_are(gpu, monkeypatch):
+    monkeypatch.setattr(choice, "SMALL", 1.0)
+    x, w, b = operands()
+    for _ in range(2):
+        out = tconv.conv_transpose2d(x, w, b, 2, 1)
+        assert (
+            type(out.grad_fn).__name__ == type(F.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__
+        )
+    assert gpu.timed == []
+    assert served() == {("forward", "pytorch", "small"): 2}
+    with torch.no_grad():  # without gradients its time decides
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert gpu.timed == ["forward"]
+
+
+def test_what_is_left_to_pytorch_is_found_at_once(gpu, monkeypatch):
+    x, w, b = operands(dtype=torch.bfloat16)
+    layer = tconv.ConvTranspose2d(32, 16, 4, 2, 1, dtype=torch.bfloat16)
+    layer(x)
+    tconv.conv_transpose2d(x, w, b, 2, 1)
+    monkeypatch.setattr(functional.ops, "unobserved", lambda *_: pytest.fail("asked again"))
+    for out in (tconv.conv_transpose2d(x, w, b, 2, 1), layer(x)):
+        assert type(out.grad_fn).__name__ == "ConvolutionBackward0"
+
+
+def test_an_invalid_call_like_one_of_pytorchs_is_pytorchs_error(gpu):
+    x, w, b = operands(dtype=torch.bfloat16)
+    tconv.conv_transpose2d(x, w, b, 2, 1)
+    messages = []
+    for function in (tconv.conv_transpose2d, F.conv_transpose2d):
+        with pytest.raises(RuntimeError) as raised:
+            function(x, w, b[:3], 2, 1)
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
 def test_committed_rows_spare_the_timing(gpu, monkeypatch):
     x, w, b = operands()
     row = Ahead(gpu.name, ours(x), "float32", "tf32", "contiguous")
@@ -151,6 +188,7 @@ def test_committed_rows_spare_the_timing(gpu, monkeypatch):
     gpu.name = "another"
     calls._known.clear()
     gpu.calls.clear()
+    functional._left_to_pytorch.clear()
     with torch.no_grad():
         tconv.conv_transpose2d(x, w, b, 2, 1)
     assert gpu.timed == ["forward"]
@@ -268,8 +306,6 @@ def test_counting_is_exact_in_many_threads():
 
 def test_the_emulator_keeps_to_our_kernels(monkeypatch):
     monkeypatch.setenv("TCONV_EMULATE", "1")
-    call = SimpleNamespace(ways={}, settings=calls._read(False, torch.float32), device=None)
-    assert call.settings.own
     x, w, _ = operands(4, 3)
     found = calls._find_forward(x, w, None, GEOMETRY)
     assert choosing.known(found, tuning.DEFAULT).reason == "own kernels"

@@ -42,7 +42,7 @@ class Machine:
         self.pytorch = 1.5
         monkeypatch.setattr(tuning, "_target", lambda device: TARGET)
         monkeypatch.setattr(tuning, "_gpu", lambda device: self.name)
-        monkeypatch.setattr(tuning, "timer_for", lambda device: self.time)
+        monkeypatch.setattr(tuning, "timer_for", lambda device, host: self.time)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         self.folder = folder
@@ -252,7 +252,9 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     cache = DiskCache(tmp_path)
     monkeypatch.setattr(tuning, "default_cache", lambda: cache)
     clock = iter(range(100, 0, -1))  # what is timed last is the fastest
-    monkeypatch.setattr(tuning, "timer_for", lambda device: lambda call: (call(), next(clock))[1])
+    monkeypatch.setattr(
+        tuning, "timer_for", lambda device, host: lambda call: (call(), next(clock))[1]
+    )
     used = []
     honest = Call.on
 

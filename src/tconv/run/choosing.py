@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -69,6 +70,31 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
         way = _way(call, PYTORCH if candidate is PYTORCH else None, "timed")
     call.ways[mode] = way
     return way
+
+
+def leave_to_pytorch(call: Call, gradients: Callable[[], tuple[Call, Call]] | None) -> Way | None:
+    """The way of a forward call that PyTorch runs together with its gradients, if it does.
+
+    Its own function runs then, with its own backward.
+
+    Args:
+        call: the forward call.
+        gradients: makes the calls of its gradients; None where none is asked for.
+    """
+    mode = tuning.mode()
+    way = known(call, mode)
+    if gradients is None:
+        return way if way is not None and way.candidate is PYTORCH else None
+    if way is not None and way.candidate is not PYTORCH and way.reason == "own kernels":
+        return None
+    for of_gradient in gradients():
+        found = known(of_gradient, mode)
+        if found is None or found.candidate is not PYTORCH:
+            return None
+    if way is not None and way.candidate is PYTORCH:
+        return way
+    small = mode == tuning.DEFAULT and plan(call.problem, call.target).cost < choice.SMALL
+    return _way(call, PYTORCH, "small") if small else None
 
 
 def _by_rule(call: Call) -> Way | None:
