@@ -5,7 +5,6 @@ from __future__ import annotations
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.sm90_tf32_forward.layout import (
-    CHANNELS,
     MOST_SUMS,
     SECTOR,
     WARP_ROWS,
@@ -17,6 +16,12 @@ from tconv.problem import Problem
 
 MOST_PRODUCTS = 160
 """Most unrolled products of a stage. This bounds the size of the code."""
+
+LEAST_CHANNELS = 4
+"""Least input channels of a group. Products have 8 or 16; others are zero.
+
+With fewer, a ReLU often leaves a pixel one value, which sm90_split_forward would repair.
+"""
 
 MOST_SUMS_OF_CLASSES = 128
 """Most accumulators of a thread if row groups have different sequences of slots."""
@@ -31,9 +36,9 @@ def shape_why_not(problem: Problem) -> str | None:
     """One sentence if the layer's shape or layout cannot be served, else None."""
     if problem.y_layout != "contiguous":
         return f"writes contiguous outputs, not {problem.y_layout}"
-    if problem.in_channels_per_group < CHANNELS:
+    if problem.in_channels_per_group < LEAST_CHANNELS:
         found = problem.in_channels_per_group
-        return f"works on {CHANNELS} input channels at a time, there are {found}"
+        return f"pays from {LEAST_CHANNELS} input channels of a group on, there are {found}"
     if problem.width.stride > WARP_ROWS:
         return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
     return family.phases_why_not(problem)
@@ -56,9 +61,6 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         # 388 bytes by NVRTC 13.5, none by 13.0.
         return "spills where pixels come through registers for one product of each row"
     if tile.half:
-        if problem.in_channels_per_group < 2 * CHANNELS:
-            found = problem.in_channels_per_group
-            return f"multiplies {2 * CHANNELS} input channels at a time, there are {found}"
         refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS)
         if refusal is not None:
             return f"what repairs it: {refusal}"
