@@ -320,8 +320,10 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                     const float* from = raw + min(pixel, patch_pixels - 1);
 #pragma unroll
                     for (int c = 0; c < part_channels; ++c) {
-                        // The next group's channels follow this group's.
-                        bool exists = Layer::in_channels % channels_per_stage == 0 ||
+                        // The next group's channels follow this group's. Behind the last group's,
+                        // the copy engine writes zeros.
+                        bool exists = Layer::groups == 1 ||
+                                      Layer::in_channels % channels_per_stage == 0 ||
                                       chunk * part_channels + c < Layer::in_channels;
                         into[b][c] = exists ? from[c * patch_pixels] : 0.0f;
                     }

@@ -38,7 +38,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "
             f"not for {tile.columns}"
         )
-    refusal = laid_why_not(laid.repairing, target, MOST_PRODUCTS)
+    refusal = laid_why_not(laid.repairing, target, MOST_PRODUCTS, len)
     if refusal is not None:
         return f"what repairs it: {refusal}"
-    return laid_why_not(laid, target, MOST_PRODUCTS)
+    return laid_why_not(laid, target, MOST_PRODUCTS, len)
