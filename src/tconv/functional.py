@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import choice, ops, settings, tuning
+from . import ops, settings, tuning
 from .counts import Counter, counter
 from .problem import Geometry
 
@@ -28,8 +28,7 @@ logger = logging.getLogger("tconv")
 _pytorch = torch._C._VariableFunctions.conv_transpose2d
 """PyTorch's own function, which `enable` leaves alone."""
 
-_TENSORS = frozenset({Tensor, torch.nn.Parameter})
-_PLAIN = _TENSORS | {type(None)}
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
 _STRIDED = torch.strided
 _DEFAULT_RULES = (
     Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
@@ -41,12 +40,12 @@ _MAX_STEP = 2**31 - 1
 
 _declined: set[str] = set()
 
-_left_to_pytorch: dict[tuple[object, ...], Counter] = {}
+_left_to_pytorch: dict[tuple[object, ...] | None, Counter] = {}
 """Calls that PyTorch's own function runs, by what the host reads fastest of them.
 
-A wrong entry could cost time, not a result: PyTorch's function checks its arguments, and runs under
-any mode, transform or tracer. Flags that change which of both is faster (TF32, determinism) are not
-part of the key.
+A wrong entry costs time, not a result: PyTorch's function checks its arguments, and runs under any
+mode, transform or tracer. So the key has the weight's identity, and leaves out what seldom changes
+for a weight: the layer's parameters, and flags (TF32, determinism).
 """
 _MOST_LEFT = 4096
 
@@ -268,28 +267,22 @@ def conv_transpose2d(
     if (
         not compiling
         and type(input) is Tensor
-        and type(weight) in _TENSORS
         and (input.is_cuda or settings.emulate())
+        and not tuning.may_choose()
     ):
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         try:
             left_key = (
+                id(weight),
                 input.shape,
                 input.stride(),
                 input.dtype,
-                weight.shape,
-                (stride, padding, output_padding, groups, dilation),
                 torch.is_grad_enabled(),
-                torch._C._is_any_autocast_enabled() and torch.get_autocast_dtype("cuda"),
-                choice.own_only(),
-                tuning.mode(),
+                torch._C._is_any_autocast_enabled(),
             )
-            served = _left_to_pytorch.get(left_key)
-        except (
-            TypeError,
-            RuntimeError,
-        ):  # a list of numbers has no hash, a sparse tensor no strides
-            left_key = served = None
+        except RuntimeError:  # a sparse tensor has no strides
+            left_key = None
+        served = _left_to_pytorch.get(left_key)
         if served is not None:
             served.add()
             return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from tconv import settings
+from tconv import choice, settings
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
 from tconv.jit.target import Target
@@ -125,6 +125,16 @@ def mode() -> int:
         return FORCED
     # What torch.backends.cudnn.benchmark reads, which takes a microsecond to get there.
     return _epoch if _depth > 0 or torch._C._get_cudnn_benchmark() else DEFAULT
+
+
+def may_choose() -> bool:
+    """Whether anything but the defaults decides who runs a call, on this thread."""
+    return (
+        _depth > 0
+        or _forced.get() is not None
+        or torch._C._get_cudnn_benchmark()
+        or choice.own_only()
+    )
 
 
 def forced(problem: Problem) -> Candidate | None:
