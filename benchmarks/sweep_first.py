@@ -6,7 +6,8 @@
 
 `tconv bench --sweep` times every tile, which compiles hundreds. This times the `--first` cheapest
 of each kernel by the model, beside cuDNN's best, so that a change of a cost model or of a limit is
-looked at in one run. `off` is measured / modelled. Needs a GPU. --csv FILE also writes the rows.
+looked at in one run. `off` is measured / modelled. Needs a GPU. --csv FILE also writes ours as
+rows that fit_costs.py reads.
 """
 
 from __future__ import annotations
@@ -86,12 +87,13 @@ def sweep(
             except Exception as error:  # shown beside the others' times
                 row["wrong"] = f"{type(error).__name__}: {one_line(error)}"
         rows.append(row)
-    return [{"layer": layer.name or str(layer), "math": math, **row} for row in rows]
+    problem = layer.problem("forward", tf32=tf32)
+    return [{"layer": layer.name or str(layer), "problem": str(problem), **row} for row in rows]
 
 
 def show(layer: Layer, rows: list[dict]) -> None:
     """One table."""
-    print(f"{layer} ({rows[0]['math']})")
+    print(f"{layer}: {rows[0]['problem']}")
     for row in rows:
         ms, model = row.get("ms"), row.get("model_ms")
         numbers = f"{ms:9.4f} ms" if ms else "        - ms"
@@ -146,11 +148,11 @@ def main() -> None:
         show(layer, rows)
         everything += rows
     if parsed.csv is not None:
-        names = ["layer", "math", "kernel", "tile", "model_ms", "ms", "error", "wrong"]
+        names = ["layer", "problem", "kernel", "tile", "model_ms", "ms", "error"]
         with parsed.csv.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, names, lineterminator="\n")
+            table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
             table.writeheader()
-            table.writerows(everything)
+            table.writerows(row for row in everything if "model_ms" in row and row.get("ms"))
 
 
 if __name__ == "__main__":
