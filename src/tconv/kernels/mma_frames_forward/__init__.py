@@ -15,10 +15,21 @@ from tconv.kernels.launch import Launch, fields
 from tconv.kernels.source import KernelSource
 from tconv.problem import Direction, Problem
 
-__all__ = ["DIRECTION", "STEM", "TILES", "cost", "launches", "layout", "tile_why_not", "why_not"]
+__all__ = [
+    "DIRECTION",
+    "GENERAL",
+    "STEM",
+    "TILES",
+    "cost",
+    "launches",
+    "layout",
+    "tile_why_not",
+    "why_not",
+]
 
 STEM = "mma_frames_forward"
 DIRECTION: Direction = "forward"
+GENERAL = False
 
 THREADS = 256
 PHASES = 64
