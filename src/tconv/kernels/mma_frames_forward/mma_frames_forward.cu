@@ -75,16 +75,15 @@ TCONV_DEVICE void copy_weights(const Arguments& arguments, const Position& at, i
             channel < Layer::in_channels && phase < Layer::stride_x && tap < Layer::kernel_x;
         Index offset = (first_channel + channel) * arguments.weight_stride_in +
                        at.channel * arguments.weight_stride_out + tap * arguments.weight_stride_w;
-        ptx::cp_async_ca<4 * width>(&stage.weights[slot][k][own],
-                                    exists ? weight + offset : weight, exists);
+        ptx::cp_async_ca<4 * width>(&stage.weights[slot][k][own], exists ? weight + offset : weight,
+                                    exists);
     }
 }
 
 // Whether each vector of 4 weights is aligned, and exists whole or not at all.
 TCONV_DEVICE bool has_vectors(const Arguments& arguments) {
-    return Layer::kernel_x % 4 == 0 && Layer::stride_x % 4 == 0 &&
-           arguments.weight_stride_w == 1 && arguments.weight_stride_in % 4 == 0 &&
-           arguments.weight_stride_out % 4 == 0 &&
+    return Layer::kernel_x % 4 == 0 && Layer::stride_x % 4 == 0 && arguments.weight_stride_w == 1 &&
+           arguments.weight_stride_in % 4 == 0 && arguments.weight_stride_out % 4 == 0 &&
            reinterpret_cast<uintptr_t>(arguments.weight) % 16 == 0;
 }
 
@@ -162,11 +161,10 @@ template <typename Action>
 TCONV_DEVICE void each_output(const Arguments& arguments, const Position& at, int first_row,
                               int first_column, Action action) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float* line = static_cast<float*>(arguments.destination) +
-                  at.image * arguments.destination_stride_n +
-                  (Index(at.group) * Layer::out_channels + at.channel) *
-                      arguments.destination_stride_c +
-                  at.y * arguments.destination_stride_h;
+    float* line =
+        static_cast<float*>(arguments.destination) + at.image * arguments.destination_stride_n +
+        (Index(at.group) * Layer::out_channels + at.channel) * arguments.destination_stride_c +
+        at.y * arguments.destination_stride_h;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
