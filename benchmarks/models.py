@@ -4,7 +4,8 @@
 
 Each model runs with its own weights in PyTorch and, converted, in tconv, in turns, each timing a
 few steps between two CUDA events. Inference is a forward pass in inference mode, training a forward
-and a backward pass. `--gpu-name` pretends another GPU, of which no committed row speaks.
+and a backward pass. The ratio is the median over the turns, since a host's speed drifts.
+`--gpu-name` pretends another GPU, of which no committed row speaks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 import tconv
 
-ROUNDS = 15
+ROUNDS = 41
 MODES = {
     "float32": (False, False),
     "float32 channels_last": (False, True),
@@ -176,7 +177,7 @@ def race(steps: list[Callable[[], Tensor]]) -> list[list[float]]:
     start = time.perf_counter()
     steps[0]()
     torch.cuda.synchronize()
-    count = max(2, min(20, int(0.02 / (time.perf_counter() - start))))
+    count = max(2, min(20, int(0.01 / (time.perf_counter() - start))))
     found: list[list[float]] = [[] for _ in steps]
     for turn in range(ROUNDS):
         order = list(zip(steps, found, strict=True))
@@ -225,7 +226,7 @@ def main() -> None:
                 with own:
                     apart = (steps[0]() - steps[1]()).norm() / steps[0]().norm()
                     theirs, ours = race(steps)
-                ratio = median(theirs) / median(ours)
+                ratio = median(a / b for a, b in zip(theirs, ours, strict=True))
                 ratios.append(f"{ratio:.3f}")
                 ran = {f"{row.direction} {row.kernel}: {row.reason}" for row in tconv.statistics()}
                 rows.append(

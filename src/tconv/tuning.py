@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from tconv import choice, settings
+from tconv.choice import Timed, ours_is_faster
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
 from tconv.jit.target import Target
@@ -42,8 +43,8 @@ PYTORCH = Candidate("pytorch", None, None, float("inf"))
 Launch = Callable[[Candidate], object]
 """Runs a problem once with a candidate, on the tensors of the call."""
 
-Timer = Callable[[Callable[[], object]], float]
-"""Seconds that a call takes, once."""
+Timer = Callable[[Callable[[], object]], Timed]
+"""What a call takes, once."""
 
 TIMED_CANDIDATES = 6
 """How many candidates are timed: the cheapest by the model."""
@@ -145,14 +146,9 @@ def forced(problem: Problem) -> Candidate | None:
     return candidate
 
 
-def timer_for(device: int | None, host: bool = False) -> Timer | None:
-    """How candidates are timed on a device; None for the emulator, whose times mean nothing.
-
-    Args:
-        device: its ordinal.
-        host: whether the host's time counts where it is longer.
-    """
-    return None if device is None else _CudaTimer(device, host)
+def timer_for(device: int | None) -> Timer | None:
+    """How candidates are timed on a device; None for the emulator, whose times mean nothing."""
+    return None if device is None else _CudaTimer(device)
 
 
 def choose(
@@ -187,9 +183,8 @@ def choose_runner(
 ) -> Candidate | None:
     """The faster of our candidate and `PYTORCH`; None if that is not known and may not be timed.
 
-    A call costs what the device or the host takes for it, whichever is longer.
-    What one call finds serves all problems of its class (`size_class`): a new image size is not
-    timed again.
+    The device's and the host's time count (`choice.ours_is_faster`). What one call finds serves
+    all problems of its class (`size_class`): a new image size is not timed again.
 
     Args:
         problem, device, launch: as in `choose`.
@@ -235,7 +230,7 @@ def _choose(
     launch: Launch,
 ) -> Candidate | None:
     """The fastest: as remembered, as the cache folder says, or as timed now."""
-    timer = timer_for(device, host=key[0] == "runner")
+    timer = timer_for(device)
     if timer is None:
         return None
     with _tuning:  # one at a time, so that no timing disturbs another
@@ -346,7 +341,11 @@ def _timed(
     timer: Timer,
     entry: str,
 ) -> Candidate:
-    """Times the candidates in turns, keeps the medians, and returns the fastest."""
+    """Times the candidates in turns, keeps the medians, and returns the fastest.
+
+    Tuning goes by the device's time. Between our kernel and PyTorch's operator the host's counts
+    too.
+    """
     able = []
     for candidate in considered:  # compiled, loaded, and warm
         try:
@@ -358,12 +357,15 @@ def _timed(
         else:
             able.append(candidate)
     considered = able
-    seconds: list[list[float]] = [[] for _ in considered]
+    timings: list[list[Timed]] = [[] for _ in considered]
     for _ in range(REPEATS):
-        for candidate, of_candidate in zip(considered, seconds, strict=True):
+        for candidate, of_candidate in zip(considered, timings, strict=True):
             of_candidate.append(timer(partial(launch, candidate)))
-    medians = [median(of_candidate) for of_candidate in seconds]
-    fastest = considered[medians.index(min(medians))]
+    medians = [Timed(*map(median, zip(*one, strict=True))) for one in timings]
+    if entry.startswith(RUNNER_PREFIX) and len(medians) == 2:
+        fastest = considered[0 if ours_is_faster(*medians) else 1]
+    else:
+        fastest = considered[medians.index(min(medians))]
     record: dict[str, Any] = {
         "problem": str(problem),
         "gpu": gpu,
@@ -373,7 +375,8 @@ def _timed(
                 "kernel": candidate.stem,
                 "tile": str(candidate.tile),
                 "modelled_seconds": None if candidate is PYTORCH else candidate.cost,
-                "measured_seconds": measured,
+                "measured_seconds": measured.device,
+                "host_seconds": measured.host,
             }
             for candidate, measured in zip(considered, medians, strict=True)
         ],
@@ -387,7 +390,7 @@ def _timed(
         problem,
         fastest.stem,
         fastest.tile,
-        min(medians) * 1e6,
+        medians[considered.index(fastest)].device * 1e6,
     )
     return fastest
 
@@ -395,11 +398,10 @@ def _timed(
 class _CudaTimer:
     """CUDA events around a call, on the current stream of a device."""
 
-    def __init__(self, device: int, host: bool) -> None:
+    def __init__(self, device: int) -> None:
         self._device = device
-        self._host = host
 
-    def __call__(self, call: Callable[[], object]) -> float:
+    def __call__(self, call: Callable[[], object]) -> Timed:
         with torch.cuda.device(self._device):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_HEAD_START)
@@ -409,5 +411,4 @@ class _CudaTimer:
             host = time.perf_counter() - begun
             end.record()
             end.synchronize()
-            device = start.elapsed_time(end) * 1e-3
-        return max(device, host) if self._host else device
+            return Timed(start.elapsed_time(end) * 1e-3, host)

@@ -288,6 +288,22 @@ def test_the_rules():
     assert verdict(large, general, "any") == Verdict("tconv", "too large")
 
 
+@pytest.mark.parametrize(
+    ("ours", "pytorch", "faster"),
+    [
+        ((20, 20), (100, 30), True),  # the device is waited for
+        ((20, 120), (100, 30), False),  # ours would make it wait for the host
+        ((90, 20), (100, 30), True),
+        ((110, 20), (100, 30), False),
+        ((20, 20), (40, 30), True),  # either may be waited for: ours is ahead on both
+        ((20, 28), (40, 30), False),  # its checks take the host longer
+        ((45, 10), (40, 30), False),
+    ],
+)
+def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):
+    assert choice.ours_is_faster(choice.Timed(*ours), choice.Timed(*pytorch)) is faster
+
+
 def test_rows_of_what_is_ahead_name_kernels():
     stems = {family.STEM for family in FAMILIES if not family.GENERAL}
     assert {row.kernel for row in choice.ahead()} <= stems
