@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tconv import settings
-from tconv.plan import family
-from tconv.problem import Problem
+from tconv.plan import Plan, family
 
 Runs = Literal["tconv", "pytorch", "timed"]
 
@@ -55,6 +54,13 @@ host 50 to 150 us a step, more than a small call saves where the device waits fo
 CHECKS = 0.3
 """Checks and look-ups in Python that lead to our launch, as a share of the host's time for
 PyTorch's call: about 8 us of 27 on an H200's host.
+"""
+
+
+SURE_SECONDS = 50e-6
+"""Committed rows speak for calls that the model gives at least so many seconds.
+
+Below, a program may wait for the host, whose times rows do not have.
 """
 
 
@@ -132,21 +138,23 @@ def own_only() -> bool:
     return _depth > 0 or settings.strict() or settings.kernel() is not None
 
 
-def verdict(problem: Problem, stem: str, gpu: str) -> Verdict:
+def verdict(plan: Plan, gpu: str) -> Verdict:
     """Who runs a problem by default, as far as that is known without timing.
 
     Args:
-        problem: the call's.
-        stem: the kernel that the plan chooses for it.
+        plan: the problem's.
         gpu: the device's name, as CUDA gives it.
     """
-    if family(stem).GENERAL:
+    problem = plan.problem
+    if family(plan.stem).GENERAL:
         # PyTorch raises where cuDNN does not serve such tensors. Ours runs.
         if problem.wide_offsets:
             return Verdict("tconv", "too large")
         return Verdict("pytorch", "general")
-    found = Ahead(gpu, stem, problem.dtype, problem.math, problem.y_layout)
-    return Verdict("tconv", "measured") if found in ahead() else Verdict("timed", "timed")
+    found = Ahead(gpu, plan.stem, problem.dtype, problem.math, problem.y_layout)
+    if plan.cost >= SURE_SECONDS and found in ahead():
+        return Verdict("tconv", "measured")
+    return Verdict("timed", "timed")
 
 
 @functools.cache

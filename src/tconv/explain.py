@@ -164,7 +164,7 @@ def explain(
         candidates(problem, target),
         chosen,
         no_plan,
-        None if chosen is None else verdict(problem, chosen.stem, gpu.device),
+        None if chosen is None else verdict(chosen, gpu.device),
         compiled,
         not_compiled,
         broken,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,12 @@ from tconv import aten, choice, counts, functional, tuning
 from tconv.choice import Ahead, Verdict, verdict
 from tconv.jit.target import Target
 from tconv.layers import Layer
-from tconv.plan import FAMILIES, plan
+from tconv.plan import FAMILIES, candidates, make_plan, plan
 from tconv.run import binding, calls, choosing, execution
 from tconv.tuning import PYTORCH
 
+ROOT = Path(__file__).resolve().parents[2]
+SURE_SECONDS = choice.SURE_SECONDS
 HOPPER = Target.named("sm_90a")
 GEOMETRY = ((2, 2), (1, 1), (0, 0), (1, 1), 1)
 
@@ -28,6 +32,7 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(calls, "_known_gradients", {})
     monkeypatch.setattr(functional, "_left_to_pytorch", {})
     monkeypatch.setattr(choice, "SMALL", 0.0)
+    monkeypatch.setattr(choice, "SURE_SECONDS", 0.0)
     yield
     tuning.forget()
 
@@ -278,14 +283,34 @@ def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
     assert {reason for _, _, reason in served()} == {"tuned"}
 
 
-def test_the_rules():
-    general = next(f for f in FAMILIES if f.GENERAL and f.DIRECTION == "forward").STEM
-    problem = Layer.parse("32,16,4,2,1").problem("forward")
-    assert verdict(problem, general, "any") == Verdict("pytorch", "general")
-    assert verdict(problem, "sm90_tf32_forward", "any") == Verdict("timed", "timed")
-    large = Layer.parse("64,64,3", "64x1024x1024").problem("forward", "float16")
-    assert large.wide_offsets
-    assert verdict(large, general, "any") == Verdict("tconv", "too large")
+def test_the_rules(monkeypatch):
+    def of(text, size, stem=None, dtype="float32"):
+        problem = Layer.parse(text, size).problem("forward", dtype)
+        able = [c for c in candidates(problem, HOPPER) if c.refusal is None]
+        chosen = next(c for c in able if stem in (None, c.stem))
+        return make_plan(problem, HOPPER, chosen)
+
+    general = of("32,16,4,2,1", "8x64x64", "general_forward")
+    assert verdict(general, "any") == Verdict("pytorch", "general")
+    large = of("64,64,3", "64x1024x1024", dtype="float16")
+    assert large.problem.wide_offsets
+    assert verdict(large, "any") == Verdict("tconv", "too large")
+    plan = of("64,64,3", "8x512x512")
+    assert verdict(plan, "any") == Verdict("timed", "timed")
+    row = Ahead("any", plan.stem, "float32", "tf32", "contiguous")
+    monkeypatch.setattr(choice, "ahead", lambda: frozenset({row}))
+    assert verdict(plan, "any") == Verdict("tconv", "measured")
+    assert verdict(plan, "another") == Verdict("timed", "timed")
+    monkeypatch.setattr(choice, "SURE_SECONDS", 2 * plan.cost)
+    assert verdict(plan, "any") == Verdict("timed", "timed")
+
+
+def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
+    monkeypatch.setattr(choice, "SURE_SECONDS", SURE_SECONDS)
+    script = runpy.run_path(str(ROOT / "benchmarks" / "ahead.py"))
+    # If this fails, run benchmarks/ahead.py --write.
+    assert script["WRITTEN"].read_text(encoding="utf-8") == script["text"]()
+    assert choice.ahead()
 
 
 @pytest.mark.parametrize(

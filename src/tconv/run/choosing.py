@@ -102,7 +102,7 @@ def _by_rule(call: Call) -> Way | None:
     if call.settings.own or call.device is None:
         return _way(call, None, "own kernels")
     name = torch.cuda.get_device_name(call.device)
-    verdict = choice.verdict(call.problem, plan(call.problem, call.target).stem, name)
+    verdict = choice.verdict(plan(call.problem, call.target), name)
     if verdict.runs == "timed":
         return None
     return _way(call, PYTORCH if verdict.runs == "pytorch" else None, verdict.reason)
