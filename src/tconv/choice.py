@@ -135,7 +135,9 @@ def own_kernels() -> Iterator[None]:
 
 def own_only() -> bool:
     """Whether CUDA calls keep to our kernels."""
-    return _depth > 0 or settings.strict() or settings.kernel() is not None
+    return _depth > 0 or (
+        settings.keeps_to_own_kernels() and (settings.strict() or settings.kernel() is not None)
+    )
 
 
 def verdict(plan: Plan, gpu: str) -> Verdict:

@@ -38,6 +38,9 @@ _DEFAULT_RULES = (
 # PyTorch serves longer strides and dilations; most of its kernels read 32 bits of them and raise.
 _MAX_STEP = 2**31 - 1
 
+_is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
 _declined: set[str] = set()
 
 _left_to_pytorch: dict[tuple[object, ...] | None, Counter] = {}
@@ -277,8 +280,8 @@ def conv_transpose2d(
                 input.shape,
                 input.stride(),
                 input.dtype,
-                torch.is_grad_enabled(),
-                torch._C._is_any_autocast_enabled(),
+                _is_grad_enabled(),
+                _is_any_autocast_enabled(),
             )
         except RuntimeError:  # a sparse tensor has no strides
             left_key = None

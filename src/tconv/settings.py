@@ -49,7 +49,7 @@ class _Setting(Generic[T]):
     ) -> None:
         self.variable = Variable(name, shown_default, allowed, meaning)
         self._name = name
-        self._key = os.environ.encodekey(name)
+        self.key = os.environ.encodekey(name)
         self._default = default
         self._parse = parse
         # One tuple, replaced as a whole: other threads see the old pair or the new one.
@@ -57,7 +57,7 @@ class _Setting(Generic[T]):
 
     def __call__(self) -> T:
         # The dict behind `os.environ`: `os.environ.get` takes a microsecond for a missing variable.
-        if not os.environ._data.get(self._key):  # type: ignore[attr-defined]
+        if not os.environ._data.get(self.key):  # type: ignore[attr-defined]
             return self._default
         text = os.environ[self._name]
         last_text, last_value = self._last
@@ -273,6 +273,18 @@ def strict() -> bool:
 def timing() -> bool:
     """Whether our kernel may be timed against PyTorch's operator (`TCONV_TIMING`, default 1)."""
     return _timing()
+
+
+def keeps_to_own_kernels() -> bool:
+    """Whether `TCONV_STRICT` or `TCONV_KERNEL` may keep calls to our kernels: one of them is set.
+
+    It parses nothing, since every call asks.
+    """
+    return bool(_environment.get(_strict.key) or _environment.get(_kernel.key))
+
+
+# What `os.environ.get` looks in, which takes a microsecond to say that there is nothing.
+_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 
 
 def current() -> dict[str, str]:
