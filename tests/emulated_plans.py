@@ -43,6 +43,14 @@ PATCH_CASES = (
     Case(1, 16, 20, 2, (2, 131), (2, 3), (2, 3), (0, 2)),
 )
 
+# Fewer channels than one product has: one octet of a pixel, two, or less than one.
+FEW_CHANNELS = (
+    Case(2, 8, 40, 1, (6, 44), (5, 5), bias=False),
+    Case(2, 5, 33, 2, (6, 12), (4, 4), (2, 2), (1, 1)),
+    Case(1, 12, 24, 2, (5, 35), (6, 5), (1, 1), (2, 2)),
+    Case(1, 4, 70, 1, (5, 9), (3, 5), (2, 3), (1, 1), (0, 0), (2, 1)),
+)
+
 # The shapes that those kernels are for; sizes do not change the code.
 PATCH_LAYERS = {
     "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),

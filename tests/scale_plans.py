@@ -49,6 +49,11 @@ CASES = (
     Case(2, 20, 7, 1, (4, 128), (3, 3), (1, 1), (1, 1), bias=False),
     Case(2, 16, 20, 1, (3, 60), (3, 3), (5, 5), (1, 1), (3, 3), (2, 2), bias=False),
     Case(1, 32, 32, 1, (18, 36), (3, 3), (1, 1), (1, 1), bias=False),
+    # Frames that overlap in the output.
+    Case(2, 40, 1, 1, (1, 40), (1, 50), (1, 20), (0, 15), bias=False),
+    # Few channels, many products.
+    Case(2, 8, 40, 1, (6, 44), (5, 5), bias=False),
+    Case(1, 5, 24, 2, (7, 36), (5, 6), (1, 1), (2, 2), bias=False),
 )
 
 COUNTED = {

@@ -4,12 +4,14 @@
     tconv.convert(model)  # every torch.nn.ConvTranspose2d now runs our kernels
 
 or, layer by layer, `tconv.ConvTranspose2d` and `tconv.conv_transpose2d`, which take what PyTorch's
-take; or `tconv.enable()` for code that calls PyTorch's function by name. Within
-`with tconv.autotune():` kernels are chosen by timing.
+take; or `tconv.enable()` for code that calls PyTorch's function by name. A CUDA call runs on our
+kernel or on PyTorch's operator, whichever is faster; `tconv.statistics()` says what ran.
 """
 
 import torch
 
+from .choice import own_kernels
+from .counts import statistics
 from .errors import (
     CompileError,
     EmulatorError,
@@ -40,8 +42,10 @@ __all__ = [
     "convert",
     "disable",
     "enable",
+    "own_kernels",
     "precompile",
     "revert",
+    "statistics",
 ]
 
 # PyTorch's CUDA builds come with NVRTC; others call no GPU.

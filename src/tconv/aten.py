@@ -8,7 +8,8 @@ from torch import Tensor
 from tconv.memory_format import empty, is_channels_last
 from tconv.problem import Geometry, Pair, dense_strides
 
-_aten = torch.ops.aten
+# It has no faster name in Python, as `torch.convolution` has.
+_convolution_backward = torch.ops.aten.convolution_backward.default
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of the input, the weight and the bias; None where it is not wanted."""
@@ -17,7 +18,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """The output, by `aten::convolution`."""
     stride, padding, output_padding, dilation, groups = geometry
-    output = _aten.convolution.default(
+    output = torch.convolution(
         input, weight, bias, stride, padding, dilation, True, output_padding, groups
     )
     return _with_format(output, is_channels_last(input) or is_channels_last(weight))
@@ -81,7 +82,7 @@ def _backward(
 ) -> Gradients:
     stride, padding, output_padding, dilation, groups = geometry
     bias_sizes = [weight.shape[1] * groups] if wanted[2] else None
-    return _aten.convolution_backward.default(
+    return _convolution_backward(
         grad_output,
         input,
         weight,

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tconv import settings
-from tconv.plan import family
-from tconv.problem import Problem
+from tconv.plan import Plan, family
 
 Runs = Literal["tconv", "pytorch", "timed"]
 
-Reason = Literal["own kernels", "measured", "general", "too large", "timed", "not timed", "tuned"]
+Reason = Literal[
+    "own kernels", "measured", "general", "too large", "timed", "not timed", "small", "tuned"
+]
 
 SENTENCES: dict[Reason, str] = {
     "own kernels": "own_kernels, TCONV_STRICT, TCONV_KERNEL or the emulator keeps to our kernels",
@@ -35,9 +36,56 @@ SENTENCES: dict[Reason, str] = {
     "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
     "timed": "the first call of its class timed both",
     "not timed": "TCONV_TIMING=0, or a CUDA graph was being captured, and nothing was timed before",
+    "small": "its gradients are PyTorch's, whose own backward saves the host more than our forward "
+    "would save the device",
     "tuned": "autotune or cudnn.benchmark timed the candidates and PyTorch's operator",
 }
 """Why a call runs where it does, in words."""
+
+
+SMALL = 100e-6
+"""A call that ours takes less than this many modelled seconds for is small.
+
+Where the gradients are PyTorch's, our forward needs a node of autograd in Python. That costs the
+host 50 to 150 us a step, more than a small call saves where the device waits for the host.
+"""
+
+
+CHECKS = 0.3
+"""Checks and look-ups in Python that lead to our launch, as a share of the host's time for
+PyTorch's call: about 8 us of 27 on an H200's host.
+"""
+
+
+SURE_SECONDS = 50e-6
+"""Committed rows speak for calls that the model gives at least so many seconds.
+
+Below, a program may wait for the host, whose times rows do not have.
+"""
+
+
+class Timed(NamedTuple):
+    """Seconds that a call takes the device and the host, which work beside each other."""
+
+    device: float
+    host: float
+
+
+def ours_is_faster(ours: Timed, pytorch: Timed) -> bool:
+    """Whether our kernel is ahead of PyTorch's operator for a user.
+
+    What surrounds a call is not known. Where PyTorch's takes the device much longer than the host,
+    the device is what a program waits for. Else it may wait for either, and ours must not take
+    longer on any.
+
+    Args:
+        ours: one launch of our kernels.
+        pytorch: one call of its operator.
+    """
+    host = ours.host + CHECKS * pytorch.host
+    if pytorch.device >= 2 * pytorch.host:
+        return max(ours.device, host) < pytorch.device
+    return ours.device <= pytorch.device and host <= 1.05 * pytorch.host
 
 
 class Verdict(NamedTuple):
@@ -87,24 +135,28 @@ def own_kernels() -> Iterator[None]:
 
 def own_only() -> bool:
     """Whether CUDA calls keep to our kernels."""
-    return _depth > 0 or settings.strict() or settings.kernel() is not None
+    return _depth > 0 or (
+        settings.keeps_to_own_kernels() and (settings.strict() or settings.kernel() is not None)
+    )
 
 
-def verdict(problem: Problem, stem: str, gpu: str) -> Verdict:
+def verdict(plan: Plan, gpu: str) -> Verdict:
     """Who runs a problem by default, as far as that is known without timing.
 
     Args:
-        problem: the call's.
-        stem: the kernel that the plan chooses for it.
+        plan: the problem's.
         gpu: the device's name, as CUDA gives it.
     """
-    if family(stem).GENERAL:
+    problem = plan.problem
+    if family(plan.stem).GENERAL:
         # PyTorch raises where cuDNN does not serve such tensors. Ours runs.
         if problem.wide_offsets:
             return Verdict("tconv", "too large")
         return Verdict("pytorch", "general")
-    found = Ahead(gpu, stem, problem.dtype, problem.math, problem.y_layout)
-    return Verdict("tconv", "measured") if found in ahead() else Verdict("timed", "timed")
+    found = Ahead(gpu, plan.stem, problem.dtype, problem.math, problem.y_layout)
+    if plan.cost >= SURE_SECONDS and found in ahead():
+        return Verdict("tconv", "measured")
+    return Verdict("timed", "timed")
 
 
 @functools.cache

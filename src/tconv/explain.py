@@ -12,6 +12,7 @@ from typing import Any
 
 from tconv import includes
 from tconv.bench.floors import Ceilings, Floor, arithmetic, floor
+from tconv.choice import SENTENCES, Verdict, verdict
 from tconv.drawing import outputs_of
 from tconv.errors import CompileError, MissingDependencyError, NoKernelError
 from tconv.jit.compile import KERNELS, Compiled, compile_cuda
@@ -34,6 +35,7 @@ class Explanation:
         plan: the chosen one. None if no kernel can serve, or if the one that TCONV_KERNEL names
             cannot.
         no_plan: why there is no plan.
+        verdict: whether the plan's kernel runs the call by default, or PyTorch's operator.
         compiled: the plan's kernels (see `sources`), compiled for the architecture; empty if they
             were not compiled.
         not_compiled: why they were not compiled.
@@ -47,6 +49,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     plan: Plan | None
     no_plan: str | None
+    verdict: Verdict | None
     compiled: tuple[Compiled, ...]
     not_compiled: str | None
     broken: bool
@@ -102,6 +105,9 @@ class Explanation:
             ],
             "plan": None if self.plan is None else plan_record(self.plan),
             "no_plan": self.no_plan,
+            "default": None
+            if self.verdict is None
+            else {**self.verdict._asdict(), "why": SENTENCES[self.verdict.reason]},
             "compiled": [
                 _compiled_record(compiled, name) for name, compiled in self.named_compiled
             ],
@@ -158,6 +164,7 @@ def explain(
         candidates(problem, target),
         chosen,
         no_plan,
+        None if chosen is None else verdict(chosen, gpu.device),
         compiled,
         not_compiled,
         broken,

@@ -232,9 +232,7 @@ def _wanted(problems: Sequence[Problem], targets: Sequence[Target]) -> tuple[_Wa
 def _is_pytorchs(chosen: Plan) -> bool:
     """Whether PyTorch's operator runs the call on every GPU, without a timing."""
     # The GPU's name, which is not known here, only tells kernels that are ahead from timed ones.
-    return (
-        not choice.own_only() and choice.verdict(chosen.problem, chosen.stem, "").runs == "pytorch"
-    )
+    return not choice.own_only() and choice.verdict(chosen, "").runs == "pytorch"
 
 
 def _compile(wanted: _Wanted, jobs: int, advance: Callable[[], object]) -> dict[str, bool]:

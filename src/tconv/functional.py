@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import ops, settings
+from . import ops, settings, tuning
+from .counts import Counter, counter
 from .problem import Geometry
 
 logger = logging.getLogger("tconv")
@@ -37,7 +38,19 @@ _DEFAULT_RULES = (
 # PyTorch serves longer strides and dilations; most of its kernels read 32 bits of them and raise.
 _MAX_STEP = 2**31 - 1
 
+_is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
 _declined: set[str] = set()
+
+_left_to_pytorch: dict[tuple[object, ...] | None, Counter] = {}
+"""Calls that PyTorch's own function runs, by what the host reads fastest of them.
+
+A wrong entry costs time, not a result: PyTorch's function checks its arguments, and runs under any
+mode, transform or tracer. So the key has the weight's identity, and leaves out what seldom changes
+for a weight: the layer's parameters, and flags (TF32, determinism).
+"""
+_MOST_LEFT = 4096
 
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
@@ -50,7 +63,7 @@ def _has_own_rules(kind: type[Tensor]) -> bool:
 
 
 def _decline(what: str) -> None:
-    """Say once that PyTorch serves a CUDA call that we do not.
+    """Say once that PyTorch serves a CUDA call that we do not, and count it.
 
     Raises:
         RuntimeError: under TCONV_STRICT=1.
@@ -58,9 +71,16 @@ def _decline(what: str) -> None:
     message = f"tconv has no kernel for {what}: PyTorch's conv_transpose2d runs instead"
     if settings.strict():
         raise RuntimeError(f"{message}, which TCONV_STRICT=1 forbids")
+    counter("forward", "pytorch", f"no kernel for {what}").add()
     if what not in _declined:
         _declined.add(what)
         logger.warning(message)
+
+
+def _leave_to_pytorch(key: tuple[object, ...], served: Counter) -> None:
+    if len(_left_to_pytorch) >= _MOST_LEFT:
+        _left_to_pytorch.clear()
+    _left_to_pytorch[key] = served
 
 
 def _integer(value: Any) -> int | None:
@@ -246,6 +266,29 @@ def conv_transpose2d(
         TconvError: where a kernel cannot be compiled or launched.
     """
     compiling = torch.compiler.is_compiling()
+    left_key = None
+    if (
+        not compiling
+        and type(input) is Tensor
+        and (input.is_cuda or settings.emulate())
+        and not tuning.may_choose()
+    ):
+        # Most of what PyTorch is to run ends here. Its own function checks its arguments.
+        try:
+            left_key = (
+                id(weight),
+                input.shape,
+                input.stride(),
+                input.dtype,
+                _is_grad_enabled(),
+                _is_any_autocast_enabled(),
+            )
+        except RuntimeError:  # a sparse tensor has no strides
+            left_key = None
+        served = _left_to_pytorch.get(left_key)
+        if served is not None:
+            served.add()
+            return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     unobserved = not compiling and ops.unobserved(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not unobserved:
@@ -307,6 +350,7 @@ def conv_transpose2d(
     else:
         return _pytorch(*arguments)
     output = None
+    leave = None if left_key is None else functools.partial(_leave_to_pytorch, left_key)
     cached = (
         unobserved
         and (device == "cuda" or settings.emulate())
@@ -314,13 +358,13 @@ def conv_transpose2d(
         and (bias is None or _is_plain(bias))
     )
     if cached:
-        output = ops.cached_forward(batch, weight, bias, geometry)
+        output = ops.cached_forward(batch, weight, bias, geometry, leave)
     if output is None:
         if not _is_valid(batch, weight, bias, geometry, unobserved):
             return _pytorch(*arguments)
         if cached:
             ops.remember(batch, weight, bias, geometry)
-            output = ops.cached_forward(batch, weight, bias, geometry)
+            output = ops.cached_forward(batch, weight, bias, geometry, leave)
         if output is None:
             forward = ops.forward_unobserved if unobserved else ops.forward
             output = forward(batch, weight, bias, geometry)

@@ -17,15 +17,20 @@ def is_channels_last(tensor: Tensor) -> bool:
     The rule goes by strides alone, so that it also holds for a slice of a channels_last tensor,
     and settles the shapes whose strides fit both formats the way PyTorch does.
     """
+    return lies_channels_last(tensor.shape, tensor.stride())
+
+
+def lies_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """As `is_channels_last`, of a tensor's sizes and strides, which may be symbolic."""
     try:
-        return fits_channels_last(tensor.shape, tensor.stride())
+        return fits_channels_last(sizes, strides)
     except TypeError:  # symbolic sizes have no hash
-        return fits_channels_last.__wrapped__(tensor.shape, tensor.stride())
+        return fits_channels_last.__wrapped__(sizes, strides)
 
 
 @functools.lru_cache(maxsize=4096)
 def fits_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """As `is_channels_last`, of a tensor's sizes and strides."""
+    """As `is_channels_last`, of a tensor's sizes and strides, which are numbers."""
     if strides[1] == 0:
         return False
     least = 0

@@ -35,6 +35,20 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
         if self.padding_mode != "zeros":
             raise ValueError("Only `zeros` padding mode is supported for ConvTranspose2d")
         assert isinstance(self.padding, tuple)
+        if not torch.jit.is_scripting() and output_size is None:
+            # What `self.weight` looks up, in a tenth of the time; a parametrized one is elsewhere.
+            found = self._parameters
+            weight = found.get("weight")
+            return conv_transpose2d(
+                input,
+                self.weight if weight is None else weight,
+                found["bias"] if "bias" in found else self.bias,  # noqa: SIM401, looked up if need be
+                self.stride,
+                self.padding,
+                self.output_padding,
+                self.groups,
+                self.dilation,
+            )
         output_padding = self._output_padding(
             input,
             output_size,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import gcd
 from typing import Literal, get_args
 
 Direction = Literal["forward", "input_gradient", "weight_gradient"]
@@ -32,17 +33,33 @@ WIDE_OFFSET = 2**31 - 1
 """Offsets and counts up to this fit a 32-bit index."""
 
 TF32_LEAST_CHANNELS = 16
-"""TF32 does not pay with fewer channels of a group to sum over."""
+"""From so many channels of a group to sum over on, TF32 is taken."""
+
+TF32_LEAST_PRODUCTS = 96
+"""With fewer channels, forward takes TF32 if an output sums so many products.
+
+Twice those of KernelBench #75 (8 channels, 6 taps), whose check TF32 fails: cuDNN takes float32.
+cuDNN was seen to take TF32 for 8 channels with 120 and 128 products.
+"""
+
+TF32_FEWEST_CHANNELS = 4
+"""With fewer channels, tensor cores, which multiply 8, would be no faster than multiply-adds."""
 
 
 def float32_math(
-    direction: Direction, in_channels: int, out_channels: int, *, tf32_allowed: bool
+    direction: Direction,
+    in_channels: int,
+    out_channels: int,
+    phase_taps: int,
+    *,
+    tf32_allowed: bool,
 ) -> Math:
     """The math of a float32 call: TF32 if it is allowed and there is enough arithmetic.
 
     Args:
         direction: which of the three maps.
         in_channels, out_channels: channels of one group.
+        phase_taps: the most taps of a phase, of both axes together.
         tf32_allowed: whether PyTorch's flags allow TF32.
     """
     reduced = {
@@ -50,7 +67,12 @@ def float32_math(
         "input_gradient": out_channels,
         "weight_gradient": min(in_channels, out_channels),
     }[direction]
-    return "tf32" if tf32_allowed and reduced >= TF32_LEAST_CHANNELS else "ieee"
+    enough = reduced >= TF32_LEAST_CHANNELS or (
+        direction == "forward"
+        and in_channels >= TF32_FEWEST_CHANNELS
+        and in_channels * phase_taps >= TF32_LEAST_PRODUCTS
+    )
+    return "tf32" if tf32_allowed and enough else "ieee"
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,11 @@ class Axis:
     def shifts(self) -> Sizes:
         """The distinct shifts over all phases, ascending."""
         return tuple(sorted({tap * self.dilation // self.stride for tap in range(self.kernel)}))
+
+    @property
+    def phase_taps(self) -> int:
+        """The most taps of a phase."""
+        return -(-self.kernel // (self.stride // gcd(self.stride, self.dilation)))
 
     @property
     def used_phases(self) -> int:
@@ -236,7 +263,8 @@ class Problem:
             strides = (dense_strides(x_shape), dense_strides(w_shape), dense_strides(shapes[2]))
         in_channels, out_channels = x_shape[1], w_shape[1] * groups
         allowed = tf32 and dtype == "float32"
-        math = float32_math(direction, in_channels // groups, w_shape[1], tf32_allowed=allowed)
+        channels, taps = (in_channels // groups, w_shape[1]), height.phase_taps * width.phase_taps
+        math = float32_math(direction, *channels, taps, tf32_allowed=allowed)
         vectors = aligned and _on_vectors(strides[0], ITEM_BYTES[dtype])
         return cls(
             direction=direction,

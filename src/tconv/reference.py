@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import deterministic
 
-from tconv.layers import Layer
-from tconv.problem import TF32_LEAST_CHANNELS, Pair
+from tconv.layers import DIRECTIONS, Layer
+from tconv.problem import Pair, float32_math
 
 MAPS = ("forward", "input_gradient", "weight_gradient", "bias_gradient")
 """What a layer computes, in the order in which this module lists it."""
@@ -282,13 +282,17 @@ def expected(
     exact = wanted(t.x, t.w, t.bias, t.grad_output)
     contract = exact
     in_channels, out_channels = layer.in_channels // layer.groups, layer.w_shape[1]
-    reduced = (in_channels, out_channels, min(in_channels, out_channels))
-    if tf32 and t.x.dtype == torch.float32 and max(reduced) >= TF32_LEAST_CHANNELS:
+    phase_taps = layer.axes[0].phase_taps * layer.axes[1].phase_taps
+    allowed = tf32 and t.x.dtype == torch.float32
+    maths = [
+        float32_math(direction, in_channels, out_channels, phase_taps, tf32_allowed=allowed)
+        for direction in DIRECTIONS
+    ]
+    if "tf32" in maths:
         x, w, y = (round_to_tf32(operand) for operand in (t.x, t.w, t.grad_output))
         rounded = wanted(x, w, t.bias, y)
         contract = [
-            r if channels >= TF32_LEAST_CHANNELS else e
-            for r, e, channels in zip(rounded, exact, reduced, strict=False)
+            r if math == "tf32" else e for r, e, math in zip(rounded, exact, maths, strict=False)
         ] + exact[3:]
     absolute_bias = None if t.bias is None else t.bias.abs()
     magnitude = wanted(t.x.abs(), t.w.abs(), absolute_bias, t.grad_output.abs())

@@ -1,9 +1,8 @@
-"""The environment variables that tconv reads, all of them, in one table.
+"""All environment variables that tconv reads, in one table.
 
-Each is read when it is needed, never at import, so that a program may set it at any time before
-the call. A value that is not allowed raises ValueError with the variable, the value and what is
-allowed. The accessors are cheap enough for a hot path: a value is parsed once and parsed again
-only after its text has changed.
+Each is read at use and never at import, so a program may set it at any time before the call. A
+value that is not allowed raises ValueError, with the variable, the value and what is allowed. The
+accessors are cheap enough for a hot path: a text is parsed once, and again only after it changed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _refuse(name: str, value: str, allowed: str) -> ValueError:
 
 
 class _Setting(Generic[T]):
-    """One variable's reader; holds the last text that it parsed and what it meant.
+    """The reader of one variable. It keeps the last parsed text and its value.
 
     An empty value counts as unset, so that `TCONV_X= command` turns a variable off.
     """
@@ -50,15 +49,15 @@ class _Setting(Generic[T]):
     ) -> None:
         self.variable = Variable(name, shown_default, allowed, meaning)
         self._name = name
-        self._key = os.environ.encodekey(name)
+        self.key = os.environ.encodekey(name)
         self._default = default
         self._parse = parse
-        # One tuple, replaced whole: another thread sees either the old pair or the new one.
+        # One tuple, replaced as a whole: other threads see the old pair or the new one.
         self._last: tuple[str, T] = ("", default)
 
     def __call__(self) -> T:
-        # What `os.environ.get` looks in, which takes a microsecond to say that there is nothing.
-        if not os.environ._data.get(self._key):  # type: ignore[attr-defined]
+        # The dict behind `os.environ`: `os.environ.get` takes a microsecond for a missing variable.
+        if not os.environ._data.get(self.key):  # type: ignore[attr-defined]
             return self._default
         text = os.environ[self._name]
         last_text, last_value = self._last
@@ -226,11 +225,11 @@ def cache_enabled() -> bool:
 
 
 def cache_dir() -> Path:
-    """The folder of the disk cache (`TCONV_CACHE_DIR`); it need not exist and is not made here."""
+    """The folder of the disk cache (`TCONV_CACHE_DIR`). It need not exist, and is not created."""
     configured = _cache_dir()
     if configured is not None:
         return configured
-    # NOTE: the XDG specification says that a relative $XDG_CACHE_HOME is to be ignored.
+    # NOTE: the XDG specification says to ignore a relative $XDG_CACHE_HOME.
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
     return base / "tconv"
@@ -267,7 +266,7 @@ def sanitize() -> bool:
 
 
 def strict() -> bool:
-    """Whether to keep to our kernels, and raise where none serves (`TCONV_STRICT`, default 0)."""
+    """Whether to use only our kernels, and raise if none serves (`TCONV_STRICT`, default 0)."""
     return _strict()
 
 
@@ -276,8 +275,20 @@ def timing() -> bool:
     return _timing()
 
 
+def keeps_to_own_kernels() -> bool:
+    """Whether `TCONV_STRICT` or `TCONV_KERNEL` may keep calls to our kernels: one of them is set.
+
+    It parses nothing, since every call asks.
+    """
+    return bool(_environment.get(_strict.key) or _environment.get(_kernel.key))
+
+
+# What `os.environ.get` looks in, which takes a microsecond to say that there is nothing.
+_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+
+
 def current() -> dict[str, str]:
-    """Each variable's text as it is set now, "" where it is not; nothing is checked."""
+    """The text of each variable, "" if it is not set. Nothing is checked."""
     return {variable.name: os.environ.get(variable.name, "") for variable in VARIABLES}
 
 
@@ -285,7 +296,8 @@ def check() -> None:
     """Parse every variable that is set.
 
     Raises:
-        ValueError: for the first whose value is not allowed; names it, the value and the allowed.
+        ValueError: a value is not allowed. The message has the first such variable, its value and
+            what is allowed.
     """
     for setting in _ALL:
         setting()

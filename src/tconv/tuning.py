@@ -17,6 +17,7 @@ import dataclasses
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -25,7 +26,8 @@ from typing import Any
 
 import torch
 
-from tconv import settings
+from tconv import choice, settings
+from tconv.choice import Timed, ours_is_faster
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
 from tconv.jit.target import Target
@@ -41,8 +43,8 @@ PYTORCH = Candidate("pytorch", None, None, float("inf"))
 Launch = Callable[[Candidate], object]
 """Runs a problem once with a candidate, on the tensors of the call."""
 
-Timer = Callable[[Callable[[], object]], float]
-"""Seconds that a call takes, once."""
+Timer = Callable[[Callable[[], object]], Timed]
+"""What a call takes, once."""
 
 TIMED_CANDIDATES = 6
 """How many candidates are timed: the cheapest by the model."""
@@ -126,6 +128,16 @@ def mode() -> int:
     return _epoch if _depth > 0 or torch._C._get_cudnn_benchmark() else DEFAULT
 
 
+def may_choose() -> bool:
+    """Whether anything but the defaults decides who runs a call, on this thread."""
+    return (
+        _depth > 0
+        or _forced.get() is not None
+        or torch._C._get_cudnn_benchmark()
+        or choice.own_only()
+    )
+
+
 def forced(problem: Problem) -> Candidate | None:
     """The candidate that `using` names, if it can run the problem's direction."""
     candidate = _forced.get()
@@ -171,8 +183,8 @@ def choose_runner(
 ) -> Candidate | None:
     """The faster of our candidate and `PYTORCH`; None if that is not known and may not be timed.
 
-    What one call finds serves all problems of its class (`size_class`): a new image size is not
-    timed again.
+    The device's and the host's time count (`choice.ours_is_faster`). What one call finds serves
+    all problems of its class (`size_class`): a new image size is not timed again.
 
     Args:
         problem, device, launch: as in `choose`.
@@ -329,7 +341,11 @@ def _timed(
     timer: Timer,
     entry: str,
 ) -> Candidate:
-    """Times the candidates in turns, keeps the medians, and returns the fastest."""
+    """Times the candidates in turns, keeps the medians, and returns the fastest.
+
+    Tuning goes by the device's time. Between our kernel and PyTorch's operator the host's counts
+    too.
+    """
     able = []
     for candidate in considered:  # compiled, loaded, and warm
         try:
@@ -341,12 +357,15 @@ def _timed(
         else:
             able.append(candidate)
     considered = able
-    seconds: list[list[float]] = [[] for _ in considered]
+    timings: list[list[Timed]] = [[] for _ in considered]
     for _ in range(REPEATS):
-        for candidate, of_candidate in zip(considered, seconds, strict=True):
+        for candidate, of_candidate in zip(considered, timings, strict=True):
             of_candidate.append(timer(partial(launch, candidate)))
-    medians = [median(of_candidate) for of_candidate in seconds]
-    fastest = considered[medians.index(min(medians))]
+    medians = [Timed(*map(median, zip(*one, strict=True))) for one in timings]
+    if entry.startswith(RUNNER_PREFIX) and len(medians) == 2:
+        fastest = considered[0 if ours_is_faster(*medians) else 1]
+    else:
+        fastest = considered[medians.index(min(medians))]
     record: dict[str, Any] = {
         "problem": str(problem),
         "gpu": gpu,
@@ -356,7 +375,8 @@ def _timed(
                 "kernel": candidate.stem,
                 "tile": str(candidate.tile),
                 "modelled_seconds": None if candidate is PYTORCH else candidate.cost,
-                "measured_seconds": measured,
+                "measured_seconds": measured.device,
+                "host_seconds": measured.host,
             }
             for candidate, measured in zip(considered, medians, strict=True)
         ],
@@ -370,7 +390,7 @@ def _timed(
         problem,
         fastest.stem,
         fastest.tile,
-        min(medians) * 1e6,
+        medians[considered.index(fastest)].device * 1e6,
     )
     return fastest
 
@@ -381,12 +401,14 @@ class _CudaTimer:
     def __init__(self, device: int) -> None:
         self._device = device
 
-    def __call__(self, call: Callable[[], object]) -> float:
+    def __call__(self, call: Callable[[], object]) -> Timed:
         with torch.cuda.device(self._device):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_HEAD_START)
             start.record()
+            begun = time.perf_counter()
             call()
+            host = time.perf_counter() - begun
             end.record()
             end.synchronize()
-            return start.elapsed_time(end) * 1e-3
+            return Timed(start.elapsed_time(end) * 1e-3, host)

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tconv import settings
+from tconv.choice import own_kernels
 from tconv.errors import MissingDependencyError, NoKernelError
 from tconv.functional import conv_transpose2d
 from tconv.jit.target import Target
@@ -120,7 +121,7 @@ def check_layer(
     with tf32_flag(tf32):
         try:
             kernels = _kernels(layer, device, dtype, layout, tf32)
-            with _emulation(device == "emulator"), poisoned_memory():
+            with own_kernels(), _emulation(device == "emulator"), poisoned_memory():
                 ours = _results(conv_transpose2d, layer, t)
                 for direction, stem in _kernels_like(
                     layer, like, device, dtype, layout, tf32

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import tconv
 from tconv import tuning
+from tconv.choice import Timed
 from tconv.emulator.compile import compiler
 from tconv.errors import LaunchError, MissingDependencyError
 from tconv.jit.cache import DiskCache
@@ -62,8 +63,8 @@ class Machine:
     def time(self, call):
         call()
         if self.launched[-1] is PYTORCH:
-            return self.pytorch
-        return abs(able().index(self.launched[-1]) - self.fastest) + 1.0
+            return Timed(self.pytorch, 0.0)
+        return Timed(abs(able().index(self.launched[-1]) - self.fastest) + 1.0, 0.0)
 
     def choose(self, problem=PROBLEM, pytorch=False):
         """As a call does that keeps to our kernels, or one that does not."""
@@ -153,7 +154,9 @@ def test_another_key_is_timed_again(machine, monkeypatch, what):
             )
         else:
             monkeypatch.setattr(tuning, "TIMED_CANDIDATES", 5)
-        monkeypatch.setattr(machine, "time", lambda call: call() or float(len(machine.launched)))
+        monkeypatch.setattr(
+            machine, "time", lambda call: call() or Timed(len(machine.launched), 0.0)
+        )
         assert machine.choose(problem) == able(problem)[0]  # by a clock that only goes up
         assert machine.launched
 
@@ -206,7 +209,7 @@ def test_nested_blocks_and_errors(machine):
 
 def test_tconv_kernel_is_kept(machine, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", "general_forward")
-    monkeypatch.setattr(machine, "time", lambda call: call() or -float(len(machine.launched)))
+    monkeypatch.setattr(machine, "time", lambda call: call() or Timed(-len(machine.launched), 0.0))
     with tconv.autotune():
         assert machine.choose().stem == "general_forward"
     assert {candidate.stem for candidate in machine.launched} == {"general_forward"}
@@ -252,7 +255,12 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     cache = DiskCache(tmp_path)
     monkeypatch.setattr(tuning, "default_cache", lambda: cache)
     clock = iter(range(100, 0, -1))  # what is timed last is the fastest
-    monkeypatch.setattr(tuning, "timer_for", lambda device: lambda call: (call(), next(clock))[1])
+
+    def time(call):
+        call()
+        return Timed(next(clock), 0.0)
+
+    monkeypatch.setattr(tuning, "timer_for", lambda device: time)
     used = []
     honest = Call.on
 

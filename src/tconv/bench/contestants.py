@@ -101,7 +101,10 @@ def flags(*, benchmark: bool, tf32: bool) -> Iterator[None]:
 
 
 def ours(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
-    """The call to tconv: the public function, or the operator of a gradient."""
+    """The call to tconv: the public function, or the operator of a gradient.
+
+    Within `own_kernels` it runs our kernels.
+    """
     stride, padding, output_padding, dilation, groups = layer.geometry
     if direction == "forward":
         return lambda: conv_transpose2d(

@@ -17,12 +17,14 @@ class Ceilings:
 
     Attributes:
         name: the GPU, as `--gpu` takes it.
+        device: its name, as CUDA gives it.
         arch: its architecture.
         copy: device memory, bytes read + bytes written a second.
         rates: operations a second by arithmetic: "tf32", or a dtype in its full precision.
     """
 
     name: str
+    device: str
     arch: str
     copy: float
     rates: dict[str, float]
@@ -34,6 +36,7 @@ class Ceilings:
 # float16: taken to be bfloat16's, which the tensor cores run at the same rate.
 H200 = Ceilings(
     name="h200",
+    device="NVIDIA H200",
     arch="sm_90a",
     copy=4.28e12,
     rates={

@@ -21,6 +21,8 @@ from tconv.bench.contestants import Setting, Tensors, flags, random_tensors
 from tconv.bench.floors import GPUS, Floor, floor
 from tconv.bench.rows import How, Row, SweepRow, What
 from tconv.bench.timing import Call, Timer, Times
+from tconv.choice import own_kernels
+from tconv.counts import statistics
 from tconv.errors import MissingDependencyError
 from tconv.explain import sources
 from tconv.jit.compile import compile_cuda
@@ -201,7 +203,9 @@ class Bench:
         tensors = self._tensors(layer, direction)
         racing: dict[str, Call] = {}
         tuned = tuning.autotune() if options.autotune else contextlib.nullcontext()
-        with flags(benchmark=False, tf32=options.tf32), tuned:
+        if options.device == "cuda":
+            columns["default"] = self._default(layer, direction, tensors)
+        with flags(benchmark=False, tf32=options.tf32), own_kernels(), tuned:
             try:
                 columns.update(self._first_call(layer, direction, tensors))
                 columns.update(self._verdict(layer, direction, tensors))
@@ -244,7 +248,8 @@ class Bench:
         for number, candidate in enumerate(able, 1):
             self.report(f"{number} of {len(able)}: {candidate.stem} {candidate.tile}")
             found: dict[str, Any] = {}
-            with flags(benchmark=False, tf32=options.tf32), tuning.using(candidate):
+            using = tuning.using(candidate)
+            with flags(benchmark=False, tf32=options.tf32), own_kernels(), using:
                 try:
                     with poisoned_memory():
                         result = call()
@@ -308,6 +313,15 @@ class Bench:
     @property
     def _ordinal(self) -> int | None:
         return torch.cuda.current_device() if self.options.device == "cuda" else None
+
+    def _default(self, layer: Layer, direction: Direction, tensors: Tensors) -> str:
+        """Who runs the call by default, and why; "" where the call fails."""
+        self.report("the default")
+        before = set(statistics())
+        with contextlib.suppress(Exception), flags(benchmark=False, tf32=self.options.tf32):
+            contestants.ours(layer, direction, tensors)()
+        ran = [row for row in statistics() if row not in before and row.direction == direction]
+        return "; ".join(f"{row.kernel}: {row.reason}" for row in ran)
 
     def _reference(self, layer: Layer, direction: Direction, tensors: Tensors) -> Reference:
         self.report("float64")

@@ -111,6 +111,8 @@ class Row(How, What):
         best_setting: which of PyTorch's settings was the fastest.
         settings: the median of every setting that was tried, "name: ms; ...".
         kernel: the kernel and tile that the plan chose, "" where PyTorch computed ours.
+        default: who would have run the call by default, and why: "pytorch: general"; ours is timed
+            in any case. "" where that is not known.
         modelled_ms: what the plan's model says of it.
         first_call_ms: our first call: planning, loading and running, on the host's clock.
         empty_ms: an empty kernel's time in the same harness.
@@ -139,6 +141,7 @@ class Row(How, What):
     best_setting: str = ""
     settings: str = ""
     kernel: str = ""
+    default: str = ""
     modelled_ms: float | None = None
     first_call_ms: float | None = None
     empty_ms: float | None = None
@@ -159,6 +162,8 @@ class SweepRow(How, What):
     Attributes:
         kernel, tile: a row of the kernel's table of tiles.
         chosen: whether the plan chooses it.
+        default: who would have run the call by default, and why: "pytorch: general"; ours is timed
+            in any case. "" where that is not known.
         modelled_ms: what the plan's model says of it.
         kernel_ms: the whole call with it, with p20 and p80; None if it failed.
         error: relative error against float64.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tconv import drawing
 from tconv.bench.floors import GPUS, arithmetic
+from tconv.choice import SENTENCES
 from tconv.cli.shared import (
     DENSE_LAYOUTS,
     DTYPES,
@@ -270,6 +271,13 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
     plan = explanation.plan
     assert plan is not None
     yield "kernel", plan.stem
+    verdict = explanation.verdict
+    assert verdict is not None
+    who = {"tconv": "this kernel", "pytorch": "PyTorch's operator", "timed": "the faster of both"}
+    yield (
+        "by default",
+        f"{who[verdict.runs]} on an {explanation.gpu.device}: {SENTENCES[verdict.reason]}",
+    )
     values = ", ".join(f"{name} {value}" for name, value in tile_values(plan.tile).items())
     yield "tile", f"{plan.tile} ({values})"
     depth = stages(plan)

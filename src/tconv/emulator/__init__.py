@@ -6,22 +6,23 @@
     kernel.launch(grid, source.pack(input=a.ctypes.data, ...),
                   allocations=[(a.ctypes.data, a.nbytes), ...])
 
-What is emulated. A block's threads are fibers that take turns on one thread of the process, and
-blocks run one after another. A thread runs until it waits: at `__syncthreads`, a shuffle, a vote,
-a named barrier, an mbarrier. `#include <ptx/...>` finds, here, a host implementation of each
-function of `kernels/ptx` (include/ptx); what they need of the runtime is in runtime/.
+Execution. The threads of a block are fibers on one thread of the process. Blocks run one after
+another. A thread runs until it waits: at `__syncthreads`, a shuffle, a vote, a named barrier, an
+mbarrier. include/ptx has a host implementation of each function of `kernels/ptx`. runtime/ has the
+threads, barriers and memory that these need.
 
-What it finds that a GPU lets pass, or makes hard to find:
+Checks. It finds mistakes that a GPU lets pass, or makes hard to find:
 
 - Shared memory starts as NaN (all bits set) in every block.
-- Asynchronous copies (cp.async, bulk, tensor maps) land when they are waited for and not before;
-  until then their destination holds NaN. wgmma reads its operands and writes its accumulators when
-  its group is waited for. So a missing or early wait gives NaN or old values.
-- A barrier that not all threads reach, and a block in which no thread can go on, are errors that
-  list where all threads stand.
-- A bulk store, or a wgmma, that reads what threads wrote without a fence.proxy.async in between.
-- Accumulators touched while a wgmma is under way, or written before one without a wgmma.fence.
-- Misaligned or out-of-bounds accesses by functions of ptx/, the rules of tensor maps and mbarriers.
+- Asynchronous copies (cp.async, bulk, tensor maps) land at the wait for them. Until then their
+  destination holds NaN. wgmma reads its operands and writes its accumulators at the wait for its
+  group. So a missing or early wait gives NaN or old values.
+- A barrier that not all threads reach, and a deadlock of a block, are errors that list where all
+  threads stand.
+- A bulk store or wgmma that reads ordinary stores without a fence.proxy.async in between.
+- Accesses to accumulators of a wgmma in flight, or stores to them before it without a wgmma.fence.
+- Misaligned or out-of-bounds accesses by functions of ptx/, and the rules of tensor maps and
+  mbarriers.
 - With `sanitize=True` (TCONV_SANITIZE=1), by AddressSanitizer and UndefinedBehaviorSanitizer: any
   access out of a tensor, of a shared array or of the launch's dynamic shared memory; reads of bytes
   that a copy has not delivered; misaligned vectors, overlong shifts, signed overflow.
@@ -30,13 +31,13 @@ What it finds that a GPU lets pass, or makes hard to find:
 
 Each is an `EmulatorError` that names the kernel, block, thread and source line.
 
-What it does not do: clusters of more than one block, several streams, timing, and the races that
-no order of whole threads' turns shows. Products of the tensor cores are summed more exactly than
-on a GPU; TF32 operands are cut, not rounded, as there.
+Not emulated: clusters of more than one block, several streams, timing. Some races show in no
+schedule, because a thread runs without interruption from wait to wait. Tensor cores sum more
+exactly here than on a GPU. TF32 operands are truncated, as there.
 
-Debugging. `printf` works in kernels. The text that a kernel was compiled from lies in the cache
-folder's sources/; the compiled library (`EmulatedKernel.path`) is there as long as the process. For
-a debugger use a sanitized kernel, which is an executable of its own:
+Debugging. `printf` works in kernels. The compiled text lies in sources/ of the cache folder. The
+compiled library (`EmulatedKernel.path`) exists as long as the process. A sanitized kernel is an
+executable, for a debugger:
 
     kernel = EmulatedKernel(source, sanitize=True)
     kernel.launch(grid, arguments, allocations=..., keep=Path("request"))
@@ -46,13 +47,13 @@ a debugger use a sanitized kernel, which is an executable of its own:
     (gdb) break __asan::ReportGenericError
     (gdb) break emulator::fail           # where the emulator itself reports
 
-A kernel that crashes in this process is reported too, without its line; TCONV_SANITIZE=1 has it.
+A kernel that crashes in this process is reported without its line. TCONV_SANITIZE=1 reports it.
 
 The compiler is $CXX, else g++, else clang++. With clang++ static shared arrays have no red zones:
-an overrun is seen where the compiler can tell which array the pointer comes from.
+an overrun is found only if the compiler knows which array the pointer comes from.
 
-Limits of kernels: static shared memory (TCONV_SHARED) only at the kernel's own scope; no standard
-header; no spinning on memory without a call that waits or polls; blocks of one dimension.
+Limits of kernels: static shared memory (TCONV_SHARED) only in the kernel itself, no standard
+header, no loop that polls memory without a function that waits, blocks of one dimension.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Sanitized launches: a process of their own, which reads the launch from a file.
+"""Sanitized launches: each is a process, which reads the launch from a file.
 
-The file holds the launch, its arguments and a copy of the memory that they point into. The
-process works on copies between red zones and writes them back at the end, so that an access out
-of any tensor's bounds is seen; it notes in the file which block and thread runs, so that we know
-even if it dies.
+The file holds the launch, its arguments and a copy of the memory that they point into. The process
+works on copies between red zones, which expose accesses outside a tensor. It writes the copies back
+at the end. The file always names the running block and thread, also if the process dies.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PERSONALITY_QUERY = 0xFFFFFFFF
 
 
 class Request(ctypes.Structure):
-    """The head of the file; laid out as in runtime/runner.cpp."""
+    """The head of the file, with the layout of runtime/runner.cpp."""
 
     _fields_ = (
         ("launch", Launch),
@@ -52,7 +51,7 @@ def run(
     """Run one sanitized launch to its end; arguments as in `EmulatedKernel.launch`.
 
     Args:
-        keep: where to leave the request, for a debugger.
+        keep: path at which the request remains, for a debugger.
 
     Raises:
         EmulatorError: the kernel, or a sanitizer, reported something.
@@ -68,7 +67,7 @@ def run(
 
 
 def merged(allocations: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same memory, with what overlaps or is named twice made one."""
+    """The same memory, with overlapping and repeated allocations merged."""
     result: list[tuple[int, int]] = []
     for address, size in sorted(set(allocations)):
         if result and address < result[-1][0] + result[-1][1]:
@@ -133,7 +132,7 @@ def _run(
 
 
 def _execute(executable: Path, request: Path) -> subprocess.CompletedProcess[str]:
-    # Neither options of another program, nor an allocator in front of the sanitizer's own.
+    # Options of another program, or another allocator, would disturb the sanitizer.
     ours = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LD_PRELOAD")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     with _FixedAddresses():
@@ -148,10 +147,10 @@ def _execute(executable: Path, request: Path) -> subprocess.CompletedProcess[str
 
 
 class _FixedAddresses:
-    """Lets the child have no random addresses.
+    """Turns address randomisation off for a child process.
 
-    With the many random bits of newer kernels, an older AddressSanitizer finds its shadow
-    memory taken now and then, and dies before main.
+    Newer kernels randomise many bits. Older AddressSanitizers then sometimes find their shadow
+    memory in use, and die before main.
     """
 
     def __enter__(self) -> None:

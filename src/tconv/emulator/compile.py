@@ -1,9 +1,9 @@
-"""Compiles a kernel's `.cu` text with the host's C++ compiler, and keeps what came of it.
+"""Compiles a kernel's `.cu` text with the host's C++ compiler, and caches the result.
 
-Two kinds of build: a shared library, to be loaded into this process; and, with sanitizers, an
+There are two kinds of build. A shared library is loaded into this process. With sanitizers it is an
 executable, because a sanitizer must be in a process from its start. Both are entries of the disk
-cache. What is loaded or started is never an entry's file but a copy of the bytes that were checked,
-in a folder of this process's own.
+cache. An entry's file is never loaded or started itself. A copy of the verified bytes is, in a
+folder of this process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tconv.kernels.source import KERNEL_DIRECTORY, TENSOR_MAP, KernelSource
 
 EMULATOR_DIRECTORY = Path(__file__).resolve().parent
 RUNTIME_DIRECTORY = EMULATOR_DIRECTORY / "runtime"
-# The emulator's comes first: <ptx/mma.cuh> is then the host's implementation.
+# The emulator's headers come first: <ptx/mma.cuh> is then the host's implementation.
 INCLUDE_DIRECTORIES = (EMULATOR_DIRECTORY / "include", KERNEL_DIRECTORY)
 
-# NOTE: no -ffast-math, and no contraction: a kernel that wants a fused product says fmaf.
-# -fno-strict-aliasing: kernels look at shared memory through several types, as CUDA allows.
+# NOTE: no -ffast-math, and no contraction: a kernel calls fmaf for a fused product.
+# -fno-strict-aliasing: kernels access shared memory through several types, as CUDA allows.
 COMMON_OPTIONS = (
     "-std=c++17",
     "-fPIC",
@@ -44,9 +44,9 @@ COMMON_OPTIONS = (
     "-fvisibility=hidden",
     "-w",
 )
-# -Og: two thirds of the time that -O1 takes to compile, and the kernels run as quickly.
+# -Og compiles in two thirds of the time of -O1, and the kernels are as fast.
 KERNEL_OPTIONS = ("-Og", "-g1")
-# -O3 makes vectors of the loops of a matrix product; none changes the order of a sum.
+# -O3 vectorises the loops of a matrix product. The order of sums stays the same.
 RUNTIME_OPTIONS = ("-O3", "-g1")
 SANITIZE_OPTIONS = (
     "-g",
@@ -61,27 +61,27 @@ def build(source: KernelSource, *, sanitize: bool = False) -> Path:
     """Compile a kernel, or find it in the cache.
 
     Args:
-        source: the kernel; its `text()` is compiled as it stands.
+        source: the kernel, whose `text()` is compiled unchanged.
         sanitize: build an executable with AddressSanitizer and UndefinedBehaviorSanitizer
             instead of a shared library.
 
     Returns:
-        The path of the library or executable, which lasts as long as this process.
+        The path of the library or executable. It exists as long as this process.
 
     Raises:
-        CompileError: the text does not compile; holds the compiler's messages.
+        CompileError: the text does not compile. It holds the compiler's messages.
         MissingDependencyError: there is no C++ compiler.
     """
     text = _translation_unit(source)
     options = (*COMMON_OPTIONS, *KERNEL_OPTIONS, *_machine_options())
     if sanitize:
         options = (*options, *SANITIZE_OPTIONS, *_compiler_options())
-    # The runtime is part of a sanitized executable; a library finds it in the process.
+    # The runtime is part of a sanitized executable. A library finds it in the process.
     of_runtime = [_runtime(sanitize=True)[0]] if sanitize else []
     key = _key(source.stem, text, INCLUDE_DIRECTORIES, (*options, *of_runtime))
 
     def compile_into(target: Path) -> None:
-        # Reports and debuggers name the file by where it stays.
+        # Reports and debuggers name the file by its lasting path.
         kept = default_cache().write_source(f"{key}.cpp", text, elsewhere=target.parent.parent)
         generated = target.with_suffix(".cpp")
         generated.write_text(f'#line 1 "{kept or generated}"\n{text}')
@@ -97,7 +97,7 @@ def build_runtime(*, sanitize: bool = False) -> Path:
     """Compile the fibers, barriers and memory that all kernels share, or find them in the cache.
 
     Returns:
-        A shared library, to be loaded before any kernel's; or, with sanitizers, an object file.
+        A shared library, to be loaded before any kernel's. With sanitizers, an object file.
     """
     key, arguments = _runtime(sanitize=sanitize)
 
@@ -108,13 +108,13 @@ def build_runtime(*, sanitize: bool = False) -> Path:
 
 
 def _runtime(*, sanitize: bool) -> tuple[str, list[str]]:
-    """The runtime's key, and what its compiler is told."""
+    """The runtime's key, and the arguments of its compiler."""
     sources = sorted(RUNTIME_DIRECTORY.glob("*.cpp"))
     if not sanitize:
         sources = [path for path in sources if path.name != "runner.cpp"]
     options = (*COMMON_OPTIONS, *RUNTIME_OPTIONS, *_machine_options())
     if sanitize:
-        # Its own code is not instrumented: it fills memory across red zones, and is quicker so.
+        # Its own code is not instrumented. It fills memory across red zones, and is faster so.
         options = (*options, "-DTCONV_SANITIZE", "-r", "-nostdlib")
     else:
         options = (*options, "-shared")
@@ -156,7 +156,7 @@ def _is_clang() -> bool:
 
 
 def _compiler_options() -> tuple[str, ...]:
-    # By default g++ leaves alone what is in a section of its own, as static shared memory is.
+    # By default g++ does not instrument named sections, in which static shared memory is.
     return () if _is_clang() else ("-fsanitize-sections=tconv_shared",)
 
 
@@ -190,15 +190,15 @@ def _kind(type_: str) -> str:
 
 def _key(stem: str, text: str, include_dirs: tuple[Path, ...], options: tuple[str, ...]) -> str:
     command = compiler()
-    # The headers' paths stand in what is compiled, for reports and debuggers.
+    # The compiled code contains the headers' paths, for reports and debuggers.
     parts = [*options, *map(str, include_dirs), *command, _version(command)]
     return f"{stem}-emulated-{source_digest(text, include_dirs, parts)}"
 
 
 def _copy(key: str, suffix: str, stem: str, compile_into: Callable[[Path], None]) -> Path:
-    """This process's own copy of what a key stands for, compiled first if it is not in the cache.
+    """This process's copy of a key's payload, which is compiled first if it is not in the cache.
 
-    NOTE: never a path in the cache: between a check and `dlopen` another file could get there.
+    NOTE: never a path in the cache. Another file could replace it between a check and `dlopen`.
     """
     path = _own_folder(os.getpid()) / f"{key}{suffix}"
 
@@ -224,7 +224,7 @@ def _copy(key: str, suffix: str, stem: str, compile_into: Callable[[Path], None]
 def _own_folder(process: int) -> Path:
     """A folder of this process that nobody else can write to, removed when it ends."""
     folder = Path(tempfile.mkdtemp(prefix="tconv-emulator-"))
-    # NOTE: a fork inherits this, and is not to remove its parent's.
+    # NOTE: a fork inherits this, and must not remove the folder of its parent.
     atexit.register(lambda: process == os.getpid() and shutil.rmtree(folder, ignore_errors=True))
     return folder
 

@@ -1,4 +1,4 @@
-"""Runs an emulated kernel: in this process, or with sanitizers in one of its own."""
+"""Runs an emulated kernel: in this process, or with sanitizers in a child process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class EmulatedKernel:
 
     Args:
         source: the kernel.
-        sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer, and run in a process
-            of its own; None takes `TCONV_SANITIZE`.
-        schedule: which thread of a block runs next where several can: "forward" (by index),
-            "reverse", or "random:<seed>". A kernel whose result depends on it has a data race.
+        sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer, and run in a child
+            process. None takes `TCONV_SANITIZE`.
+        schedule: the order of the threads of a block: "forward" (by index), "reverse", or
+            "random:<seed>". A kernel whose result depends on it has a data race.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EmulatedKernel:
 
     @cached_property
     def path(self) -> Path:
-        """This process's copy of the compiled library, or executable where `sanitize`.
+        """This process's copy of the compiled library, or of the executable if `sanitize`.
 
         Compiles at the first use.
         """
@@ -79,17 +79,17 @@ class EmulatedKernel:
         Args:
             grid: number of blocks, or of blocks along x, y and z.
             arguments: the bytes of `struct Arguments`, from `KernelSource.pack`.
-            stream: ignored; there so that a call looks like one on a device.
+            stream: ignored. Calls then look like those on a device.
             allocations: address and size in bytes of the memory that the arguments' pointers
                 point into. Accesses through `ptx/` are checked against them; with sanitizers,
                 where they are required, every access is.
             schedule: overrides the kernel's own.
-            keep: with sanitizers, where to leave the launch, and as `<keep>.program` what runs it,
-                for `gdb --args <keep>.program <keep>`.
+            keep: with sanitizers, path at which the launch remains. `<keep>.program` runs it, as in
+                `gdb --args <keep>.program <keep>`.
 
         Raises:
-            EmulatorError: the kernel did something wrong; the message names the kernel, the
-                block, the thread, the source line, and what it was.
+            EmulatorError: a check failed. The message names the kernel, the block, the thread, the
+                source line and the mistake.
             CompileError, MissingDependencyError: see `tconv.emulator.compile.build`.
         """
         blocks = (grid, 1, 1) if isinstance(grid, int) else tuple(grid)
@@ -146,7 +146,7 @@ class EmulatedKernel:
 
 @cache
 def _runtime() -> ctypes.CDLL:
-    # Its symbols must be there for the kernels' libraries.
+    # The kernels' libraries need its symbols.
     return ctypes.CDLL(str(build_runtime()), mode=ctypes.RTLD_GLOBAL)
 
 

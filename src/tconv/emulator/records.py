@@ -1,4 +1,4 @@
-"""The records that Python and the emulator's runtime exchange; laid out as in runtime/state.h."""
+"""Records that Python and the emulator's runtime exchange, with the layout of runtime/state.h."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Launch(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """What came of it; `block` and `thread` are up to date while it runs."""
+    """The outcome. `block` and `thread` are up to date while it runs."""
 
     _fields_ = (
         ("failed", ctypes.c_int32),
@@ -65,7 +65,7 @@ class Report(ctypes.Structure):
 
 
 def describe(stem: str, message: str, block: int, thread: int, file: str, line: int) -> str:
-    """One error's message: the kernel, where in the launch, where in the source, what."""
+    """One error's message: source line, kernel, block, thread and mistake."""
     place = f"block {block}" + (f", thread {thread}" if thread >= 0 else "")
     where = f"{file}:{line}: " if file else ""
     return f"{where}{stem}, {place}: {message}"

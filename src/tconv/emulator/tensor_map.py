@@ -1,4 +1,4 @@
-"""Tensor maps for the emulator: the rules of the real ones, in a description of its own."""
+"""Tensor maps for the emulator: the rules of the real ones, in its own format."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def encode(
     oob_fill: str = "zeros",
     l2_promotion: int = 128,
 ) -> bytes:
-    """The emulator's tensor map; arguments as for `tconv.jit.tensor_map.encode`.
+    """The emulator's tensor map. Arguments are those of `tconv.jit.tensor_map.encode`.
 
     Returns:
         128 bytes, for a `ptx::TensorMap` among a kernel's arguments.
 
     Raises:
-        ValueError: the hardware cannot describe this, or the emulator does not do it.
+        ValueError: the hardware cannot describe this, or the emulator does not support it.
     """
     rank = len(dims)
     steps = (1,) * rank if element_strides is None else tuple(element_strides)

@@ -140,6 +140,11 @@ class Parameters:
         self.dilation = dilation
         self.groups = groups
 
+    def phase_taps(self, kernel: "tuple") -> int:
+        """The most taps of an output."""
+        steps = (s // math.gcd(s, d) for s, d in zip(self.stride, self.dilation))
+        return math.prod(-(-k // step) for k, step in zip(kernel, steps))
+
     def output_size(self, size: "tuple", kernel: "tuple") -> "tuple":
         """(height, width) of the output for an input and a kernel of these sizes."""
         return tuple(
@@ -328,8 +333,11 @@ def has_wide_offsets(tensor: "torch.Tensor | None") -> bool:
 
 
 # The maps below take float32 operands as TF32 where PyTorch's flags allow it and there are at least
-# this many products to sum at a pixel, as cuDNN does.
+# this many channels to sum over. Forward also takes it with fewer, if there are enough products to
+# sum for an output.
 TF32_LEAST_CHANNELS = 16
+TF32_FEWEST_CHANNELS = 4
+TF32_LEAST_PRODUCTS = 96
 
 # Read once, as cuDNN and cuBLAS do.
 TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
@@ -345,9 +353,18 @@ def tf32_allowed() -> bool:
     return flags.fp32_precision == "tf32"
 
 
-def use_tf32(x: torch.Tensor, channels: int) -> bool:
-    """Whether operands are rounded to TF32, given the channels that are summed over."""
-    return x.dtype == torch.float32 and channels >= TF32_LEAST_CHANNELS and tf32_allowed()
+def use_tf32(x: torch.Tensor, channels: int, phase_taps: int = 0) -> bool:
+    """Whether operands are rounded to TF32.
+
+    Args:
+        x: one of them.
+        channels: those that are summed over.
+        phase_taps: of forward, the most taps of an output.
+    """
+    enough = channels >= TF32_LEAST_CHANNELS or (
+        channels >= TF32_FEWEST_CHANNELS and channels * phase_taps >= TF32_LEAST_PRODUCTS
+    )
+    return x.dtype == torch.float32 and enough and tf32_allowed()
 
 
 def memory_format(*tensors: torch.Tensor) -> torch.memory_format:
@@ -516,7 +533,8 @@ class OutputMap(torch.autograd.Function):
         if y.numel() == 0:
             return y
         bias = None if bias is None else bias.contiguous()
-        tf32 = use_tf32(x, weight.shape[0] // parameters.groups)
+        taps = parameters.phase_taps(weight.shape[2:])
+        tf32 = use_tf32(x, weight.shape[0] // parameters.groups, taps)
         operands = {"x": x, "w": weight, "y": y, "bias": bias}
         planned = planned_call("forward", operands, weight.shape, parameters, tf32)
         if planned is None:

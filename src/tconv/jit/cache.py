@@ -1,19 +1,20 @@
-"""A cache of compiled things on disk: cubins, the emulator's builds, and what autotune chose.
+"""The disk cache: cubins, the emulator's builds, and the choices of autotune.
 
-Each entry is one file, `<key>.tconv`: the payload, then a JSON object that describes it, then a
-fixed footer with the sizes and a SHA-256 of all before it, which is checked at every load. The
-payload comes first so that tools which read ELF files, `cuobjdump` among them, take the file as it
-is. An entry that cannot be used is removed, reported and made again.
+Each entry is one file, `<key>.tconv`: the payload, a JSON description, and a fixed footer. The
+footer has the sizes and a SHA-256 of all before it, which every load checks. The payload comes
+first, so tools that read ELF files, such as `cuobjdump`, accept the file. A damaged entry is
+reported, removed and built again.
 
-What is loaded from here runs in the process, so nobody else may put it here. The folder is made
-for its owner alone, and is refused where another user owns it or a folder above it, or could write
-to them, as ssh refuses its keys; so is an entry. One warning says what to do, and the process
-keeps in memory what it compiles, as where the folder cannot be written. Root is trusted.
+Security: code from the cache runs in this process, so no other user may write it. The folder is
+created for its owner alone. It is refused if another user owns it or a folder above it, or can
+write to them, as ssh refuses keys. The same holds for an entry. One warning then says what to do,
+and the process keeps compiled code in memory. So it does if the folder cannot be written. Root is
+trusted.
 
-Any number of processes may use one folder at once: an entry is written under a temporary name in
-the same folder and renamed into place, so a reader sees a whole entry or none. There are no lock
-files. A file's time of modification is when it was last used: a process that writes removes the
-oldest beyond `TCONV_CACHE_LIMIT`, and what killed writers left.
+Concurrency: any number of processes may use one folder at once, without lock files. An entry is
+written under a temporary name in the same folder and renamed, so a reader sees a whole entry or
+none. A file's time of modification is its last use. A process that writes removes the least
+recently used files beyond `TCONV_CACHE_LIMIT`, and the temporary files of killed writers.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ from tconv import includes, settings
 from tconv.jit import files
 
 FORMAT = 2
-"""Version of the entries' layout, of their descriptions and of the keys; part of every key."""
+"""Version of the layout of entries, descriptions and keys. It is part of every key."""
 
 SUFFIX = ".tconv"
 _SOURCES = "sources"
 
 MAX_ENTRY_BYTES = 64 << 20
-"""Of an entry's file: one that is larger is neither written nor read."""
+"""Limit of an entry's file. A larger one is neither written nor read."""
 
-_LEFTOVER_SECONDS = 3600.0  # a temporary file this old has no writer any more
+_LEFTOVER_SECONDS = 3600.0  # the writer of an older temporary file has died
 
 _MAGIC = b"tconv\x00\r\n"
 # magic, format, bytes of the description, bytes of the payload, SHA-256 of payload + description
 _FOOTER = struct.Struct("<8sIIQ32s")
 
-# The names of all that is written here. Each key ends in a digest, as few other files' names do.
+# Names of the cache's files. A key ends in a digest, which few other files' names do.
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}-[0-9a-f]{64}")
 _ENTRY_NAME = re.compile(_KEY.pattern + re.escape(SUFFIX))
 _SOURCE_NAME = re.compile(_KEY.pattern + r"\.(cu|cpp)")
@@ -66,15 +67,15 @@ _warned: set[Path] = set()
 
 
 def source_digest(text: str, include_dirs: Sequence[Path], parts: Iterable[str] = ()) -> str:
-    """SHA-256 (hexadecimal) of a translation unit and of all that decides what it compiles to.
+    """SHA-256 (hexadecimal) of a translation unit and of all that its compilation depends on.
 
     Args:
         text: the translation unit.
         include_dirs: the include path, in order. Every file that the text reaches through
-            `#include` there is hashed under the name it was included by, so that moving the
-            folder changes nothing; a header found nowhere (the compiler's own) counts by name.
-            Conditions are not evaluated, which can only make two keys differ that need not.
-        parts: all else: options, architecture, compiler and its version.
+            `#include` there is hashed with its name in the directive, so moving the folder
+            changes nothing. A header that is not found (the compiler's own) counts by name.
+            Conditions are not evaluated. Two keys may then differ without need.
+        parts: everything else: options, architecture, compiler and its version.
     """
     digest = hashlib.sha256()
 
@@ -95,7 +96,7 @@ def source_digest(text: str, include_dirs: Sequence[Path], parts: Iterable[str] 
 
 @dataclass(frozen=True)
 class Stored:
-    """A payload and its description, as they were put."""
+    """A payload and its description."""
 
     payload: bytes = field(repr=False)
     metadata: Mapping[str, Any]
@@ -103,7 +104,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry on disk, for listings; only its footer's structure has been checked."""
+    """One entry on disk, for listings. Only the structure of its footer has been checked."""
 
     key: str
     path: Path
@@ -117,50 +118,50 @@ class _Damaged(Exception):
 
 
 class DiskCache:
-    """Payloads by key, on disk, and in memory those that cannot be kept there.
+    """Payloads by key, on disk. Those that cannot be written are kept in memory.
 
-    A key is a file's name, of letters, digits, `_`, `.` and `-`: a readable part of at most 100,
-    `-`, and the `source_digest` of everything that decides the payload.
+    A key is a file name: a readable part of at most 100 letters, digits, `_`, `.` and `-`, then
+    `-`, then the `source_digest` of everything that the payload depends on.
 
     Args:
-        folder: where entries are kept; made when the first is written. None: memory only.
+        folder: where entries are kept, created with the first entry. None: memory only.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._memory: dict[str, Stored] = {}
         self._building: dict[str, threading.Lock] = {}
-        # Bytes of all files, once this process has written one: counted then, and again when what
-        # it has written since takes the sum over the limit.
+        # Bytes of all files, or None before this process's first write. They are counted at that
+        # write, and again when the writes since then exceed the limit.
         self._bytes_on_disk: int | None = None
 
     def __repr__(self) -> str:
         return f"DiskCache({str(self.folder)!r})" if self.folder else "DiskCache(None)"
 
     def why_not(self) -> str | None:
-        """Why the folder is not used: who else could change what is in it, and what to do."""
+        """Why the folder is not used: who else could change its contents, and what to do."""
         return None if self.folder is None else _why_not(Path(os.path.realpath(self.folder)))
 
     def get(self, key: str) -> bytes | None:
-        """The payload of `key`, or None where there is none that is intact."""
+        """The payload of `key`, or None if there is no intact one."""
         stored = self.lookup(key)
         return None if stored is None else stored.payload
 
     def lookup(self, key: str) -> Stored | None:
-        """The payload of `key` with its description, or None where none is intact."""
+        """The payload of `key` with its description, or None if there is no intact one."""
         return self._memory.get(key) or self._read(key)
 
     def put(
         self, key: str, payload: bytes, metadata: Mapping[str, Any] | None = None
     ) -> Path | None:
-        """Keep a payload; one that is there already is replaced.
+        """Stores a payload, in place of an earlier one.
 
         Args:
-            metadata: JSON-serialisable description, for listings and for whoever looks it up;
-                `key` and `created` are added.
+            metadata: JSON-serialisable description, for listings and `lookup`. `key` and
+                `created` are added.
 
         Returns:
-            the entry's path, or None where it could be kept in memory only.
+            the entry's path, or None if it is kept in memory.
         """
         return self._put(key, _described(key, payload, metadata or {}))
 
@@ -170,16 +171,16 @@ class DiskCache:
         build: Callable[[], tuple[bytes, Mapping[str, Any]]],
         read: Callable[[Stored], T],
     ) -> tuple[T, bool]:
-        """The entry of `key`, built where there is none that can be read.
+        """The entry of `key`, built if there is no readable one.
 
-        Threads that ask for one key at once build it once. Processes do not wait for each other:
-        each builds, and the last one's entry stays.
+        Concurrent threads build a key once. Processes do not wait for each other: each builds, and
+        the last one's entry remains.
 
         Args:
-            build: returns payload and description. What it raises passes through and nothing is
-                kept; a thread that waited then builds for itself.
-            read: makes of the entry what is wanted; KeyError, TypeError or ValueError say that
-                the description is not what it should be, and the entry is built again.
+            build: returns payload and description. If it raises, nothing is stored, and a thread
+                that waited builds for itself.
+            read: converts the entry. If it raises KeyError, TypeError or ValueError, the
+                description is damaged and the entry is built again.
 
         Returns:
             what `read` returned, and whether this call built the entry.
@@ -211,18 +212,18 @@ class DiskCache:
         return listed
 
     def size(self) -> int:
-        """Bytes that all files of the cache take on disk, also sources and temporary files."""
+        """Bytes of all files of the cache on disk, sources and temporary files included."""
         folder = self._ready()
         return sum(status.st_size for _, status in _all_ours(folder)) if folder else 0
 
     def clear(self) -> list[Path]:
-        """Forget everything, in memory and on disk.
+        """Removes everything, in memory and on disk.
 
-        Only files that this class wrote, by their names and places, are removed: entries,
-        temporary files, and the sources written by `write_source`.
+        On disk it removes only files with the names and places of its own: entries, temporary
+        files, and the sources of `write_source`.
 
         Returns:
-            what else is there, as paths below the folder.
+            other files that are there, as paths below the folder.
         """
         self._memory.clear()
         folder = self._ready()
@@ -238,15 +239,15 @@ class DiskCache:
         return sorted(path.relative_to(folder) for path in left - ours)
 
     def write_source(self, name: str, text: str, elsewhere: Path | None = None) -> Path | None:
-        """Write a generated source where a person can read it: `<folder>/sources/<name>`.
+        """Writes a generated source for people to read: `<folder>/sources/<name>`.
 
         Args:
             name: a key, and `.cu` or `.cpp`.
-            elsewhere: the folder to take where that one cannot be used; None takes a new one
-                below the system's temporary folder.
+            elsewhere: the folder to use if that one cannot be used. None takes a new one in the
+                system's temporary folder.
 
         Returns:
-            its path, or None where it could not be written.
+            its path, or None if it could not be written.
         """
         if _SOURCE_NAME.fullmatch(name) is None:
             raise ValueError(f"a source's name is a cache key and .cu or .cpp, got {name!r}")
@@ -271,9 +272,9 @@ class DiskCache:
         return path
 
     def _ready(self, make: bool = False) -> Path | None:
-        """The folder, its links followed, if nobody else can change it; made first if `make`.
+        """The folder without links, if no other user can change it. `make` creates it.
 
-        NOTE: what this returns is to be used, not `self.folder`: links can be changed.
+        NOTE: use this path, not `self.folder`: another user could change a link.
         """
         if self.folder is None:
             return None
@@ -285,7 +286,7 @@ class DiskCache:
             except OSError as error:
                 self._cannot_write(error)
                 return None
-            reason = _why_not(folder)  # another user may have been quicker
+            reason = _why_not(folder)  # another user may have created it
         if reason is not None:
             _warn_once(self.folder, f"{reason} Compiled kernels are kept in memory only.")
             return None
@@ -357,9 +358,9 @@ _caches: dict[Path | None, DiskCache] = {}
 
 
 def default_cache() -> DiskCache:
-    """The cache that the settings ask for now (`TCONV_CACHE`, `TCONV_CACHE_DIR`).
+    """The cache of the current settings (`TCONV_CACHE`, `TCONV_CACHE_DIR`).
 
-    One for each folder, so that its memory layer lasts as long as the process.
+    There is one for each folder, whose memory layer lasts as long as the process.
     """
     folder = settings.cache_dir() if settings.cache_enabled() else None
     return _caches.setdefault(folder, DiskCache(folder))
@@ -380,7 +381,7 @@ def _checked(key: str) -> str:
 
 
 def _ours(folder: Path, *names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """The regular files of a folder with such names, and what the file system says of each."""
+    """The regular files of a folder with such names, and the status of each."""
     try:
         found = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -394,16 +395,16 @@ def _ours(folder: Path, *names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat
 
 
 def _all_ours(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """All files that were written to a cache folder."""
+    """All files of the cache in a folder."""
     yield from _ours(folder, _ENTRY_NAME, _TEMPORARY_NAME)
     yield from _ours(folder / _SOURCES, _SOURCE_NAME, _TEMPORARY_NAME)
 
 
 def _trim(folder: Path, limit: int) -> int:
-    """Removes old temporary files, and of the others the longest unused until `limit` bytes hold.
+    """Removes old temporary files, then the least recently used others down to `limit` bytes.
 
     Returns:
-        bytes of the files that are left.
+        bytes of the remaining files.
     """
     kept = []
     for path, status in _all_ours(folder):

@@ -1,7 +1,7 @@
-"""Compile a kernel's source to a cubin with NVRTC; no GPU is needed.
+"""Compiles a kernel's source to a cubin with NVRTC, without a GPU.
 
-The real architecture is named, so NVRTC runs ptxas here and now: the cubin loads without a
-further compilation, and `--ptxas-options=-v` says what the kernel takes.
+NVRTC compiles for a real architecture, so it runs ptxas too. The cubin loads without a further
+compilation, and `--ptxas-options=-v` reports the kernel's resources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
 
 class CudaSource(Protocol):
-    """What `compile_cuda` asks of a kernel's source; `tconv.kernels.source.KernelSource` is one."""
+    """The interface of `compile_cuda` to a source, such as `tconv.kernels.source.KernelSource`."""
 
     @property
     def stem(self) -> str:
@@ -40,18 +40,18 @@ class CudaSource(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas says that a kernel takes.
+    """Resources of a kernel, as ptxas reports them.
 
     Attributes:
-        registers: of each thread.
-        spill_stores: bytes of each thread stored to spill registers, all functions together.
-        spill_loads: bytes loaded back.
-        stack_frame: bytes of each thread's largest stack frame.
+        registers: registers of a thread.
+        spill_stores: bytes that a thread stores to spill registers, in all functions together.
+        spill_loads: bytes that it loads back.
+        stack_frame: bytes of a thread's largest stack frame.
         static_shared: bytes of statically allocated shared memory of a block.
-        constant: bytes of constant banks that ptxas lists; from sm_90 on it lists none for
-            the arguments.
-        warnings: lines of the log that warn, among them ptxas's remarks that it serialised
-            `wgmma` (C7510, C7512).
+        constant: bytes of the constant banks that ptxas lists. From sm_90 on it lists none for the
+            arguments.
+        warnings: warnings in the log, among them ptxas's remarks that it serialised `wgmma` (C7510,
+            C7512).
     """
 
     registers: int
@@ -64,7 +64,7 @@ class Resources:
 
     @property
     def spills(self) -> bool:
-        """Whether any register is spilled to local memory."""
+        """Whether registers spill to local memory."""
         return self.spill_stores > 0 or self.spill_loads > 0
 
     def __str__(self) -> str:
@@ -83,15 +83,15 @@ class Compiled:
     """A compiled kernel.
 
     Attributes:
-        stem: the kernel's name, and its entry point's.
+        stem: the name of the kernel and of its entry point.
         arch: the real architecture, "sm_90a".
         cubin: an ELF image for `cuModuleLoadData`.
-        log: what NVRTC and ptxas printed.
+        log: the output of NVRTC and ptxas.
         resources: parsed from `log`.
         options: as given to NVRTC.
-        seconds: time that compiling took, when it was done.
+        seconds: duration of the compilation.
         key: its key in the cache.
-        cached: whether this call found it there.
+        cached: whether this call found it in the cache.
     """
 
     stem: str
@@ -112,7 +112,7 @@ def compile_cuda(
     options: Sequence[str] = (),
     include_dirs: Sequence[Path] = (KERNELS,),
 ) -> Compiled:
-    """Compile a kernel for a real architecture, or find it in the cache.
+    """Compiles a kernel for a real architecture, or finds it in the cache.
 
     Args:
         source: the kernel's source.
@@ -123,12 +123,12 @@ def compile_cuda(
     Raises:
         CompileError: the source does not compile, or this NVRTC does not know `arch`.
         MissingDependencyError: cuda-bindings or NVRTC is not installed.
-        ValueError: `arch` is no architecture's name.
+        ValueError: `arch` does not name an architecture.
     """
     check_arch(arch, source.stem)
     line_info = settings.debug() >= 2
-    # What decides the code, then what only says where files lie. Functions without a mark are
-    # __device__, so that the same helpers need none when the emulator's host compiler reads them.
+    # `deciding` options change the code, `locating` options only say where files are. Functions
+    # without an execution space are __device__: helpers that the emulator shares then need none.
     deciding = [
         f"--gpu-architecture={arch}",
         "--std=c++17",
@@ -144,7 +144,7 @@ def compile_cuda(
     version = "NVRTC {}.{}".format(*nvrtc_version())
     parts = [*deciding, source.stem, version, nvrtc_build()]
     if line_info:
-        parts += locating  # line information holds the files' paths
+        parts += locating  # line information contains the files' paths
     digest = source_digest(text, include_dirs, parts)
     key = f"{source.stem}-{arch}-{digest}"
 
@@ -195,13 +195,12 @@ def nvrtc_version() -> tuple[int, int]:
 
 @functools.cache
 def nvrtc_build() -> str:
-    """What tells the builds of one version of NVRTC apart: its library's build ID, or its size.
+    """Identifies a build of NVRTC: the build ID of its library, or its size.
 
-    NOTE: NVRTC itself says only major and minor. Its whole version ("V13.0.88") stands in the PTX
-    that it writes, but a compilation of nothing takes 40 ms, ten times a kernel's load. So this is
-    the build ID that the linker put into the library, which any change of it changes. A process
-    with several libraries of that name and major version, one of them PyTorch's, has all of them
-    here.
+    NOTE: NVRTC's API reports only major and minor. Its whole version ("V13.0.88") is in the PTX
+    that it writes, but an empty compilation takes 40 ms, ten times a kernel's load. So this is the
+    build ID that the linker put into the library. A process may have several libraries of that name
+    and major version, for example PyTorch's. The result then lists all of them.
 
     Raises:
         MissingDependencyError: cuda-bindings or NVRTC is not installed.
@@ -238,8 +237,8 @@ def _build_id(library: Path) -> str:
 def supported_architectures() -> tuple[str, ...]:
     """The real architectures that this NVRTC compiles for, oldest first.
 
-    From 9.0 on each stands there twice, plain and with its own instructions ("sm_90",
-    "sm_90a"); family variants ("sm_100f") are not listed.
+    From 9.0 on each has two entries, plain and with its own instructions ("sm_90", "sm_90a").
+    Family variants ("sm_100f") are not listed.
 
     Raises:
         MissingDependencyError: cuda-bindings or NVRTC is not installed.
@@ -255,7 +254,7 @@ def supported_architectures() -> tuple[str, ...]:
 
 
 def parse_log(log: str) -> Resources:
-    """The resources in a log of NVRTC with `--ptxas-options=-v`; of one entry point."""
+    """The resources of one entry point, from a log of NVRTC with `--ptxas-options=-v`."""
 
     def numbers(pattern: str) -> list[int]:
         return [int(value) for value in re.findall(pattern, log)]
@@ -271,7 +270,7 @@ def parse_log(log: str) -> Resources:
     )
 
 
-# The front end's and ptxas's warnings, and ptxas's numbered remarks, whose level is only "info".
+# Warnings of the front end and of ptxas, and ptxas's numbered remarks, whose level is "info".
 _WARNING = re.compile(r"\bwarning( #|\s*:)|\(C\d{4}\)|Potential Performance Loss", re.IGNORECASE)
 
 
@@ -329,7 +328,7 @@ def _run_nvrtc(
     """Cubin and log.
 
     Raises:
-        CompileError: with the log; the source is written where the reader finds it.
+        CompileError: with the log, and the path of the source.
     """
     nvrtc = libraries.nvrtc()
 

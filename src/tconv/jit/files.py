@@ -1,4 +1,4 @@
-"""Files and folders that nobody but this user, or root, can have changed."""
+"""Files and folders that only this user, or root, can change."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY_SUFFIX = ".tconv-temporary"
-"""Of the names under which `write_whole` writes."""
+"""Suffix of the temporary files of `write_whole`."""
 
 
 class Unsafe(Exception):
-    """Who else could have changed a file, and what to do."""
+    """Another user could have changed a file. The message says who, and what to do."""
 
 
 class NoFile(Exception):
-    """What is in the place of a regular file of bounded size."""
+    """Not a regular file of bounded size. The message says what it is."""
 
 
 def why_unsafe(folder: Path) -> str | None:
-    """Why others could change what is in a folder, and what to do; None where they cannot.
+    """Why others could change the contents of a folder, and what to do. None if they cannot.
 
     Args:
-        folder: a path with all links followed (`os.path.realpath`); it need not exist.
+        folder: a path without links (`os.path.realpath`). It need not exist.
     """
     for path in (folder, *folder.parents):
         try:
             status = os.lstat(path)
         except OSError:
-            continue  # not made yet; and what cannot be looked at cannot be used either
+            continue  # it does not exist yet, or cannot be used anyway
         # In a folder with the sticky bit, such as /tmp, others can add files, but neither rename
-        # nor remove ours. To the last folder they shall not add any.
+        # nor remove ours. They must not add any to `folder` itself.
         sticky = path != folder and bool(status.st_mode & stat.S_ISVTX)
         reason = _why_unsafe(status, may_be_writable=sticky)
         if reason is not None:
@@ -49,7 +49,7 @@ def why_unsafe(folder: Path) -> str | None:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    # NOTE: the effective user's, as for every access. Root can do anything anyway.
+    # NOTE: the effective user counts, as for every access. Root can do anything anyway.
     return status.st_uid in (0, os.geteuid())
 
 
@@ -70,7 +70,7 @@ def check_safe(path: Path, status: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def open_safely(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
-    """A file for reading, opened once, and looked at once it is open.
+    """Opens a file for reading, and checks it after it is open.
 
     Raises:
         Unsafe: another user owns it or can write to it.
@@ -95,21 +95,21 @@ def open_safely(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
 
 
 def _open(path: str, _: int) -> int:
-    # NOTE: neither is a link followed, nor the writer of a pipe waited for.
+    # NOTE: does not follow a link, and does not wait for the writer of a pipe.
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, for this user alone."""
-    # NOTE: `makedirs` gives its mode to the last one only.
+    """Creates a folder and its missing parents, for this user alone."""
+    # NOTE: `makedirs` applies its mode only to the last folder.
     for path in reversed((folder, *folder.parents)):
         if not path.exists():
-            with contextlib.suppress(FileExistsError):  # made by another process since
+            with contextlib.suppress(FileExistsError):  # another process was faster
                 path.mkdir(0o700)
 
 
 def write_whole(path: Path, chunks: Iterable[bytes], mode: int = 0o666) -> None:
-    """Writes a file whole, or not at all; `mode` as for `os.open`."""
+    """Writes a file atomically. `mode` is as for `os.open`."""
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -123,7 +123,7 @@ def write_whole(path: Path, chunks: Iterable[bytes], mode: int = 0o666) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes what is at `path`, whatever it is, if it can be."""
+    """Removes the file, link or folder at `path` if possible."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""NVRTC and the CUDA driver through `cuda.bindings`, found at first use or by `preload`.
+"""NVRTC and the CUDA driver through `cuda.bindings`, loaded at first use or by `preload`.
 
-Nothing here fails at import, so that a machine without CUDA imports tconv. What is missing is
-said by name when it is used, with the command that installs it.
+Nothing here fails at import, so a machine without CUDA can import tconv. The first use of a missing
+library raises an error, with the command that installs it.
 """
 
 from __future__ import annotations
@@ -89,19 +89,19 @@ def driver() -> Any:
 
 
 def preload() -> None:
-    """Loads what of both is installed, without touching a device.
+    """Loads the installed ones of both, without touching a device.
 
-    A process's first call with a warm cache takes 90 milliseconds where it has to do so, else half.
+    It halves the time of a process's first call with a warm cache, from 90 milliseconds.
     """
     with contextlib.suppress(MissingDependencyError):
         nvrtc()
-    # NOTE: not the driver itself: a process that initialises CUDA can fork no more that use it.
+    # NOTE: not the driver itself: children of a process that initialised CUDA cannot use it.
     with contextlib.suppress(ImportError):
         importlib.import_module("cuda.bindings.driver")
 
 
 def error_text(module: Any, result: Any) -> str:
-    """A driver result in words: "CUDA_ERROR_INVALID_VALUE (1): invalid argument"."""
+    """A driver result as text: "CUDA_ERROR_INVALID_VALUE (1): invalid argument"."""
     status, name = module.cuGetErrorName(result)
     _, meaning = module.cuGetErrorString(result)
     if status != module.CUresult.CUDA_SUCCESS:

@@ -1,4 +1,4 @@
-"""`Kernel`: a cubin loaded on one device, ready to be launched."""
+"""`Kernel`: a cubin loaded on one device, and its launches."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tconv.jit.compile import Compiled, Resources
 from tconv.jit.target import Target
 
 MAX_GRID = 2**31 - 1
-"""Most blocks along the grid's first dimension, the only one that tconv uses."""
+"""Most blocks along the grid's first dimension. tconv uses no other."""
 
 _DEPENDENT_DRIVER = 12030
-"""The first CUDA version whose graphs have programmatic edges, so that a dependent launch may be
-captured; older drivers launch plainly, captured or not.
+"""The first CUDA version that can capture a dependent launch: graphs have programmatic edges.
+
+Older drivers use ordinary launches, captured or not.
 """
 
 _MOST_CONFIGURATIONS = 64
 
 
 class Kernel:
-    """A kernel loaded on one device; made whole at once, then immutable and thread-safe.
+    """A kernel loaded on one device. Immutable and thread-safe.
 
-    It is loaded into the device's primary context, the one torch works in, and stays for the
-    life of the process. Loading under the capture of a CUDA graph is allowed, and launching is
-    captured as it should be.
+    It is loaded into the device's primary context, as torch's kernels are, and remains for the life
+    of the process. Loading is allowed during the capture of a CUDA graph. Launches are captured.
 
     Args:
-        compiled: what to load; its `stem` is the entry point's name.
+        compiled: the cubin. Its `stem` is the entry point's name.
         threads: threads of a block.
         shared_bytes: dynamic shared memory of a block.
         device: the device's ordinal.
@@ -40,8 +40,8 @@ class Kernel:
     Attributes:
         compiled: as given.
         target: the device's target.
-        argument_bytes: size of the entry point's one argument; None where the driver (before
-            12.4) cannot tell, and then the size is not checked.
+        argument_bytes: size of the entry point's one argument. None if the driver (before 12.4)
+            cannot tell. The size is then not checked.
 
     Raises:
         LaunchError: the device refuses the cubin, or the kernel needs more threads or shared
@@ -74,7 +74,7 @@ class Kernel:
             self._function = self._load()
             self.argument_bytes = self._argument_bytes()
         self._launch = self._driver.cuLaunchKernel
-        # None where dependent launches are plain ones.
+        # None if dependent launches are ordinary ones.
         self._launch_dependent = (
             self._driver.cuLaunchKernelEx
             if self.target.major >= 9 and _knows_dependent_launches()
@@ -100,11 +100,11 @@ class Kernel:
         )
 
     def launch(self, grid: int, arguments: bytes, stream: int = 0, dependent: bool = False) -> None:
-        """Start the kernel on a stream and return at once: `prepare`, and the launch's `start`."""
+        """Starts the kernel on a stream and returns at once: `prepare`, then `start`."""
         self.prepare(grid, arguments).start(stream, dependent)
 
     def prepare(self, grid: int, arguments: bytes) -> Launch:
-        """A launch of the kernel, to be started as often as its arguments stay what they are.
+        """A launch of the kernel with these arguments. It can be started many times.
 
         Args:
             grid: number of blocks, 1 to 2**31 - 1.
@@ -112,7 +112,7 @@ class Kernel:
                 them.
 
         Raises:
-            LaunchError: for a grid or a number of bytes that the kernel cannot be launched with.
+            LaunchError: the grid or the number of bytes is wrong.
         """
         if not 0 < grid <= MAX_GRID:
             raise self._refusal(grid, f"the grid must have 1 to {MAX_GRID} blocks")
@@ -124,7 +124,7 @@ class Kernel:
         return Launch(self, grid, arguments)
 
     def blocks_per_multiprocessor(self) -> int:
-        """How many blocks of it one SM holds at once."""
+        """Blocks that an SM holds at once."""
         driver = self._driver
         with _current_context(self.device):
             answer = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -133,10 +133,10 @@ class Kernel:
         return int(libraries.check(driver, answer, f"ask for the occupancy of {self.stem}"))
 
     def _configure_dependent(self, grid: int, stream: int) -> Any:
-        """What `cuLaunchKernelEx` wants beside the arguments.
+        """The launch configuration for `cuLaunchKernelEx`.
 
-        Making one takes longer than a launch, so it is kept. It is never changed afterwards: the
-        driver reads it while other threads launch on their streams.
+        Creating one takes longer than a launch, so it is cached. It is never changed afterwards:
+        the driver reads it while other threads launch on their streams.
         """
         driver = self._driver
         value = driver.CUlaunchAttributeValue()
@@ -192,7 +192,7 @@ class Kernel:
                 f"{self.stem} wants {self.threads} threads a block, but as compiled "
                 f"({self.resources}) device {self.device} runs it with at most {most}"
             )
-        # Always, though only more than 48 KB must be asked for: the bound counts static memory.
+        # Always, though only sizes above 48 KB need it: that bound includes static memory.
         which = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         answer = driver.cuFuncSetAttribute(function, which, self.shared_bytes)
         libraries.check(
@@ -220,9 +220,9 @@ class Kernel:
 
 
 class Launch:
-    """A kernel's launch but for its stream; made by `Kernel.prepare`, immutable, thread-safe.
+    """A kernel's launch on any stream, from `Kernel.prepare`. Immutable and thread-safe.
 
-    What every start of it has in common is made once: a start is a call of the driver.
+    The parameters of the driver's call are prepared once, so a start is only that call.
 
     Args:
         kernel: what to launch.
@@ -235,31 +235,31 @@ class Launch:
     def __init__(self, kernel: Kernel, grid: int, arguments: bytes) -> None:
         self._kernel = kernel
         self._grid = grid
-        # The kernel has one parameter, so the driver wants the address of one pointer to it. The
-        # driver copies the parameter before it returns, hence straight from the bytes object.
+        # The kernel has one parameter, so the driver takes the address of one pointer to it. It
+        # copies the parameter before it returns, so the pointer may point into the bytes object.
         self._parameter = c_char_p(arguments)
         self._address = addressof(self._parameter)
 
     def start(self, stream: int = 0, dependent: bool = False) -> None:
-        """Start the kernel on a stream and return at once.
+        """Starts the kernel on a stream and returns at once.
 
-        A dependent launch may start while the launch in front of it in the stream still runs, once
-        all blocks of that one have called `griddepcontrol_launch_dependents` or are over. Its
-        kernel calls `griddepcontrol_wait` before it touches what that launch writes.
+        A dependent launch may start while the launch in front of it in the stream still runs. It
+        starts once all blocks of that launch have called `griddepcontrol_launch_dependents` or have
+        ended. Its kernel calls `griddepcontrol_wait` before it accesses what that launch writes.
 
-        NOTE: the launch in front must be a plain one, which starts when all before it are over, and
-        some thread of the dependent one must wait, so that it is not over first. A plain launch
-        behind both then starts after both, and memory may be used again in the stream's order, as
-        the caching allocator does: the next call's packing, into the same memory, is plain.
+        NOTE: the launch in front must be an ordinary one, which starts after all before it have
+        ended. Some thread of the dependent launch must wait, so that it does not end first. An
+        ordinary launch behind both then starts after both. So memory can be reused in the stream's
+        order, as the caching allocator does: the packing of the next call is an ordinary launch.
 
         Args:
             stream: the stream's handle (`torch.cuda.Stream.cuda_stream`), of the kernel's device.
-            dependent: as above; on a device before 9.0, or with a driver before 12.3, no
-                difference.
+            dependent: as above. It has no effect on a device before 9.0, or with a driver before
+                12.3.
 
         Raises:
-            LaunchError: with the launch's shape and the CUDA error; an error that an earlier
-                kernel left behind shows up here too.
+            LaunchError: with the launch's shape and the CUDA error. It may be the error of an
+                earlier kernel.
         """
         kernel = self._kernel
         if dependent and kernel._launch_dependent is not None:
@@ -290,11 +290,12 @@ class Launch:
         return result
 
     def _start_again(self, result: Any, stream: int, dependent: bool) -> None:
-        """Deal with a launch that failed: again with our context, if that is what it lacked.
+        """Handles a launch that failed. Repeats it if only the context was missing or wrong.
 
-        A thread that has called nothing of CUDA yet, as one of autograd's, has no context, and
-        one that works on another device has another. Asking before each launch would slow down
-        all the others. The second launch is a plain one, which is right for a dependent one too.
+        A thread without earlier CUDA calls, such as one of autograd's, has no context. It gets ours
+        permanently, as from the CUDA runtime. A thread that works on another device has another
+        context, and keeps it. A check before each launch would slow all launches down. The second
+        launch is an ordinary one, which is correct for a dependent launch too.
         """
         kernel = self._kernel
         codes = kernel._driver.CUresult
@@ -303,10 +304,11 @@ class Launch:
             codes.CUDA_ERROR_INVALID_HANDLE,
             codes.CUDA_ERROR_CONTEXT_IS_DESTROYED,
         )
-        # What a driver would say to the attribute of a dependent launch.
+        # A driver's answer if it does not support the attribute of a dependent launch.
         refusals = (codes.CUDA_ERROR_NOT_SUPPORTED,) if dependent else ()
         if result in (*context_errors, *refusals):
-            with _current_context(kernel.device):
+            adopted = _adopt(kernel.device)
+            with contextlib.nullcontext() if adopted else _current_context(kernel.device):
                 result = self._start_plain(stream)
             if not result:
                 return
@@ -323,11 +325,21 @@ class Launch:
 
 @functools.cache
 def _primary_context(device: int) -> Any:
-    """The device's primary context, made where there is none yet; retained for good."""
+    """The device's primary context, created if there is none yet, and never released."""
     driver = libraries.driver()
     handle = libraries.check(driver, driver.cuDeviceGet(device), f"open device {device}")
     answer = driver.cuDevicePrimaryCtxRetain(handle)
     return libraries.check(driver, answer, f"retain the primary context of device {device}")
+
+
+def _adopt(device: int) -> bool:
+    """Makes the device's primary context current in a thread that has none, permanently."""
+    driver = libraries.driver()
+    result, current = driver.cuCtxGetCurrent()
+    if result or int(current):
+        return False
+    (result,) = driver.cuCtxSetCurrent(_primary_context(device))
+    return not result
 
 
 @functools.cache
@@ -339,7 +351,7 @@ def _knows_dependent_launches() -> bool:
 
 @contextlib.contextmanager
 def _current_context(device: int) -> Iterator[None]:
-    """The device's primary context is this thread's current one inside."""
+    """Inside, the device's primary context is this thread's current one."""
     driver = libraries.driver()
     context = _primary_context(device)
     answer = driver.cuCtxPushCurrent(context)

@@ -1,4 +1,4 @@
-"""`load`: from a kernel's source to the kernel on a device, remembered."""
+"""`load`: from a kernel's source to the kernel on a device, cached in memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _lock = threading.Lock()
 def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> Kernel:
     """The kernel of `source` on a device: compiled, or found in the cache, and loaded.
 
-    The second call with an equal source returns the same object. Hashing a source takes a few
-    microseconds, so a caller with a plan of its own keeps the kernel beside it.
+    A call with an equal source returns the same object. Hashing a source takes a few microseconds,
+    so a caller with its own plan should keep the kernel with it.
 
     Args:
         source: the kernel's source.
@@ -43,7 +43,7 @@ def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> K
 
     Raises:
         CompileError: the source does not compile.
-        LaunchError: the device does not take it.
+        LaunchError: the device refuses it.
         MissingDependencyError: a library, the driver or a device is missing.
     """
     key = (source, device, arch)

@@ -1,4 +1,4 @@
-"""`Target`: what the planner needs to know of a GPU, from the driver or from a table."""
+"""`Target`: the properties of a GPU that plans depend on, from the driver or from a table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tconv.jit import libraries
 
 _ARCH = re.compile(r"sm_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)")
 
-# Typical values: architecture without its suffix -> multiprocessors, shared memory that one block
-# may have (bytes, opted in), L2 (bytes), the GPU meant.
+# Typical values: architecture without its suffix -> multiprocessors, largest shared memory of a
+# block (bytes, with the opt-in), L2 (bytes), the GPU.
 _TYPICAL: dict[str, tuple[int, int, int, str]] = {
     "sm_75": (40, 64 << 10, 4 << 20, "T4"),
     "sm_80": (108, 163 << 10, 40 << 20, "A100"),
@@ -29,7 +29,7 @@ def parse_arch(arch: str) -> tuple[int, int, str]:
     """Major number, minor number and suffix of an architecture: "sm_90a" -> (9, 0, "a").
 
     Raises:
-        ValueError: `arch` is no real architecture's name.
+        ValueError: `arch` does not name a real architecture.
     """
     match = _ARCH.fullmatch(arch)
     # NOTE: architecture-specific feature sets exist from 9.0 on, family ones from 10.0 on.
@@ -44,8 +44,8 @@ def parse_arch(arch: str) -> tuple[int, int, str]:
 def default_arch(major: int, minor: int) -> str:
     """The architecture compiled for a device of capability major.minor.
 
-    From 9.0 on it is the architecture-specific one ("sm_90a"): `wgmma` and `setmaxnreg` exist
-    nowhere else, and a cubin is loaded by its own architecture alone in any case.
+    From 9.0 on it is the architecture-specific one ("sm_90a"). Only that has `wgmma` and
+    `setmaxnreg`, and a cubin runs only on its own architecture in any case.
     """
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
@@ -57,8 +57,8 @@ class Target:
     Attributes:
         arch: real architecture, "sm_90a".
         multiprocessors: number of SMs.
-        shared_per_block: bytes of shared memory that one block may have, static and dynamic
-            together, once it opts in.
+        shared_per_block: most bytes of shared memory of a block, static and dynamic together,
+            with the opt-in.
         l2_bytes: size of the L2 cache.
     """
 
@@ -82,13 +82,13 @@ class Target:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Major and minor number, to be compared: `target.capability >= (8, 0)`."""
+        """Major and minor number, for comparisons: `target.capability >= (8, 0)`."""
         major, minor, _ = parse_arch(self.arch)
         return major, minor
 
     @property
     def arch_specific(self) -> bool:
-        """Whether kernels for it may use its architecture's own instructions, as `wgmma`."""
+        """Whether kernels for it may use its architecture's own instructions, such as `wgmma`."""
         return parse_arch(self.arch)[2] == "a"
 
     @staticmethod
@@ -137,10 +137,10 @@ class Target:
 
     @staticmethod
     def for_device(ordinal: int) -> Target:
-        """The target of a device; asked of the driver once, creates no context.
+        """The target of a device, from the driver at the first call. Creates no context.
 
         Args:
-            ordinal: the device's index, as torch counts (CUDA_VISIBLE_DEVICES is in effect).
+            ordinal: the device's index, as in torch (CUDA_VISIBLE_DEVICES is in effect).
 
         Raises:
             MissingDependencyError: no cuda-bindings, no driver or no device.

@@ -1,6 +1,6 @@
 """Descriptors ("tensor maps") for the bulk tensor copies of sm_90 and newer.
 
-`check` holds the rules, which need no driver, so that the emulator refuses what a GPU would.
+`check` has the rules. It needs no driver, so the emulator refuses the same descriptors as a GPU.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DTYPES: dict[str, tuple[int, int]] = {
     "tfloat32": (11, 4),
     "tfloat32_ftz": (12, 4),
 }
-"""The element types; tfloat32 is float32 in memory, rounded on its way to shared memory."""
+"""The element types. tfloat32 is float32 in memory, and the copy rounds it."""
 
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """Bytes of the swizzle's span -> CUtensorMapSwizzle; 0 is none."""
 
 OOB_FILLS = {"zeros": 0, "nan": 1}
-"""What elements outside the tensor read as; "nan" is for floating-point types alone."""
+"""The value of elements outside the tensor. "nan" is for floating-point types only."""
 
 L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 """Bytes fetched into L2 at a time -> CUtensorMapL2promotion."""
@@ -53,7 +53,7 @@ def check(
     oob_fill: str,
     l2_promotion: int,
 ) -> None:
-    """Refuse what the hardware cannot describe; arguments as in `encode`.
+    """Refuses what the hardware cannot describe. Arguments are those of `encode`.
 
     Raises:
         ValueError: the requirement, then the value found.
@@ -123,20 +123,20 @@ def encode(
         data_ptr: device address of the first element, a multiple of 16.
         dtype: a key of `DTYPES`.
         dims: the tensor's sizes in elements, 1 to 5 of them.
-        strides_bytes: bytes from one element to the next along each dimension but the
-            innermost, whose elements are adjacent; multiples of 16.
+        strides_bytes: the strides in bytes of all dimensions but the innermost, whose elements are
+            adjacent. Multiples of 16.
         box: sizes of the tile that one instruction copies, in elements, each at most 256.
-        element_strides: every how many-th element is copied, 1 to 8; all 1 by default.
+        element_strides: step between copied elements, 1 to 8 in each dimension. By default 1.
         swizzle: span in bytes of the pattern in shared memory: 0 (none), 32, 64 or 128.
-        oob_fill: what lies outside the tensor reads as, "zeros" or "nan".
+        oob_fill: the value of elements outside the tensor, "zeros" or "nan".
         l2_promotion: bytes that L2 fetches at a time: 0, 64, 128 or 256.
 
     Returns:
-        the 128 bytes for a kernel's parameter, where they want an alignment of 64. The result
-        is remembered, so the same arguments cost a look-up.
+        the 128 bytes for a kernel's parameter, which must have an alignment of 64. The result is
+        cached.
 
     Raises:
-        ValueError: the hardware cannot describe this; the rule and the value found.
+        ValueError: the hardware cannot describe this. The message has the rule and the value.
         LaunchError: the driver refuses for another reason.
         MissingDependencyError: no cuda-bindings or no driver.
     """
@@ -178,7 +178,7 @@ def _encode(
         l2_promotion,
     )
     rank = len(dims)
-    # NOTE: the driver wants the result at a multiple of 64 bytes.
+    # NOTE: the driver writes the result to a multiple of 64 bytes.
     buffer = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
     address = -(-ctypes.addressof(buffer) // 64) * 64
     interleave_none = 0
@@ -209,8 +209,10 @@ def _encode(
 
 @functools.cache
 def _function() -> Any:
-    """`cuTensorMapEncodeTiled`, through ctypes: a map is made for each new address, and the
-    wrapper of cuda.bindings wants an object for every number and promises no alignment.
+    """`cuTensorMapEncodeTiled`, through ctypes.
+
+    Each new address needs a map. The wrapper of cuda.bindings takes an object for every number, and
+    does not guarantee the alignment.
     """
     driver = libraries.driver()
     answer = driver.cuGetProcAddress(

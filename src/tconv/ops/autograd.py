@@ -15,8 +15,10 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from tconv.memory_format import is_channels_last, sizes_of
+from tconv.counts import Counter
+from tconv.memory_format import is_channels_last, lies_channels_last, sizes_of
 from tconv.ops import autocast, compute, schema
+from tconv.ops.fake import output_size
 from tconv.ops.schema import Map
 from tconv.problem import Geometry, Pair
 
@@ -78,14 +80,9 @@ class TconvForward(_Node):
     ) -> Tensor:
         """Compute the output and note what its derivatives need."""
         _save(ctx, input, weight)
-        ctx.geometry = geometry
-        ctx.input_size = sizes_of(input)
-        ctx.kernel_size = sizes_of(weight)
-        ctx.input_channels_last = is_channels_last(input)
-        ctx.weight_channels_last = is_channels_last(weight)
-        output = implementation(input, weight, bias, geometry)
-        ctx.output_shape = output.shape
-        return output
+        # One attribute: setting one takes as long as most else here.
+        ctx.call = (geometry, input.shape, input.stride(), weight.shape, weight.stride())
+        return implementation(input, weight, bias, geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
@@ -93,10 +90,12 @@ class TconvForward(_Node):
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
         input, weight = ctx.saved_tensors
+        geometry, input_shape, input_strides, weight_shape, weight_strides = ctx.call
         _, needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        if ctx.input_channels_last and (needs_input or needs_weight):
+        if (needs_input or needs_weight) and lies_channels_last(input_shape, input_strides):
             # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
             grad = grad.contiguous(memory_format=torch.channels_last)
+        channels_last = needs_weight and lies_channels_last(weight_shape, weight_strides)
         if (
             needs_input
             and needs_weight
@@ -104,16 +103,14 @@ class TconvForward(_Node):
             and not torch.compiler.is_compiling()
             and unobserved(grad, input, weight)
         ):
-            rest = (ctx.geometry, needs_bias, ctx.weight_channels_last)
-            return None, *compute.gradients(grad, input, weight, *rest), None
+            gradients = compute.gradients(grad, input, weight, geometry, needs_bias, channels_last)
+            return None, *gradients, None
         grad_bias = grad.sum((0, 2, 3)) if needs_bias else None
         grad_input = grad_weight = None
         if needs_input:
-            grad_input = input_gradient(grad, weight, ctx.input_size, ctx.geometry)
+            grad_input = input_gradient(grad, weight, input_shape[2:], geometry)
         if needs_weight:
-            grad_weight = weight_gradient(
-                input, grad, ctx.kernel_size, ctx.geometry, ctx.weight_channels_last
-            )
+            grad_weight = weight_gradient(input, grad, weight_shape[2:], geometry, channels_last)
         return None, grad_input, grad_weight, grad_bias, None
 
     @staticmethod
@@ -126,9 +123,12 @@ class TconvForward(_Node):
         _geometry: None,
     ) -> Tensor | None:
         """The output's tangent, from those of the input, the weight and the bias."""
-        terms = _product_rule(ctx, input, weight, lambda x, w: forward(x, w, None, ctx.geometry))
+        geometry, input_shape, _, weight_shape, _ = ctx.call
+        terms = _product_rule(ctx, input, weight, lambda x, w: forward(x, w, None, geometry))
         if bias is not None:
-            terms.append(bias.view(1, -1, 1, 1).expand(ctx.output_shape))
+            spatial = output_size(input_shape[2:], weight_shape[2:], geometry)
+            shape = (input_shape[0], bias.shape[0], *spatial)
+            terms.append(bias.view(1, -1, 1, 1).expand(shape))
         return _sum(terms)
 
 
@@ -341,7 +341,11 @@ def forward_unobserved(
 
 
 def cached_forward(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    leave: Callable[[Counter], None] | None = None,
 ) -> Tensor | None:
     """`forward_unobserved` of a call whose like was `remember`ed, else None.
 
@@ -349,6 +353,7 @@ def cached_forward(
         input: of a dtype and on a device that our kernels serve.
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
+        leave: is told the call's counter where PyTorch is to run such calls from now on.
 
     Where PyTorch is to run the call and its gradients, its own function does, with its own
     backward: the host then does what it does without us, but for one look-up.
@@ -358,7 +363,11 @@ def cached_forward(
     if run is None:
         return None
     differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias)
-    if run.is_pytorchs(differentiable):
+    served = run.pytorchs(differentiable)
+    if served is not None:
+        served.add()
+        if leave is not None:
+            leave(served)
         stride, padding, output_padding, dilation, groups = geometry
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if dtype is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tconv.choice import Reason
+from tconv.counts import Counter
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError
 from tconv.jit import runtime, tensor_map
@@ -19,7 +20,6 @@ from tconv.kernels.launch import BoundLaunch
 from tconv.kernels.source import KernelSource
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import Problem, Sizes
-from tconv.statistics import Counter
 
 
 class Settings(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -11,6 +10,8 @@ from torch import Tensor
 
 from tconv import choice, settings, tuning
 from tconv.aten import Gradients
+from tconv.counts import Counter
+from tconv.flags import is_deterministic, tf32_allowed
 from tconv.memory_format import fits_channels_last, sizes_of
 from tconv.problem import (
     Direction,
@@ -24,7 +25,6 @@ from tconv.problem import (
 )
 from tconv.run import choosing, execution
 from tconv.run.binding import Call, Settings
-from tconv.tuning import PYTORCH
 
 Laid = tuple[Sizes, Sizes]
 """Shape and strides of a tensor, strides in elements."""
@@ -44,12 +44,12 @@ _MOST_KNOWN = 4096
 class Known:
     """`forward` of calls of one signature, whose arguments are valid."""
 
-    __slots__ = ("_call", "_geometry", "_gradients")
+    __slots__ = ("_call", "_geometry", "_pytorchs")
 
     def __init__(self, call: Call, geometry: Geometry) -> None:
         self._call = call
         self._geometry = geometry
-        self._gradients: tuple[Call, Call] | None = None
+        self._pytorchs: dict[tuple[int, bool], Counter | None] = {}
 
     def __call__(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
@@ -57,25 +57,23 @@ class Known:
         """The layer's output."""
         return execution.forward(self._call, input, weight, bias, geometry)
 
-    def is_pytorchs(self, differentiable: bool) -> bool:
-        """Whether PyTorch's own function is to run the call, with its own backward. It counts.
+    def pytorchs(self, differentiable: bool) -> Counter | None:
+        """The counter of the call where PyTorch's own function, with its own backward, runs it.
 
         Args:
             differentiable: whether gradients may be asked for.
         """
-        mode = tuning.mode()
-        way = choosing.known(self._call, mode)
-        if way is None or way.candidate is not PYTORCH:
-            return False
-        if differentiable:
-            if self._gradients is None:
-                self._gradients = _find_gradients(self._call, self._geometry)
-            for call in self._gradients:
-                of_gradient = choosing.known(call, mode)
-                if of_gradient is None or of_gradient.candidate is not PYTORCH:
-                    return False
-        way.served.add()
-        return True
+        key = (tuning.mode(), differentiable)
+        if key in self._pytorchs:
+            return self._pytorchs[key]
+        way = choosing.leave_to_pytorch(self._call, self._gradients if differentiable else None)
+        found = None if way is None else way.served
+        if found is not None or choosing.known(self._call, key[0]) is not None:
+            self._pytorchs[key] = found
+        return found
+
+    def _gradients(self) -> tuple[Call, Call]:
+        return _find_gradients(self._call, self._geometry)
 
 
 def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -220,38 +218,14 @@ def signature(
     )
 
 
-def _read(is_cuda: bool, dtype: torch.dtype) -> Settings:
-    """The settings and flags that a call depends on."""
+def _read(is_cuda: bool, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The settings and flags that a call depends on, as in `Settings`."""
     tf32 = dtype is torch.float32 and tf32_allowed()
     if is_cuda:
         # The emulator's two mean nothing here.
-        return Settings(settings.kernel(), "", False, choice.own_only(), _is_deterministic(), tf32)
+        return settings.kernel(), "", False, choice.own_only(), is_deterministic(), tf32
     emulated = (settings.emulate_arch(), settings.sanitize())
-    return Settings(settings.kernel(), *emulated, True, False, tf32)
-
-
-def _is_deterministic() -> bool:
-    return torch._C._get_cudnn_deterministic() or torch._C._get_deterministic_algorithms()
-
-
-def tf32_allowed() -> bool:
-    """Whether float32 convolutions may use TF32, which is PyTorch's default.
-
-    Not where its flags forbid it, cuDNN is off (`torch.backends.cudnn.enabled`), or
-    NVIDIA_TF32_OVERRIDE=0 was set by the first call.
-    """
-    if _TF32_FORBIDDEN or not torch._C._get_cudnn_enabled():
-        return False
-    if _PRECISION is None:  # torch before 2.9
-        return torch.backends.cudnn.allow_tf32
-    return bool(_PRECISION("cuda", "conv") == "tf32")
-
-
-# Read once, as cuDNN and cuBLAS do. cuDNN ignores other values.
-_TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
-
-# What torch.backends.cudnn.conv.fp32_precision reads, in half its time.
-_PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)
+    return settings.kernel(), *emulated, True, False, tf32
 
 
 def problem_of_fakes(
@@ -341,7 +315,7 @@ def _find(
 ) -> Call:
     """The call on tensors that are laid out so, of the dtype and on the device of `tensor`."""
     device = tensor.get_device() if tensor.is_cuda else None
-    read = _read(tensor.is_cuda, tensor.dtype)
+    read = Settings(*_read(tensor.is_cuda, tensor.dtype))
     dtype = DTYPE_NAMES[tensor.dtype]
     return _call(direction, geometry, x, w, y, dtype, device, bias, aligned, read)
 

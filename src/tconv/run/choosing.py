@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
 from tconv import choice, settings, tuning
 from tconv.choice import Reason
+from tconv.counts import counter
 from tconv.plan import Candidate, plan
 from tconv.run.binding import Call, Way
-from tconv.statistics import counter
 from tconv.tuning import PYTORCH
 
 logger = logging.getLogger("tconv")
@@ -71,12 +72,37 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
     return way
 
 
+def leave_to_pytorch(call: Call, gradients: Callable[[], tuple[Call, Call]] | None) -> Way | None:
+    """The way of a forward call that PyTorch runs together with its gradients, if it does.
+
+    Its own function runs then, with its own backward.
+
+    Args:
+        call: the forward call.
+        gradients: makes the calls of its gradients; None where none is asked for.
+    """
+    mode = tuning.mode()
+    way = known(call, mode)
+    if gradients is None:
+        return way if way is not None and way.candidate is PYTORCH else None
+    if way is not None and way.candidate is not PYTORCH and way.reason == "own kernels":
+        return None
+    for of_gradient in gradients():
+        found = known(of_gradient, mode)
+        if found is None or found.candidate is not PYTORCH:
+            return None
+    if way is not None and way.candidate is PYTORCH:
+        return way
+    small = mode == tuning.DEFAULT and plan(call.problem, call.target).cost < choice.SMALL
+    return _way(call, PYTORCH, "small") if small else None
+
+
 def _by_rule(call: Call) -> Way | None:
     """By the rules of `tconv.choice`; None where both have to be timed."""
     if call.settings.own or call.device is None:
         return _way(call, None, "own kernels")
     name = torch.cuda.get_device_name(call.device)
-    verdict = choice.verdict(call.problem, plan(call.problem, call.target).stem, name)
+    verdict = choice.verdict(plan(call.problem, call.target), name)
     if verdict.runs == "timed":
         return None
     return _way(call, PYTORCH if verdict.runs == "pytorch" else None, verdict.reason)

@@ -14,7 +14,6 @@ from tconv.errors import MissingDependencyError
 from tconv.jit.target import Target
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import plan
-from tconv.problem import TF32_LEAST_CHANNELS
 from tconv.reference import MAPS, expected, operands, random_layers
 
 SMALL = ("--layer", "5,4,3,2,1", "--input", "2x4x5")
@@ -170,12 +169,23 @@ def test_tf32_is_held_to_its_contract():
 
 
 def test_few_channels_are_held_to_float32():
-    layer = Layer.parse(f"{TF32_LEAST_CHANNELS - 1},17,3", "1x5x6")
+    layer = Layer.parse("15,17,2", "1x5x6")
     t = operands(layer, torch.float32, "contiguous", "cpu")
     wants = expected(layer, t, tf32=True)
     assert wants[0].why_wrong(F.conv_transpose2d(t.x, t.w, t.bias)) is None
     assert torch.equal(wants[0].exact, wants[0].contract)
     assert not torch.equal(wants[1].exact, wants[1].contract)
+
+
+def test_few_channels_of_many_products_are_held_to_tf32():
+    """In forward alone: the gradient of the input sums over too few channels."""
+    layer = Layer.parse("8,5,4x5", "1x5x6")
+    t = operands(layer, torch.float32, "contiguous", "cpu")
+    wants = expected(layer, t, tf32=True)
+    assert not torch.equal(wants[0].exact, wants[0].contract)
+    assert torch.equal(wants[1].exact, wants[1].contract)
+    x, w = (reference.round_to_tf32(a) for a in (t.x, t.w))
+    assert wants[0].why_wrong(F.conv_transpose2d(x, w, t.bias)) is None
 
 
 def test_the_output_alone_is_the_first_map():

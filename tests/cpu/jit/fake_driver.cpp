@@ -12,6 +12,7 @@ using Handle = void*;
 namespace {
 constexpr int current_context = 0xC0;
 int context_depth = 0, capture_mode = 0;
+Handle thread_context = nullptr;  // what cuCtxGetCurrent says
 std::deque<int> next_results;
 struct {
     unsigned grid, block, shared;
@@ -37,6 +38,8 @@ void fake_capability(int major) { capability = major; }
 void fake_forget_attributes() { last_attributes = {}; }
 const void* fake_last_attributes() { return &last_attributes; }
 int fake_dynamic_shared() { return dynamic_shared; }
+void fake_thread_context(Handle context) { thread_context = context; }
+Handle fake_set_context() { return thread_context; }
 int fake_context_depth() { return context_depth; }
 int fake_capture_mode() { return capture_mode; }
 int fake_load_capture_mode() { return load_capture_mode; }
@@ -66,6 +69,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     return 1;
 }
 int cuDevicePrimaryCtxRetain(Handle* context, int) { return *context = (Handle)0xC0, 0; }
+int cuCtxGetCurrent(Handle* context) { return *context = thread_context, 0; }
+int cuCtxSetCurrent(Handle context) { return thread_context = context, 0; }
 int cuCtxPushCurrent(Handle context) {
     return context == (Handle)(intptr_t)current_context ? (++context_depth, 0) : 201;
 }

@@ -17,6 +17,7 @@ from tconv.jit.target import Target
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_last_launch.restype = ctypes.c_void_p
 fake.fake_last_attributes.restype = ctypes.c_void_p
+fake.fake_set_context.restype = ctypes.c_void_p
 
 DEPENDENT = (1, 6, 1)
 """One attribute, programmatic stream serialization, allowed."""
@@ -112,10 +113,11 @@ def test_dependent_launches():
 def test_dependent_launches_that_fail():
     kernel = runtime.load(Source(), 0)
     arguments = bytes(range(24))
-    for error, depth in ((201, 1), (400, 1), (801, 1)):
+    fake.fake_thread_context(ctypes.c_void_p(0xC1))
+    for error in (201, 400, 801):
         fake.fake_next_result(error)
         kernel.launch(3, arguments, 0x1000, dependent=True)
-        assert last_launch() == (3, 128, 1024, 0xF0, 0x1000, depth, arguments), error
+        assert last_launch() == (3, 128, 1024, 0xF0, 0x1000, 1, arguments), error
         attributes()
     fake.fake_next_result(801)
     assert "CUDA_ERROR_FAKE (801)" in refusal(LaunchError, kernel.launch, 3, arguments, 0x1000)
@@ -173,9 +175,21 @@ def test_driver_errors():
 def test_a_thread_without_context():
     kernel = runtime.load(Source(), 0)
     for error in (201, 400):
+        fake.fake_thread_context(ctypes.c_void_p(None))
+        fake.fake_next_result(error)
+        kernel.launch(3, bytes(range(24)))
+        assert last_launch()[5:] == (0, bytes(range(24)))
+        assert fake.fake_set_context() == 0xC0, "the primary context is the thread's from now on"
+
+
+def test_a_thread_that_works_on_another_device():
+    kernel = runtime.load(Source(), 0)
+    fake.fake_thread_context(ctypes.c_void_p(0xC1))
+    for error in (201, 400):
         fake.fake_next_result(error)
         kernel.launch(3, bytes(range(24)))
         assert last_launch()[5:] == (1, bytes(range(24))), "launched inside the primary context"
+        assert fake.fake_set_context() == 0xC1, "the thread keeps its own"
     fake.fake_next_result(201)
     fake.fake_next_result(201)
     message = refusal(LaunchError, kernel.launch, 3, bytes(24))

@@ -31,6 +31,7 @@ ONE_CHANNEL = Case(1, 24, 1, 1, (7, 9), (9, 9), (3, 3), (4, 4), (2, 2))
 # reaches.
 LONG_ROWS = Case(1, 17, 3, 1, (4, 150), (4, 4), (2, 2), (1, 1))
 BULK = Case(2, 20, 7, 1, (3, 128), (3, 3), (1, 1), (1, 1))
+FRAMES = Case(1, 17, 2, 1, (2, 9), (1, 50), (1, 20), (0, 15))
 BLANK_ROWS = Case(1, 8, 20, 1, (3, 101), (3, 3), (5, 5), (1, 1), (2, 0), (2, 2))
 
 SCHEDULES = ("forward", "reverse", "random:1", "random:2")
@@ -213,6 +214,14 @@ def test_forward(stem, case):
     assert found[turn::4]
     for plan in found[turn::4]:
         assert_reaches_readers_alone(plan, case, t)
+
+
+def test_frames():
+    t = operands(FRAMES, torch.float32, "contiguous", "cpu")
+    found = plans(problem_of(FRAMES, math="tf32"), "mma_frames_forward")
+    assert found
+    for plan in found:
+        assert_reaches_readers_alone(plan, FRAMES, t)
 
 
 @pytest.mark.parametrize("case", (BULK, BLANK_ROWS), ids=str)

@@ -10,6 +10,7 @@ import torch
 
 import emulated_plans
 from emulated_plans import (
+    FEW_CHANNELS,
     HOPPER,
     PATCH_CASES,
     PATCH_LAYERS,
@@ -34,6 +35,7 @@ CASES = (
     # Parts of a stage in a loop: three, and where rows of pixels stand for two output rows.
     Case(1, 16, 64, 1, (3, 44), (3, 7)),
     Case(1, 32, 12, 1, (6, 44), (5, 7), (2, 1), (2, 3)),
+    *FEW_CHANNELS,
 )
 
 
@@ -71,9 +73,10 @@ def assert_right(out, case: Case, t) -> None:
 
 
 QUICK = (2, 8, 17)  # together they too serve every tile
+FEW = tuple(CASES.index(case) for case in FEW_CHANNELS)
 
 
-@pytest.mark.parametrize("case", quick(CASES, *QUICK), ids=str)
+@pytest.mark.parametrize("case", quick(CASES, *QUICK, FEW[0], FEW[1]), ids=str)
 def test_every_tile_that_serves(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
@@ -84,7 +87,7 @@ def test_every_tile_that_serves(case):
         assert same_bits(out, run(alone(chosen), t)), "the repair computed it"
 
 
-@pytest.mark.parametrize("case", quick(CASES, 2, 17), ids=str)
+@pytest.mark.parametrize("case", quick(CASES, 2, 17, FEW[0]), ids=str)
 def test_repairs_of_every_layer(case):
     case = dataclasses.replace(case, bias=False)  # beside which small sums were nothing
     t = changed(case, UNHELD["all small"])
@@ -116,7 +119,7 @@ def _parts(chosen: Plan) -> int:
 )
 def test_random_layers(case):
     # Few tiles of each: those of the first and of the last cost.
-    case = dataclasses.replace(case, in_channels=max(case.in_channels, 16))
+    case = dataclasses.replace(case, in_channels=max(case.in_channels, 4))
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
     for chosen in served[:1] + served[-1:]:

@@ -9,6 +9,7 @@ import torch
 
 import emulated_plans
 from emulated_plans import (
+    FEW_CHANNELS,
     HOPPER,
     PATCH_CASES,
     PATCH_LAYERS,
@@ -37,7 +38,7 @@ def plans(problem: Problem, resident: bool | None = None) -> list[Plan]:
 QUICK = (2, 8, 10, 17)  # together they too serve every tile
 
 
-@pytest.mark.parametrize("case", quick(PATCH_CASES, *QUICK), ids=str)
+@pytest.mark.parametrize("case", quick((*PATCH_CASES, *FEW_CHANNELS), *QUICK, -4, -3), ids=str)
 def test_every_tile_that_serves(case):
     t = operands(dataclasses.replace(case), torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))

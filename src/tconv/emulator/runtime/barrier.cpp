@@ -7,7 +7,7 @@ namespace emulator {
 namespace {
 
 struct Barrier {
-    unsigned threads = 0;  // that it takes; 0 while nobody has arrived
+    unsigned threads = 0;  // expected; 0 before the first arrival
     unsigned arrived = 0;
     bool block_wide = false;
     Location first{};

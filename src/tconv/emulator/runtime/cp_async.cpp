@@ -1,4 +1,4 @@
-// cp.async and bulk stores: copies that a thread waits for in groups.
+// cp.async and bulk stores. A thread waits for them in groups.
 #include <cstring>
 #include <utility>
 
@@ -23,7 +23,7 @@ struct Store {
 
 struct ThreadCopies {
     std::vector<Copy> copies;
-    uint32_t copy_group = 0;  // the one that is being filled
+    uint32_t copy_group = 0;  // the open group
     std::vector<Store> stores;
     uint32_t store_group = 0;
 };
@@ -76,7 +76,7 @@ void copy_async(void* destination, const void* source, uint32_t bytes, uint32_t 
 
 void copy_async_commit() { ++own().copy_group; }
 
-// All groups but the last `left`; those that are not committed stay, unless `all`.
+// Delivers all groups but the last `left`. Copies without a commit stay in flight, unless `all`.
 void copy_async_wait(uint32_t left, bool all) {
     ThreadCopies& copies = own();
     std::size_t kept = 0;
@@ -129,7 +129,7 @@ void tensor_store(const void* map, unsigned rank, const int* coordinates, const 
 
 void bulk_commit() { ++own().store_group; }
 
-// `read`: only until the shared memory may be used again.
+// `read`: waits only until the shared memory may be overwritten.
 void bulk_wait(uint32_t left, bool read) {
     ThreadCopies& copies = own();
     std::vector<Store> kept;

@@ -17,7 +17,7 @@ constexpr std::size_t stack_bytes = 64 * 1024;
 
 struct sigaction before[3];
 stack_t stack_before;
-// A handler needs a stack of its own: the thread's may be what overflowed.
+// A handler needs its own stack: the thread's may have overflowed.
 unsigned char handler_stack[stack_bytes];
 
 void handle(int signal, siginfo_t* info, void*) {

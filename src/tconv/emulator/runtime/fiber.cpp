@@ -11,7 +11,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// -DTCONV_UCONTEXT takes the slow way on any machine.
+// -DTCONV_UCONTEXT uses the slow ucontext on any machine.
 #if !defined(__x86_64__) && !defined(__aarch64__) && !defined(TCONV_UCONTEXT)
 #define TCONV_UCONTEXT
 #endif
@@ -22,7 +22,7 @@
 namespace emulator {
 namespace {
 
-// Only pages that are used take memory, so this may be ample; instrumented frames are large.
+// Unused pages take no memory, so stacks are large. Instrumented frames need that.
 constexpr std::size_t stack_bytes = 512 * 1024;
 
 void allocate_stack(Fiber& fiber) {
@@ -33,7 +33,7 @@ void allocate_stack(Fiber& fiber) {
         std::perror("tconv emulator: no memory for a thread's stack");
         std::abort();
     }
-    mprotect(memory, guard, PROT_NONE);  // an overflow stops here
+    mprotect(memory, guard, PROT_NONE);  // an overflow faults here
     fiber.stack = static_cast<unsigned char*>(memory) + guard;
     fiber.stack_bytes = stack_bytes;
 }
@@ -62,7 +62,7 @@ static void switch_stacks(Fiber& from, Fiber& to) {
 
 #else
 
-// Saves what a callee must keep, stores the stack pointer in *save, takes `load` for it.
+// Saves the callee-saved registers, stores the stack pointer in *save, and switches to `load`.
 extern "C" void tconv_emulator_switch(void** save, void* load);
 
 #if defined(__x86_64__)
@@ -137,11 +137,11 @@ tconv_emulator_switch:
 void prepare(Fiber& fiber, void (*entry)()) {
     if (fiber.stack == nullptr) allocate_stack(fiber);
 #ifdef TCONV_SANITIZE
-    // An abandoned run leaves its frames' red zones behind.
+    // An abandoned run leaves poisoned red zones on the stack.
     __asan_unpoison_memory_region(fiber.stack, fiber.stack_bytes);
 #endif
-    // Two words stay free above the first frame: the entry finds the stack as after a call, and a
-    // debugger's backtrace ends at a zero.
+    // Two words stay free above the first frame. The entry then finds the stack as after a call,
+    // and a debugger's backtrace ends at a zero.
     auto* top = reinterpret_cast<std::uintptr_t*>(fiber.stack + fiber.stack_bytes) - 2;
     top[0] = top[1] = 0;
     std::uintptr_t* frame = top - saved_words;
@@ -178,7 +178,7 @@ void switch_fiber(Fiber& from, Fiber& to) {
 
 void entered([[maybe_unused]] const Fiber& fiber) {
 #ifdef TCONV_SANITIZE
-    // The first fiber of all comes from the thread's own stack, and is told where that lies.
+    // The first switch starts on the thread's own stack, and learns where that is.
     const void* stack;
     std::size_t bytes;
     __sanitizer_finish_switch_fiber(fiber.sanitizer_state, &stack, &bytes);

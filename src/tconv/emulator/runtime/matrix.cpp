@@ -22,7 +22,7 @@ void need_all_lanes(uint32_t lanes, const char* what, Location at) {
     }
 }
 
-// Where a lane's two elements of a matrix are: `row` names the shared row of each.
+// The two elements of a matrix that a lane holds. `row` gives the shared row of each.
 void element_place(const MatrixMove& move, unsigned lane, unsigned half, unsigned& row,
                    unsigned& column) {
     row = lane / 4;

@@ -1,7 +1,7 @@
-// mbarriers: arrivals and bytes of the current phase, and who waits for its end.
+// mbarriers: arrivals and bytes of the current phase, and the threads that wait for its end.
 //
-// A transfer lands at the last moment that the rules allow: when a thread looks at a barrier
-// whose arrivals are complete. Until then its destination holds NaN.
+// A transfer lands as late as the rules allow: when a thread tests a barrier whose arrivals are
+// complete. Until then its destination holds NaN.
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -21,12 +21,12 @@ struct Mbarrier {
     uint32_t phase;
     std::vector<Transfer> transfers;
     std::vector<Thread*> waiting;
-    std::vector<std::vector<Copy>> arriving;  // arrivals, each behind a thread's copies
+    std::vector<std::vector<Copy>> arriving;  // arrivals, each after a thread's copies
 };
 
 std::vector<Mbarrier*> barriers;
 
-// What lies in shared memory in place of the hardware's state; whoever writes there is found out.
+// Stands in shared memory for the hardware's state. A kernel must not change it.
 uint64_t seal(const uint64_t* address) {
     return 0x6d62617272696572ull ^ reinterpret_cast<uintptr_t>(address) * 0x9e3779b97f4a7c15ull;
 }
@@ -60,7 +60,7 @@ void complete_phase(Mbarrier& barrier) {
     release_in_order(barrier.waiting);
 }
 
-// Somebody looks: what can be over is over.
+// A thread tests the barrier: ends the phase if it can end.
 void observe(Mbarrier& barrier) {
     if (!barrier.arriving.empty()) {
         for (const std::vector<Copy>& copies : barrier.arriving) {
@@ -84,7 +84,7 @@ void observe(Mbarrier& barrier) {
     complete_phase(barrier);
 }
 
-// Those still to come behind copies are not free for others.
+// Arrivals that wait for copies are reserved.
 uint32_t free_arrivals(const Mbarrier& barrier) {
     return barrier.missing - static_cast<uint32_t>(barrier.arriving.size());
 }

@@ -1,9 +1,9 @@
-// Shared memory as its two proxies see it, and the bytes that copies have yet to deliver.
+// Shared memory as its two proxies see it, and the bytes of copies in flight.
 //
-// Ordinary stores are made through the generic proxy; bulk copies, tensor copies and wgmma read
-// through the async proxy, which is sure to see a store only after a fence.proxy.async. So there
-// is a second image of shared memory, the async proxy's, which a fence brings up to date; where
-// the two differ when the async proxy reads, a fence is missing.
+// Ordinary stores use the generic proxy. Bulk copies, tensor copies and wgmma read through the
+// async proxy, which sees a store for certain only after a fence.proxy.async. So the async proxy
+// has its own image of shared memory, which a fence updates. If the two differ when the async proxy
+// reads, a fence is missing.
 #include <cstring>
 #include <utility>
 
@@ -17,7 +17,7 @@ namespace emulator {
 namespace {
 
 std::vector<unsigned char> image;  // of dynamic, then of static shared memory
-std::vector<uint32_t> fenced;      // for each warp the lanes that have fenced, not yet acted on
+std::vector<uint32_t> fenced;  // for each warp: lanes whose fence is pending
 std::vector<std::pair<unsigned char*, uint64_t>> pending;
 
 unsigned char* in_image(const unsigned char* pointer) {
@@ -36,7 +36,7 @@ void publish() {
 
 }  // namespace
 
-// NOTE: not memcpy and memset, which a sanitizer replaces by functions that look for red zones.
+// NOTE: not memcpy and memset: a sanitizer replaces them by functions that check red zones.
 void raw_copy(void* to, const void* from, uint64_t bytes) {
     auto* target = static_cast<volatile unsigned char*>(to);
     auto* source = static_cast<const volatile unsigned char*>(from);
@@ -63,7 +63,7 @@ void mark_pending(unsigned char* pointer, uint64_t bytes) {
     raw_fill(pointer, 0xff, bytes);
     raw_fill(in_image(pointer), 0xff, bytes);
 #ifdef TCONV_SANITIZE
-    // A granule of the sanitizer has eight bytes: smaller copies are seen by their NaN alone.
+    // The sanitizer poisons granules of eight bytes. Only NaN marks smaller copies.
     if (reinterpret_cast<uintptr_t>(pointer) % 8 == 0 && bytes % 8 == 0) {
         __asan_poison_memory_region(pointer, bytes);
         pending.push_back({pointer, bytes});
@@ -111,8 +111,8 @@ void async_write(unsigned char* to, const void* from, uint64_t bytes) {
     std::memcpy(in_image(to), from, bytes);
 }
 
-// To copy the whole memory for each thread is slow, so a warp's lanes, which fence together, do
-// it once. A fence of a part of a warp counts when something is read.
+// A copy of the whole memory for each thread would be slow. The lanes of a warp fence together, so
+// they copy once. The fence of a part of a warp takes effect at the next read.
 void fence_proxy_async() {
     uint32_t& lanes = fenced[current->warp];
     lanes |= 1u << current->lane;
@@ -128,7 +128,7 @@ void reset_views() {
 #endif
     pending.clear();
     Region dynamic = dynamic_region(), fixed = static_region();
-    // NOTE: like the memory itself, at the start of a block.
+    // NOTE: the image starts as the memory does, at the start of a block.
     image.assign(dynamic.bytes + fixed.bytes, 0xff);
     fenced.assign((block.thread_count + 31) / 32, 0);
 }

@@ -1,5 +1,5 @@
-// A sanitized kernel's main(): reads a launch from a file, runs it on red-zoned copies of its
-// memory, and writes what it left there, and the report, back into the file.
+// A sanitized kernel's main(). It reads a launch from a file, runs it on red-zoned copies of its
+// memory, and writes the copies and the report back to the file.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +19,7 @@ extern "C" const emulator::Kernel tconv_emulator_kernel;
 extern "C" int tconv_emulator_launch(const emulator::Kernel* kernel, const emulator::Launch* launch,
                                      emulator::Report* report);
 
-// NOTE: no stacks of the sanitizer's own for locals: a thread's frames must stay on its fiber's.
+// NOTE: no fake stacks of the sanitizer: a thread's frames must stay on its fiber's stack.
 extern "C" EMULATOR_API const char* __asan_default_options() {
     return "detect_leaks=0:detect_stack_use_after_return=0:handle_sigill=1";
 }
@@ -31,17 +31,17 @@ namespace {
 using emulator::Allocation;
 using emulator::FieldKind;
 
-// One allocation of the launch; laid out alike in records.py.
+// One allocation of the launch, with the layout of records.py.
 struct Piece {
     uint64_t address;  // in the launching process
     uint64_t bytes;
     uint64_t offset;  // of its contents in the file
-    // For reports: where it lies in this process, and the arguments that point into it.
+    // For reports: its address in this process, and the arguments that point into it.
     uint64_t copy;
     char names[96];
 };
 
-// The head of the file; the arguments, the pieces and their contents follow.
+// The head of the file. The arguments, the pieces and their contents follow.
 struct Request {
     emulator::Launch launch;
     uint64_t arguments_offset;
@@ -50,7 +50,7 @@ struct Request {
     emulator::Report report;
 };
 
-// As far from a multiple of 64 bytes as the original, and at the end of its memory.
+// With the original's offset from a multiple of 64 bytes, and at the end of its memory.
 unsigned char* red_zoned_copy(const Piece& piece, const unsigned char* contents) {
     uint64_t lead = piece.address % 64;
     void* memory = nullptr;
@@ -64,7 +64,7 @@ unsigned char* red_zoned_copy(const Piece& piece, const unsigned char* contents)
     return copy;
 }
 
-// The piece that a pointer of the launching process points into, or at the end of.
+// The piece that contains a pointer of the launching process, or ends at it.
 Piece* find_piece(uint64_t address, Piece* pieces, uint64_t count) {
     for (uint64_t i = 0; i < count; ++i) {
         if (address - pieces[i].address < pieces[i].bytes) return &pieces[i];

@@ -1,4 +1,4 @@
-// Which thread of the block runs next, and what it means when none can.
+// The scheduler: which thread of the block runs next, and the report of a deadlock.
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -15,10 +15,10 @@ Thread* current = nullptr;
 
 namespace {
 
-constexpr unsigned stale_polls = 256;  // rounds in which nobody got anywhere: a livelock
+constexpr unsigned stale_polls = 256;  // rounds without progress that count as a livelock
 
 Fiber main_fiber;
-std::vector<Thread*> ready;  // a ring of as many places as there are threads
+std::vector<Thread*> ready;  // a ring with a place for each thread
 std::size_t ready_first, ready_count;
 std::vector<Thread*> pollers;
 unsigned stale_rounds;
@@ -110,7 +110,7 @@ void record(const Thread* culprit, Location at, const char* message) {
     std::snprintf(report.message, sizeof report.message, "%s", message);
 }
 
-// The threads are left where they stand; the next launch starts them anew.
+// The threads stop where they are. The next launch restarts them.
 [[noreturn]] void abandon() {
     Fiber nowhere;
     switch_fiber(nowhere, main_fiber);
@@ -141,7 +141,7 @@ void record(const Thread* culprit, Location at, const char* message) {
     abandon();
 }
 
-// Another turn for those that poll, unless they have all polled often enough in vain.
+// Lets polling threads run again, unless all have polled too often without progress.
 void wake_pollers() {
     if (block.progress != stale_progress) {
         stale_progress = block.progress;
@@ -153,7 +153,7 @@ void wake_pollers() {
     pollers.clear();
 }
 
-// Leaves the running thread for the next one. Returns when it has its turn again.
+// Switches from the running thread to the next. Returns when the thread runs again.
 void reschedule() {
     if (ready_count == 0) {
         if (pollers.empty()) report_stuck();
@@ -186,7 +186,7 @@ void thread_main() {
         } else {
             reschedule();
         }
-        // Here begins the next block.
+        // The next block begins here.
     }
 }
 
@@ -225,7 +225,7 @@ void release(Thread& thread) {
 
 void release_in_order(std::vector<Thread*>& waiting) {
     ++block.progress;
-    // Threads arrive in any order; each schedule has its own for those that go on together.
+    // Threads arrive in any order. The schedule decides in which order they continue.
     std::vector<Thread*>& order = waiting;
     for (std::size_t i = 1; i < order.size(); ++i) {
         Thread* thread = order[i];
@@ -267,7 +267,7 @@ void run_block() {
 }
 
 void prepare_threads(unsigned count) {
-    // NOTE: threads keep their addresses, and stacks, from launch to launch.
+    // NOTE: threads keep their addresses and stacks between launches.
     if (threads.capacity() < 1024) threads.reserve(1024);
     while (threads.size() < count) threads.emplace_back();
     ready.assign(count, nullptr);

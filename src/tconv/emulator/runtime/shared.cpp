@@ -1,4 +1,4 @@
-// Shared memory of the running block: where it lies, what is in it at first, who may touch what.
+// Shared memory of the running block: its address, its first contents, and the bounds of accesses.
 #include <cstdlib>
 #include <cstring>
 
@@ -12,13 +12,13 @@ namespace emulator {
 namespace {
 
 constexpr uint64_t shared_limit = 227 * 1024;  // of the largest GPU
-constexpr uint64_t alignment = 1024;           // what a 128-byte swizzle repeats after
+constexpr uint64_t alignment = 1024;           // the period of a 128-byte swizzle
 constexpr uint64_t guard_bytes = 4096;
 constexpr uint64_t guard_word = 0x5ca1ab1e0ddba11ull;
 
-// On a GPU both lie in one window of 18-bit addresses whose first 1024 bytes are the system's.
+// On a GPU both lie in one window of 18-bit addresses. The system reserves its first 1024 bytes.
 constexpr uint32_t dynamic_address = 1024;
-constexpr uint64_t anchor_bytes = 16;  // the emulator's own, see emulator/entry.h
+constexpr uint64_t anchor_bytes = 16;  // reserved for the emulator, see emulator/entry.h
 
 unsigned char* memory = nullptr;  // with a guard before and after, where there is no sanitizer
 unsigned char* dynamic = nullptr;
@@ -57,7 +57,7 @@ void allocate_shared(const Kernel& kernel, uint64_t bytes) {
     std::memset(dynamic + bytes, 0x5c, padded - bytes);
 #endif
     static_address = (dynamic_address + static_cast<uint32_t>(bytes) + 1023u) / 1024u * 1024u;
-#ifndef TCONV_SANITIZE  // whose red zones make the static part longer
+#ifndef TCONV_SANITIZE  // red zones make the static part longer
     if (static_bytes - anchor_bytes + bytes > shared_limit) {
         fail_at_thread(
             "%llu bytes of static and %llu of dynamic shared memory are more than any GPU's %llu",

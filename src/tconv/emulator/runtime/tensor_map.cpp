@@ -11,7 +11,7 @@ namespace {
 
 // Elements of the box along one dimension that are copied.
 uint64_t box_count(const TensorMapRecord& map, unsigned dimension) {
-    // The innermost dimension has no element stride.
+    // The innermost dimension ignores the element stride.
     unsigned stride = dimension == 0 ? 1 : map.element_strides[dimension];
     return (map.box[dimension] + stride - 1) / stride;
 }
@@ -23,8 +23,8 @@ uint64_t swizzled_offset(const TensorMapRecord& map, uint32_t base, uint64_t off
     return (address ^ chunk << 4) - base;
 }
 
-// Bytes from one row of the box to the next in shared memory: a swizzled row takes its whole span,
-// however short it is, and what is beyond the row stays as it was.
+// Bytes from one row of the box to the next in shared memory. A swizzled row takes its whole span,
+// even if it is shorter. The bytes after the row stay unchanged.
 uint64_t row_pitch(const TensorMapRecord& map) {
     uint64_t bytes = static_cast<uint64_t>(map.box[0]) * map.element_bytes;
     return map.swizzle == 0 ? bytes : 16u << map.swizzle;
@@ -87,7 +87,7 @@ uint64_t box_bytes(const TensorMapRecord& map) { return box_rows(map) * row_byte
 
 uint64_t box_footprint(const TensorMapRecord& map) { return box_rows(map) * row_pitch(map); }
 
-// Rules of the hardware, found on one: it stops with an illegal instruction otherwise.
+// Rules found on an H200, which stops with an illegal instruction otherwise.
 static void check_coordinates(const TensorMapRecord& map, const int* coordinates, bool store,
                               Location at) {
     const char* what = store ? "a tensor store" : "a tensor load";
@@ -116,7 +116,7 @@ void check_tensor_map(const TensorMapRecord& map, unsigned rank, const char* wha
     }
 }
 
-// The box as it lies in shared memory, before it is written there.
+// The box in its shared memory layout, before it is written there.
 static void read_box(const TensorMapRecord& map, const int32_t* coordinates, uint32_t base,
                      unsigned char* image, Location at) {
     uint64_t bytes = row_bytes(map), pitch = row_pitch(map);
@@ -175,7 +175,7 @@ void store_box(const TensorMapRecord& map, const int32_t* coordinates, const uns
                  });
 }
 
-// The destination of a transfer is under way from its issue to its delivery.
+// The destination of a transfer is in flight from its issue to its delivery.
 void begin_transfer(const Transfer& transfer) {
     if (transfer.map == nullptr) {
         mark_pending(transfer.destination, transfer.bytes);

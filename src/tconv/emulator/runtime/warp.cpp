@@ -1,4 +1,4 @@
-// What the lanes of a warp do together: each brings an operand, the last to arrive computes.
+// Collectives of a warp. Each lane brings an operand, and the last to arrive computes.
 #include <cstring>
 
 #include "state.h"
@@ -23,7 +23,7 @@ struct Warp {
 
 std::vector<Warp> warps;
 
-// All that can come are there: compute, and let everybody go on.
+// All lanes have arrived: computes, and lets them continue.
 void hold(Warp& warp, Meeting& meeting, unsigned warp_index, Location at) {
     uint32_t lanes = meeting.arrived;
     for (unsigned lane = 0; lane < 32; ++lane) {
@@ -44,7 +44,7 @@ void collective(uint32_t mask, const char* what, void* operand, Compute compute,
     if ((mask >> current->lane & 1u) == 0) {
         fail(at, "%s: lane %u is not in its own mask 0x%08x", what, current->lane, mask);
     }
-    // NOTE: masks that overlap are no error yet: a lane that waits elsewhere may still come.
+    // NOTE: overlapping masks are no error yet: a lane that waits elsewhere may still arrive.
     Meeting* meeting = nullptr;
     Meeting* spare = nullptr;
     for (Meeting& other : warp.meetings) {
@@ -138,7 +138,7 @@ void compute_shuffle(void* const (&operands)[32], uint32_t, Location) {
         if (operand == nullptr) continue;
         auto* own = static_cast<ShuffleOperand*>(operand);
         auto* source = static_cast<ShuffleOperand*>(operands[own->source]);
-        // A lane that takes no part has an undefined value.
+        // A lane that does not take part has an undefined value.
         own->result = source != nullptr ? source->value : ~uint64_t{0};
     }
 }

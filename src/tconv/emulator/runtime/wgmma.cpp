@@ -1,5 +1,5 @@
-// wgmma: products of a warpgroup that are computed, and their operands in shared memory read, when
-// their group is waited for. Until then the accumulators hold NaN.
+// wgmma: products of a warpgroup. They read shared memory and compute at the wait for their group.
+// Until then the accumulators hold NaN.
 #include <cstring>
 
 #include "copies.h"
@@ -11,11 +11,11 @@ namespace {
 constexpr unsigned most_columns = 256;
 constexpr unsigned most_depth = 16;
 
-// One set of accumulators: the array that the kernel names, and what it will hold.
+// One set of accumulators: the kernel's array, and its future values.
 struct Accumulators {
     float* place;
     unsigned count;
-    unsigned pending;  // products under way
+    unsigned pending;  // products in flight
     float values[most_columns / 2];
 };
 
@@ -30,7 +30,7 @@ struct Issued {
 struct ThreadProducts {
     std::vector<Issued> issued;
     std::vector<Accumulators> accumulators;
-    uint32_t group = 0;  // the one that is being filled
+    uint32_t group = 0;  // the open group
     bool fenced = false;
 };
 
@@ -62,7 +62,7 @@ struct Descriptor {
           base(static_cast<uint32_t>(bits >> 49 & 7u)),
           swizzle(static_cast<uint32_t>(bits >> 62)) {}
 
-    // Sixteen-byte chunks in a row of the pattern.
+    // 16-byte chunks in a row of the pattern.
     uint32_t chunks() const { return swizzle == 0 ? 1 : 16u >> swizzle; }
 };
 

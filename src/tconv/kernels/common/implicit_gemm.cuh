@@ -3,8 +3,8 @@
 //     destination[row, pixel, phase] = sum over (slot, channel) of
 //         weight[row, channel, tap(slot, phase)] * source[channel, pixel + offset(slot)]
 //
-// on plain fused multiply-adds, for any strides of the three tensors. What rows, pixels, slots and
-// phases are, the Map says:
+// on fused multiply-adds, for any strides of the three tensors. The Map defines rows, pixels, slots
+// and phases:
 //
 //     phases                          outputs of one pixel that share its source values
 //     variants                        tiles that share pixels and rows (phases of other blocks)
@@ -12,16 +12,16 @@
 //     slots()                         number of distinct offsets
 //     offset(slot, dy, dx)            offset of the slot in the source
 //     tap(slot, phase)                tap index ty*kW + tx, or -1: that phase has no tap there
-//     source_y/x(pixel coordinate)    where the pixel's offset 0 lies in the source
-//     destination(y, x, phase, oy, ox, arguments)  where it is written; false: nowhere
+//     source_y/x(pixel coordinate)    coordinate in the source of the pixel's offset 0
+//     destination(y, x, phase, oy, ox, arguments)  coordinates of the output; false if none
 //     weight_offset(group, row, channel, tap, arguments)
 //     bias, bias_values(arguments)    whether a value is added to each row, and the values
 //
-// A block owns block_rows x block_pixels x phases outputs of one group; pixels are numbered
-// through (batch, y, x), so small images share a block. Each step stages depth_shifts slots of
-// depth_channels channels in shared memory, converted once; while it is multiplied, the next step
-// is on its way in registers. The epilogue goes through shared memory, so that rows (or, in
-// channels_last, channels) are written by neighbouring lanes whatever the phases.
+// A block owns block_rows x block_pixels x phases outputs of one group. Pixels are numbered over
+// (batch, y, x), so small images share a block. Each step stages depth_shifts slots of
+// depth_channels channels in shared memory and converts them once. Meanwhile the loads of the next
+// step go to registers. The epilogue goes through shared memory: neighbouring lanes then write
+// neighbours of a row (in channels_last, neighbouring channels), whatever the phases.
 #pragma once
 
 #include <common/element.cuh>
@@ -47,7 +47,7 @@ struct ImplicitGemm {
     static constexpr int depth_channels = Layer::depth_channels;
     static constexpr int depth = depth_shifts * depth_channels;
 
-    // Shared vector accesses of 16 bytes, or of all that a thread owns where that is less.
+    // Vectors of shared memory have 16 bytes, or fewer if a thread owns fewer.
     static constexpr int widest = 16 / sizeof(Real);
     static constexpr int row_vector = thread_rows < widest ? thread_rows : widest;
     static constexpr int pixel_vector = thread_pixels < widest ? thread_pixels : widest;
@@ -67,7 +67,7 @@ struct ImplicitGemm {
         alignas(16) Real weight[depth][phases][block_rows];
     };
 
-    // One pass of the epilogue stores the row_vector rows of each thread's next vector.
+    // One pass of the epilogue stores row_vector rows of each thread.
     static constexpr int passes = thread_rows / row_vector;
     static constexpr int pass_rows = row_threads * row_vector;
     static constexpr int pass_columns = block_pixels * phases;
@@ -77,7 +77,7 @@ struct ImplicitGemm {
             Stage stages[2];
             Real outputs[pass_rows][pass_columns + 1];
         };
-        Index batch[block_pixels];  // -1: the pixel lies beyond the last
+        Index batch[block_pixels];  // -1: beyond the last pixel
         int y[block_pixels];
         int x[block_pixels];
     };
@@ -120,7 +120,7 @@ struct ImplicitGemm {
         }
     }
 
-    // Offset of the source value under a pixel at a slot, channel 0 of the group; -1: outside.
+    // Offset of a pixel's source value at a slot, in channel 0 of the group; -1 if outside.
     TCONV_DEVICE Index source_offset(Index batch, int y, int x, int slot) const {
         int dy, dx;
         map.offset(slot, dy, dx);
@@ -151,7 +151,7 @@ struct ImplicitGemm {
                 sources[i] = inside ? source[offset + c * arguments.source_stride_c] : Element{};
             }
         } else {
-            // Neighbouring lanes take neighbouring pixels; a thread keeps to its own pixels.
+            // Neighbouring lanes take neighbouring pixels. A thread always takes the same pixels.
 #pragma unroll
             for (int j = 0; j < own_pixels; ++j) {
                 int p = threadIdx.x + j * threads;
@@ -228,7 +228,7 @@ struct ImplicitGemm {
             }
 #pragma unroll
             for (int phase = 0; phase < phases; ++phase) {
-                // The same for all threads: a phase without a tap in this slot costs no products.
+                // Uniform over the block. A phase without a tap in this slot costs no products.
                 if (Map::sparse && map.tap(slot + k / depth_channels, phase) < 0) continue;
 #pragma unroll
                 for (int i = 0; i < thread_rows; i += row_vector) {
@@ -287,7 +287,7 @@ struct ImplicitGemm {
         __syncthreads();  // the epilogue reuses the stages
     }
 
-    // Writes one output; column numbers (pixel, phase), row the pass's rows.
+    // Writes one output. `column` counts (pixel, phase), `row` counts the rows of the pass.
     TCONV_DEVICE Index destination_offset(int column) const {
         int p = column / phases;
         int y, x;
@@ -360,7 +360,7 @@ struct ImplicitGemm {
             int tap = map.tap(slot, column % phases);
             Index offset = source_offset(shared.batch[p], shared.y[p], shared.x[p], slot);
             if (tap < 0 || offset < 0) continue;
-            // Once it is not a number, a sum stays so.
+            // A sum that is NaN stays NaN.
 #pragma unroll 1
             for (int c = 0; c < Map::channels && sum == sum; ++c) {
                 Element w = weight[map.weight_offset(group, row, c, tap, arguments)];
@@ -372,8 +372,8 @@ struct ImplicitGemm {
         return sum;
     }
 
-    // Replaces what the thread has written and is not finite: a tile also multiplies zeros, for
-    // phases without a tap and beside the source, and an infinity or NaN times zero is a NaN.
+    // Recomputes the thread's outputs that are not finite. A tile also multiplies zeros, for phases
+    // without a tap and outside the source. An infinity or NaN times zero is NaN.
     TCONV_DEVICE void store_exact() {
         const Element* destination = static_cast<const Element*>(arguments.destination);
         constexpr int count = passes * pass_rows * pass_columns;
@@ -392,8 +392,8 @@ struct ImplicitGemm {
         }
     }
 
-    // Tiles are numbered with the variants innermost, then row tiles, groups and pixels: blocks
-    // that run together share their source pixels and fill the same output rows.
+    // The variant varies fastest in a tile's number, then row tile, group and pixels. So blocks
+    // that run together read the same source pixels and fill the same output rows.
     TCONV_DEVICE static void run(const Arguments& arguments, Shared& shared) {
         for (Index tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
             Index rest = tile / Map::variants;

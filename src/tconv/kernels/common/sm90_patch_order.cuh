@@ -137,7 +137,7 @@ private:
 };
 
 // How a ring's first producer finds its tiles, and how each other thread does.
-template <bool handed_out>
+template <bool dynamic_tail>
 struct Walk {
     using OfFirstThread = Steps<Arguments>;
     using OfThread = Steps<Arguments>;

@@ -91,12 +91,14 @@ private:
     // chance may bring to a warp's part of a tile.
     // Not split: one. Chance brings more once in 10^7 parts.
     // Split: 1 value in 10^4 is slight, and hardly ever alone in its octet. Of octets that hold
-    // only slight values, chance brings one or two. A pixel has at least two octets, so one whose
-    // values are all slight does not pass.
+    // only slight values, chance brings one or two. A pixel whose values are all slight does not
+    // pass.
     // A call of few octets may have none.
     static constexpr uint32_t octets = uint32_t(patch_pixels) * chunks * parts / tile_warps;
     static constexpr uint32_t most_slight = Layer::split ? 8 + octets / 128 : 1;
-    static constexpr uint32_t dark = Layer::split ? most_slight / (chunks > 1 ? 3 : 2) + 1 : 1;
+    static constexpr uint32_t of_pixel = (Layer::in_channels + 7) / 8;
+    static constexpr uint32_t dark =
+        Layer::split ? most_slight / (of_pixel < 3 ? of_pixel : 3) + 1 : 1;
 
     // Whether the call has so few octets that chance brings no slight value: 1 call in 1.3 * 10^6
     // has one. FEW_OCTETS is the same bound of the flat kernel.
@@ -318,8 +320,10 @@ TCONV_DEVICE void produce_by_map(const Fields& arguments, Shared& shared, int wa
                     const float* from = raw + min(pixel, patch_pixels - 1);
 #pragma unroll
                     for (int c = 0; c < part_channels; ++c) {
-                        // The next group's channels follow this group's.
-                        bool exists = Layer::in_channels % channels_per_stage == 0 ||
+                        // The next group's channels follow this group's. Behind the last group's,
+                        // the copy engine writes zeros.
+                        bool exists = Layer::groups == 1 ||
+                                      Layer::in_channels % channels_per_stage == 0 ||
                                       chunk * part_channels + c < Layer::in_channels;
                         into[b][c] = exists ? from[c * patch_pixels] : 0.0f;
                     }

@@ -5,12 +5,12 @@
 
 namespace ptx {
 
-// Waits until `threads` threads, whole warps, have arrived or wait too.
+// Waits until `threads` threads have arrived or wait too. A multiple of 32.
 TCONV_DEVICE void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Counts for the barrier but does not wait.
+// Arrives and does not wait.
 TCONV_DEVICE void bar_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -6,22 +6,22 @@
 
 namespace ptx {
 
-// Between ordinary accesses to shared memory and those of bulk copies, tensor copies and wgmma to
-// the same bytes: executed by the threads that made the first, before the barrier, or behind it by
-// the thread of the same block that makes the second (Lustig et al., Mixed-Proxy Extensions for the
-// NVIDIA PTX Memory Consistency Model, 2022, section 5.4).
+// Orders ordinary accesses to shared memory before those of bulk copies, tensor copies and wgmma to
+// the same bytes. The threads that made the former execute it before the barrier, or the thread of
+// the same block that makes the latter executes it after the barrier (Lustig et al., Mixed-Proxy
+// Extensions for the NVIDIA PTX Memory Consistency Model, 2022, section 5.4).
 TCONV_DEVICE void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Likewise between ordinary stores to device memory and copies from it, in the same kernel: by the
-// threads that made the first, before they say that it is done, and by those that ask for the
-// second.
+// Orders ordinary stores to device memory before copies from it in the same kernel. Threads that
+// store execute it before they signal the end of their stores. Threads that issue the copies
+// execute it too.
 TCONV_DEVICE void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Its bytes count for the barrier's phase, which must expect them.
+// Its bytes count towards the barrier's phase, which must expect them.
 TCONV_DEVICE void cp_async_bulk_global_to_shared(void* destination, const void* source,
                                                  uint32_t bytes, uint64_t* barrier) {
     asm volatile(
@@ -52,13 +52,13 @@ TCONV_DEVICE void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until at most `groups` of the thread's newest groups of stores are under way.
+// Waits until at most the `groups` newest groups of the thread's stores are in flight.
 template <int groups>
 TCONV_DEVICE void cp_async_bulk_wait_group() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// As above, but only until their shared memory has been read and may be used again.
+// As above, but waits only until the shared memory has been read and may be overwritten.
 template <int groups>
 TCONV_DEVICE void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");

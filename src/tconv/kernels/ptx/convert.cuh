@@ -5,8 +5,8 @@
 
 namespace ptx {
 
-// To nearest, ties away from zero: what cuDNN's operands go through, and half the error of letting
-// the tensor core cut the low 13 bits off.
+// Rounds to nearest, ties away from zero, as cuDNN does with its operands. The error is half that
+// of the tensor core, which truncates the low 13 bits.
 TCONV_DEVICE uint32_t cvt_rna_tf32_f32(float value) {
 #if __CUDA_ARCH__ >= 800
     uint32_t bits;
@@ -74,10 +74,10 @@ TCONV_DEVICE uint32_t cvt_rn_bf16x2_f32(float low, float high) {
 #endif
 }
 
-// Two values times 2^exponent, to nearest, ties away from zero, as cvt_rna_tf32_f32 rounds; cut off
-// below float16's normal numbers. The exponent costs nothing: it is added where the rounding is.
-// NOTE: a NaN may come out as a number, and what is too large as 65504. An exponent is at least 0
-// and at most 100, so that zeros, which it makes 2^(exponent - 127), come out as zeros.
+// Two values times 2^exponent, rounded as cvt_rna_tf32_f32 rounds, and truncated below float16's
+// normal numbers. The exponent costs no instruction: one addition rounds and scales.
+// NOTE: a NaN may become a number, and a value that is too large 65504. The exponent is from 0 to
+// 100. Zeros become 2^(exponent - 127) on the way, and must end as zeros.
 TCONV_DEVICE uint32_t cvt_rna_f16x2_f32(float low, float high, int exponent = 0) {
     uint32_t added = 0x1000u + (uint32_t(exponent) << 23);
     low = __uint_as_float(__float_as_uint(low) + added);

@@ -1,14 +1,14 @@
-// cp.async (sm_80): a thread's own copies from global to shared memory, waited for in groups.
+// cp.async (sm_80): copies of a thread from global to shared memory. It waits for them in groups.
 //
-// NOTE: a thread's wait covers its own copies alone; others may read them after a barrier.
+// NOTE: a thread waits only for its own copies. Other threads may read them after a barrier.
 #pragma once
 
 #include <ptx/shared_address.cuh>
 
 namespace ptx {
 
-// 16 bytes past L1; all zero where not `valid`, and then `source` is not read. L2 fetches the whole
-// line of 128 bytes, of which neighbours ask for the rest (2% of fsrcnn_x3).
+// 16 bytes, bypassing L1. If not `valid`, zeros, and `source` is not read. L2 fetches the whole
+// line of 128 bytes, whose rest neighbours request (2% of fsrcnn_x3).
 TCONV_DEVICE void cp_async_cg_16(void* destination, const void* source, bool valid = true) {
     asm volatile(
         "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(cvta_to_shared(destination)),
@@ -27,7 +27,7 @@ TCONV_DEVICE void cp_async_ca(void* destination, const void* source, bool valid 
 
 TCONV_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most `groups` of the thread's newest groups are under way.
+// Waits until at most the `groups` newest groups of the thread are in flight.
 template <int groups>
 TCONV_DEVICE void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -35,8 +35,8 @@ TCONV_DEVICE void cp_async_wait_group() {
 
 TCONV_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// One arrival once all copies that the thread has asked for so far are there (sm_90: the barrier is
-// one of <ptx/mbarrier.cuh>); it is among those that the barrier was initialised with.
+// Arrives once all copies that the thread has issued so far have landed. The barrier is one of
+// <ptx/mbarrier.cuh> (sm_90). Its count includes this arrival.
 TCONV_DEVICE void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
     asm volatile(
         "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cvta_to_shared(barrier))

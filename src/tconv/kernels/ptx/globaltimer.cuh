@@ -5,7 +5,7 @@
 
 namespace ptx {
 
-// NOTE: some GPUs count on by a microsecond at a time.
+// NOTE: on some GPUs it advances in steps of a microsecond.
 TCONV_DEVICE uint64_t globaltimer() {
     uint64_t now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));

@@ -1,22 +1,22 @@
-// griddepcontrol (sm_90): a launch that starts before the one in front of it in the stream has
-// ended, if the host has asked for that (`Kernel.launch`, dependent). Launched otherwise, both do
-// nothing.
+// griddepcontrol (sm_90): programmatic dependent launch. A launch may start before the one in front
+// of it in the stream has ended, if the host allows that (`Kernel.launch`, dependent). In an
+// ordinary launch both functions do nothing.
 #pragma once
 
 #include <ptx/cuda.cuh>
 
 namespace ptx {
 
-// Until the launches in front "have completed and all the memory operations from the prerequisite
-// grids are performed and made visible to the current grid" (PTX ISA). Of the grid, so bulk copies
-// that the thread asks for afterwards read what ordinary stores wrote there, as after any launch.
-// NOTE: each thread that reads such memory, or asks for a copy of it, has waited before. Not by
-// `nc` loads: something did write while the kernel ran, and the compiler may move them before the
-// wait.
+// Waits until the launches in front "have completed and all the memory operations from the
+// prerequisite grids are performed and made visible to the current grid" (PTX ISA). Bulk copies
+// that the thread issues afterwards read what ordinary stores wrote, as after any launch.
+// NOTE: each thread that reads such memory, or issues a copy of it, must wait first. It must not
+// use `nc` loads: the memory was written while the kernel ran, and the compiler may move them
+// before the wait.
 TCONV_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next launch's blocks start where there is room, once every block of this grid has come
-// here or is over. Says nothing of this grid's stores: the next one waits for its end.
+// Lets the blocks of the next launch start where there is room, once every block of this grid has
+// called it or has ended. It does not order this grid's stores: the next launch waits for its end.
 TCONV_DEVICE void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// Integers of known width, for NVRTC and for the host: neither side includes a standard header.
+// Integers of fixed width, for NVRTC and for the host. Neither includes a standard header.
 #pragma once
 
 typedef signed char int8_t;
@@ -8,7 +8,7 @@ typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 
-// The types that <stdint.h> takes, should a file include that too.
+// The same types as in <stdint.h>, in case a file includes that too.
 #ifdef __UINT64_TYPE__
 typedef __INT64_TYPE__ int64_t;
 typedef __UINT64_TYPE__ uint64_t;

@@ -1,9 +1,9 @@
 // ldmatrix (sm_75) and stmatrix (sm_90): 8x8 matrices of 16-bit elements between shared memory and
 // a warp's registers.
 //
-// Lanes 8i to 8i+7 name the rows of matrix i, 16 bytes each and aligned so. A lane's register i
-// holds two neighbours of matrix i: row lane/4, columns 2*(lane%4) and the next; with `trans` the
-// matrix is transposed on the way. For 32-bit elements a row is four of them, one a register.
+// Lanes 8i to 8i+7 give the addresses of the rows of matrix i, 16 bytes each and aligned to 16. A
+// lane's register i holds two neighbours of matrix i: row lane/4, columns 2*(lane%4) and the next.
+// `trans` transposes the matrix. A row of 32-bit elements has four, one in a register.
 #pragma once
 
 #include <ptx/shared_address.cuh>

@@ -1,16 +1,20 @@
-// The 64 bits by which wgmma finds a matrix in shared memory; the same file serves the emulator.
+// wgmma's matrix descriptor: 64 bits that describe a matrix in shared memory. The emulator includes
+// this file too.
 //
-// A matrix is cut in pieces of 8 rows of 16, 32, 64 or 128 bytes (no swizzle, or its span). With
-// K-major operands the 8 rows are rows of A (or columns of B), and `stride` leads from one piece to
-// the next eight rows; without swizzle `leading` leads to the next 16 bytes of k, with swizzle it
-// is not used. With MN-major operands ("transposed", 16-bit types alone) the 8 rows are steps of k:
-// without swizzle `leading` leads to the next eight of k and `stride` to the next 16 bytes of rows;
-// with swizzle `stride` leads to the next eight of k and `leading` to the next span of rows.
+// A matrix consists of pieces of 8 rows of 16 bytes, or of the swizzle's 32, 64 or 128 bytes.
 //
-// The swizzle acts on the absolute shared address: its bits 4 to 6 (128 bytes), 4 to 5 (64) or 4
-// (32) are exclusive-ored with the bits three places above, from which the base offset is taken off
-// first. So with base offset 0 a start address anywhere in the pattern is right, as long as the
-// data was laid out by absolute addresses too, as tensor copies do.
+// K-major: the 8 rows are rows of A (columns of B). `stride` is the distance to the next eight
+// rows. Without swizzle, `leading` is the distance to the next 16 bytes of k; with swizzle it is
+// unused.
+//
+// MN-major ("transposed", 16-bit types only): the 8 rows are steps of k. Without swizzle, `leading`
+// is the distance to the next eight of k and `stride` to the next 16 bytes of rows. With swizzle,
+// `stride` is the distance to the next eight of k and `leading` to the next span of rows.
+//
+// The swizzle acts on the absolute shared address. Its bits 4 to 6 (128 bytes), 4 to 5 (64) or 4
+// (32) are XORed with the bits three places above, less the base offset. So with base offset 0 any
+// start address in the pattern is right, if the data was laid out by absolute addresses too, as
+// tensor copies do.
 #pragma once
 
 #include <ptx/shared_address.cuh>
@@ -29,7 +33,7 @@ TCONV_DEVICE uint64_t matrix_descriptor(const void* start, uint32_t leading, uin
            static_cast<uint64_t>(base_offset & 7u) << 49 | static_cast<uint64_t>(swizzle) << 62;
 }
 
-// The same matrix `bytes` further on.
+// The descriptor of a matrix `bytes` further on.
 TCONV_DEVICE uint64_t advance(uint64_t descriptor, uint32_t bytes) {
     // NOTE: no carry leaves the 14 bits of the address: shared memory ends before 2^18.
     return descriptor + (bytes >> 4);

@@ -1,8 +1,8 @@
 // mbarrier (sm_90): a barrier in shared memory that counts arrivals, and bytes of bulk copies.
 //
-// A phase ends when all arrivals and all expected bytes are there; the first phase has parity 0.
-// Waiting for a parity returns once the phase of that parity is over, so that waiting for parity 1
-// on a fresh barrier returns at once.
+// A phase ends when all arrivals and all expected bytes are there. The first phase has parity 0. A
+// wait for a parity returns once the phase of that parity has ended. So a wait for parity 1 on a
+// new barrier returns at once.
 #pragma once
 
 #include <ptx/shared_address.cuh>
@@ -19,8 +19,8 @@ TCONV_DEVICE void mbarrier_inval(uint64_t* barrier) {
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(cvta_to_shared(barrier)) : "memory");
 }
 
-// After the initialisations and before the barrier that shows them to the block: the hardware
-// that counts bytes must see them too.
+// Call it after the initialisations, before the barrier that publishes them to the block. The
+// hardware that counts bytes must see them too.
 TCONV_DEVICE void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -37,7 +37,7 @@ TCONV_DEVICE void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
         : "memory");
 }
 
-// One arrival, and `bytes` more that the phase waits for.
+// Arrives, and adds `bytes` to what the phase expects.
 TCONV_DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cvta_to_shared(barrier)),
@@ -45,7 +45,7 @@ TCONV_DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
         : "memory");
 }
 
-// Is the phase of this parity over? May wait a while before it says no.
+// Whether the phase of this parity has ended. May wait a while before it returns false.
 TCONV_DEVICE bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
     uint32_t over;
     asm volatile(

@@ -1,6 +1,6 @@
-// Loads and stores that C++ has no words for: read-only, streaming, with a cache hint, vectors.
+// Loads and stores that C++ cannot express: read-only, streaming, with a cache hint, vectors.
 //
-// NOTE: `nc` loads are for memory that nothing writes while the kernel runs; the compiler may move
+// NOTE: `nc` loads are for memory that nothing writes while the kernel runs. The compiler may move
 // them freely. A vector's address is a multiple of its size.
 #pragma once
 
@@ -41,7 +41,7 @@ TCONV_LOAD_2(ld_global_nc_v2, "ld.global.nc.v2.b32", uint32_t, uint2, "r")
 TCONV_LOAD_4(ld_global_nc_v4, "ld.global.nc.v4.f32", float, float4, "f")
 TCONV_LOAD_4(ld_global_nc_v4, "ld.global.nc.v4.b32", uint32_t, uint4, "r")
 
-// What is read once and never again: does not push other data out of L1.
+// For data that is read once: does not evict other data from L1.
 TCONV_LOAD_4(ld_global_nc_L1_no_allocate_v4, "ld.global.nc.L1::no_allocate.v4.f32", float, float4,
              "f")
 TCONV_LOAD_4(ld_global_nc_L1_no_allocate_v4, "ld.global.nc.L1::no_allocate.v4.b32", uint32_t, uint4,
@@ -104,7 +104,7 @@ TCONV_DEVICE uint4 ld_global_nc_L2_hint_v4(const uint32_t* address, uint64_t pol
 TCONV_STORE_2(st_global_v2, "st.global.v2.f32", float, float2, "f")
 TCONV_STORE_4(st_global_v4, "st.global.v4.f32", float, float4, "f")
 
-// Streaming: written once, read by a later kernel if at all.
+// Streaming: for data that this kernel does not read again.
 TCONV_STORE_1(st_global_cs, "st.global.cs.f32", float, "f")
 TCONV_STORE_1(st_global_cs, "st.global.cs.f64", double, "d")
 TCONV_STORE_1(st_global_cs, "st.global.cs.b32", uint32_t, "r")
@@ -119,8 +119,7 @@ TCONV_STORE_4(st_global_cs_v4, "st.global.cs.v4.b32", uint32_t, uint4, "r")
 #undef TCONV_STORE_2
 #undef TCONV_STORE_4
 
-// Stores where `exists`, by a predicate: beside products that are under way there must be no
-// branch.
+// Stores if `exists`, by a predicate. There must be no branch while asynchronous products run.
 TCONV_DEVICE void st_global_cs_if(float* address, float value, bool exists) {
     asm volatile(
         "{\n"

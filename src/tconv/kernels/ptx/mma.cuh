@@ -5,8 +5,9 @@
 //   k8 of 16-bit pairs:   a = (g, 2t), (g+8, 2t);  b = (2t, g)
 //   k16 of 16-bit pairs:  a = (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8);  b = (2t, g), (2t+8, g)
 //
-// a by (row, k), b by (k, column), each pair's lower half first in k.
-// NOTE: the hardware cuts the low 13 bits off a TF32 operand: round it before (cvt_rna_tf32_f32).
+// a is indexed (row, k), b (k, column). The lower half of a pair has the lower k.
+// NOTE: the hardware truncates the low 13 bits of a TF32 operand. Round it first
+// (cvt_rna_tf32_f32).
 #pragma once
 
 #include <ptx/cuda.cuh>

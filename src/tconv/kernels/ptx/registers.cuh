@@ -1,19 +1,19 @@
-// Keeps the compiler from moving registers that an asynchronous instruction works on.
+// Compiler fences for registers that an asynchronous instruction uses.
 #pragma once
 
 #include <ptx/cuda.cuh>
 
 namespace ptx {
 
-// After the wait for a wgmma: its results are read no earlier than here.
+// Call it after the wait for a wgmma. Its results are not read earlier.
 template <int count>
 TCONV_DEVICE void fence_registers(float (&values)[count]) {
 #pragma unroll
     for (int i = 0; i < count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// The value as the compiler cannot foresee it: what is derived from it is derived after this point,
-// not ahead of a loop, where it would occupy registers.
+// Hides the value from the compiler. What depends on it is computed after this point, and not
+// hoisted out of a loop, where it would occupy registers.
 TCONV_DEVICE uint32_t opaque(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;

@@ -1,4 +1,4 @@
-// setmaxnreg (sm_90a): a warpgroup gives registers back, or takes more.
+// setmaxnreg (sm_90a): a warpgroup releases registers, or takes more.
 #pragma once
 
 #include <ptx/cuda.cuh>

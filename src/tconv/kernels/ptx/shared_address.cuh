@@ -1,4 +1,4 @@
-// cvta.to.shared: the 32-bit address that instructions and descriptors take for shared memory.
+// cvta.to.shared: the 32-bit shared address that instructions and descriptors take.
 #pragma once
 
 #include <ptx/cuda.cuh>

@@ -1,18 +1,19 @@
 // cp.async.bulk.tensor (sm_90): one thread copies a box of a tensor that a tensor map describes.
 //
-// Coordinates are in elements, innermost first, and may lie outside: such elements read as zero
-// and are not written. The box in shared memory is aligned to 128 bytes (1024 for a swizzle of 128
-// bytes, if its pattern is to start with the box). With a swizzle each row of the box takes the
-// swizzle's whole span, even where it is shorter; an mbarrier counts the row's own bytes alone.
-// NOTE: seen on an H200: it stops with an illegal instruction where the innermost coordinate is no
-// multiple of 16 bytes, and where any coordinate of a store is negative.
+// Coordinates are in elements, innermost first, and may lie outside the tensor. Such elements read
+// as zero and are not written. The box in shared memory is aligned to 128 bytes (to 1024 for a
+// swizzle of 128 bytes, if the pattern must start with the box). With a swizzle, each row of the
+// box takes the swizzle's whole span, even if it is shorter. An mbarrier counts only the row's own
+// bytes.
+// NOTE: an H200 stops with an illegal instruction if the innermost coordinate is no multiple of 16
+// bytes, or if a coordinate of a store is negative.
 #pragma once
 
 #include <ptx/bulk.cuh>
 
 namespace ptx {
 
-// 128 bytes that the driver wrote; a kernel takes it by value in a __grid_constant__ parameter.
+// 128 bytes that the driver wrote. A kernel takes it by value in a __grid_constant__ parameter.
 struct alignas(64) TensorMap {
     uint64_t opaque[16];
 };
@@ -21,7 +22,7 @@ TCONV_DEVICE void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Loads: the box's bytes, those outside the tensor included, count for the barrier's phase.
+// Loads. All bytes of the box count towards the barrier's phase, also those outside the tensor.
 
 TCONV_DEVICE void cp_async_bulk_tensor_1d_global_to_shared(void* destination, const TensorMap* map,
                                                            int c0, uint64_t* barrier) {
@@ -71,7 +72,7 @@ TCONV_DEVICE void cp_async_bulk_tensor_5d_global_to_shared(void* destination, co
         : "memory");
 }
 
-// Stores: waited for in the thread's groups of bulk stores, see <ptx/bulk.cuh>.
+// Stores. The thread waits for them as for bulk stores, in groups: see <ptx/bulk.cuh>.
 
 TCONV_DEVICE void cp_async_bulk_tensor_1d_shared_to_global(const TensorMap* map, int c0,
                                                            const void* source) {

@@ -1,4 +1,4 @@
-// Two unsigned 16-bit numbers in a register: an instruction from sm_90 on, several before.
+// Two unsigned 16-bit numbers in a register. One instruction from sm_90 on, several before.
 #pragma once
 
 #include <ptx/cuda.cuh>

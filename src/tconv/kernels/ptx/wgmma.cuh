@@ -1,14 +1,14 @@
-// wgmma (sm_90a): a warpgroup's d += a * b, asynchronous. A is 64 rows, B is N columns, both 32
-// bytes deep; B lies in shared memory, A there or in registers.
+// wgmma (sm_90a): asynchronous d += a * b of a warpgroup. A has 64 rows, B has N columns, both are
+// 32 bytes deep. B is in shared memory, A there or in registers.
 //
 // With w = the warp in its warpgroup, g = lane / 4 and t = lane % 4:
 //   d[4j], d[4j+1]:   row 16w + g,     columns 8j + 2t and the next
 //   d[4j+2], d[4j+3]: row 16w + g + 8, the same columns
 //   a in registers: rows 16w + g, as for mma.sync (<ptx/mma.cuh>) of the same depth
 //
-// wgmma_fence before the first product, and after registers of one (d or a) were touched;
-// fence_proxy_async_shared after ordinary stores to an operand; then products, commit, wait.
-// NOTE: nothing may touch d, a or the operands in shared memory before the wait.
+// Order: wgmma_fence before the first product and after other accesses to its registers (d or a),
+// fence_proxy_async_shared after ordinary stores to an operand, then products, commit, wait.
+// NOTE: do not access d, a or the operands in shared memory before the wait.
 #pragma once
 
 #include <ptx/matrix_descriptor.cuh>
@@ -22,18 +22,18 @@ TCONV_DEVICE void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until at most `groups` of the newest groups are under way.
+// Waits until at most the `groups` newest groups are in flight.
 template <int groups>
 TCONV_DEVICE void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");
 }
 
-// Takes the parentheses off that keep a list one macro argument.
+// Removes the parentheses that make a list one macro argument.
 #define TCONV_LIST(...) __VA_ARGS__
 
 #define TCONV_WGMMA_BEGIN(flag) "{\n.reg .pred keep;\nsetp.ne.b32 keep, " flag ", 0;\n"
 
-// Overwrites d where not `accumulate`.
+// Overwrites d if not `accumulate`.
 template <int N>
 TCONV_DEVICE void wgmma_m64k8_tf32(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
@@ -66,7 +66,7 @@ TCONV_DEVICE void wgmma_m64k8_tf32(float (&d)[N / 2], const uint32_t (&a)[4], ui
 #undef TCONV_CASE
 }
 
-// The 16-bit types, one after the other: only the names differ. "Transposed" is MN-major.
+// The 16-bit types differ only in names. "Transposed" is MN-major.
 #define TCONV_WGMMA_16(name, type)                                                         \
     template <int N, bool a_transposed = false, bool b_transposed = false>                 \
     TCONV_DEVICE void name(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {   \
@@ -80,7 +80,7 @@ TCONV_DEVICE void wgmma_m64k8_tf32(float (&d)[N / 2], const uint32_t (&a)[4], ui
         TCONV_FOR_EACH_N(TCONV_CASE_REGISTERS_##type)                                      \
     }
 
-// NOTE: immediates take numbers of their own, which must not depend on N: hence a branch each.
+// NOTE: operand numbers of immediates must not depend on N, hence a branch for each.
 #define TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, flags)                 \
     asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
                                        "." type " {" placeholders "}, " p0 ", " p1            \

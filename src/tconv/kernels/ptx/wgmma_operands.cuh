@@ -1,4 +1,4 @@
-// wgmma's operand lists for every N: what `asm` wants written out. Used by <ptx/wgmma.cuh> alone.
+// wgmma's operand lists for every N, which `asm` needs written out. Only for <ptx/wgmma.cuh>.
 #pragma once
 
 // "%0, %1, ..." of N/2 accumulators, and the accumulators themselves.

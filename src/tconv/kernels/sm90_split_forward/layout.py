@@ -9,7 +9,7 @@ from tconv.jit.target import Target
 from tconv.kernels.sm90_split_forward.tiles import Tile
 from tconv.kernels.sm90_tf32_forward.layout import layout
 from tconv.kernels.sm90_tf32_forward.limits import laid_why_not, shape_why_not
-from tconv.problem import TF32_LEAST_CHANNELS, Problem
+from tconv.problem import Problem
 
 MOST_PRODUCTS = 128
 """Most products of a stage, each of which takes three. This bounds the size of the code."""
@@ -27,9 +27,6 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"needs the tensor cores of sm_90a, the target is {target.arch}"
     if problem.dtype != "float32" or problem.math != "ieee":
         return f"computes strict float32, not {problem.dtype}/{problem.math}"
-    if problem.in_channels_per_group < TF32_LEAST_CHANNELS:
-        found = problem.in_channels_per_group
-        return f"pays from {TF32_LEAST_CHANNELS} input channels of a group on, there are {found}"
     return shape_why_not(problem)
 
 
@@ -41,7 +38,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "
             f"not for {tile.columns}"
         )
-    refusal = laid_why_not(laid.repairing, target, MOST_PRODUCTS)
+    refusal = laid_why_not(laid.repairing, target, MOST_PRODUCTS, len)
     if refusal is not None:
         return f"what repairs it: {refusal}"
-    return laid_why_not(laid, target, MOST_PRODUCTS)
+    return laid_why_not(laid, target, MOST_PRODUCTS, len)

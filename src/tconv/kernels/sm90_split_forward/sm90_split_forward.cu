@@ -1,22 +1,22 @@
 // out[n, co, oy, ox] of strict float32 on Hopper's tensor cores: three products of float16 for one.
-// A value is high + low, both float16, pixels and weights scaled so that the low ones have room.
+// A value is high + low, both float16. Pixels and weights are scaled so that float16 holds low.
 //
 // Rows, columns, depth, patches and tiles are those of sm90_tf32_forward in float16
-// (<common/sm90_patches.cuh>). The producers store two patches a stage, weights come split.
+// (<common/sm90_patches.cuh>). Producers store two patches in a stage. Weights are packed as parts.
 //
 // A block recomputes tiles whose values do not fit, as sm90_tf32_forward does, but in bfloat16: six
-// products for one, two at a time (<common/split.cuh>), 8 channels a stage. Their weights stay
-// whole until a consumer splits its fragments in registers.
+// products for one, two at a time (<common/split.cuh>), 8 channels in a stage. These weights are
+// packed whole. A consumer splits its fragments in registers.
 //
-// The tensor cores truncate their sums after every product; after 100 products that would show. So
-// the products of one row with a group of `most_group` slots or fewer go to a temporary, the small
-// ones first, while there is little to truncate. It is then added to the row's sums in float32.
-// With two temporaries one row is multiplied while the other is added.
+// The tensor cores truncate their sums after every product. After 100 products that would show. So
+// the products of one row with a group of `most_group` slots or fewer go to a temporary sum. Small
+// products come first, while there is little to truncate. The temporary is then added to the row's
+// sums in float32. With two temporaries, one row is multiplied while the other is added.
 #include <common/sm90_patches.cuh>
 
 namespace {
 
-// Weights straight from L2, in the order of use.
+// Weights from L2, in the order of use.
 template <int unroll>
 struct StreamedWeights {
     const uint32_t* next;
@@ -46,12 +46,12 @@ struct WeightsOf<true, unroll> {
 };
 
 constexpr int rows = Layer::tile_rows;
-// Of a pair: its first weights with the first patch, its second with the second, its second with
+// The products of a pair: first weights with the first patch, second with the second, second with
 // the first. In float16
 //   low * high, high * low, high * high
-// without low * low, 2^-24 of the whole in the mean, and at most 2^-22: tiles in which single
-// products may decide an output are not computed in it. In bfloat16 two products side by side each
-// time:
+// without low * low. That is 2^-24 of the whole in the mean, and at most 2^-22. Tiles in which a
+// single product may decide an output are not computed in float16. In bfloat16 each instruction has
+// two products:
 //   low * high + high * middle, high * low + middle * high, high * high + middle * middle
 [[maybe_unused]] constexpr int products = 3;
 constexpr int temporaries = Layer::temporaries;
@@ -69,11 +69,11 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
     }
 }
 
-// A thread's weights of a pair as both operands.
+// A thread's weights of a pair, as both operands.
 struct SplitWeights {
     uint32_t first[4], second[4];
 
-    // Of rows g and g + 8 and channels t and t + 4.
+    // For rows g and g + 8, channels t and t + 4.
     TCONV_DEVICE explicit SplitWeights(const uint4& whole) {
         Split top(__uint_as_float(whole.x), __uint_as_float(whole.z));
         Split bottom(__uint_as_float(whole.y), __uint_as_float(whole.w));
@@ -83,8 +83,8 @@ struct SplitWeights {
     }
 };
 
-// By a loop over pairs, each a group of its own whose weights come when they are multiplied: less
-// to compile.
+// As a loop over pairs, which compiles faster. Each pair is a group, and its weights are loaded
+// when it is multiplied.
 template <int row_class>
 TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at,
                                   int warp, Turns& turns, Sums& sums) {
@@ -140,22 +140,21 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     constexpr int part_slots = Layer::pair_slot_y[next_part] - Layer::pair_slot_y[begin];
     constexpr int all_groups = unroll * groups;
     constexpr int most_group = (count + groups - 1) / groups;
-    constexpr bool moves =
-        groups % 2 != 0 && unroll == 1;  // the next weights to where this part's were
+    constexpr bool moves = groups % 2 != 0 && unroll == 1;  // the next weights replace this part's
     static_assert((all_groups % 2 == 0 || moves) && chunks % unroll == 0 && groups <= count &&
                       (stage_parts == 1 || unroll == 1),
                   "a group's registers are known when it is compiled");
     typename WeightsOf<Layer::resident, unroll>::Type weights(at, arguments, shared, warp);
     const int patch_row = arguments.patch_row;
     const int first_row = at.own * Layer::tile_rows * Layer::row_step;  // of the patch
-    // Weights of the group that is multiplied and of the next one.
+    // Weights of the current group and of the next.
     uint32_t first_weights[2][most_group][4], second_weights[2][most_group][4];
-    int slots = 0;  // of y, from the first part to the one whose weights are loaded
-    int next_stage = 1;  // 0: behind a part's last group comes another part of the stage
+    int slots = 0;  // in y, from the first part to the one whose weights are loaded
+    int next_stage = 1;  // 0: another part of the stage follows a part's last group
     auto keep = [&](uint32_t (&into)[4], const uint4& loaded) {
         into[0] = loaded.x, into[1] = loaded.y, into[2] = loaded.z, into[3] = loaded.w;
     };
-    // A group's weights, into one set of registers.
+    // Loads a group's weights into one set of registers.
     auto take = [&](int into, int group) {
         int stage = group / groups * next_stage;
 #pragma unroll
@@ -172,10 +171,11 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
         for (int j = 0; j < columns / 2; ++j) sums[0][r][j] += partial[temporary][j];
     };
-    // A part's products; `first`: half of the start address of its row 0, then of the next part's.
+    // The products of a part. `first` is half of the start address of its row 0, then of the next
+    // part's.
     auto multiply_part = [&](int u, uint64_t pixels, uint32_t& first, bool last) {
         constexpr auto& pixel = Layer::pair_pixel;
-        int patch_y = 0;  // behind row 0, where `first` points
+        int patch_y = 0;  // rows after row 0, where `first` points
 #pragma unroll
         for (int g = 0; g < groups; ++g) {
             int group = u * groups + g;
@@ -191,9 +191,9 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
 #pragma unroll
                     for (int i = 0; i < group_count; ++i) {
                         int pair = begin + group_begin + i;
-                        // NOTE: by an argument, which ptxas does not know to be constant: else it
-                        // would compute each start address once and keep it, two registers an
-                        // address, until it spills.
+                        // NOTE: ptxas must not know that the step is constant, so it is an
+                        // argument. Otherwise it keeps each start address in two registers, until
+                        // it spills.
                         int y = pair_row(pair) + r * Layer::row_step;
                         first += (y - patch_y) * patch_row;
                         patch_y = y;
@@ -207,7 +207,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                 }
                 ptx::wgmma_commit_group();
                 if (temporaries == 2 && g + r > 0) {
-                    // The row before is done.
+                    // The row before has ended.
                     ptx::wgmma_wait_group<1>();
                     add(t ^ 1, (r + rows - 1) % rows);
                 }
@@ -226,14 +226,14 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
             }
         }
         if constexpr (temporaries == 2) {
-            // NOTE: ptxas serialises products that are under way across a loop, the next wait's
-            // too, where registers of other sums are read.
+            // NOTE: ptxas serialises products in flight across a loop, also those of the next wait,
+            // if registers of other sums are read.
             ptx::wgmma_wait_group<0>();
             add((u * groups * rows + groups * rows - 1) % 2, rows - 1);
         }
         if constexpr (moves) {
-            // NOTE: here and no later: else ptxas 13.0 moves weights of one slot among the next
-            // stage's products, and serialises those.
+            // NOTE: not later. Otherwise ptxas 13.0 moves weights of one slot between the products
+            // of the next stage, and serialises these.
 #pragma unroll
             for (int i = 0; i < most_group; ++i) {
 #pragma unroll
@@ -251,8 +251,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
         for (int j = 0; j < columns / 2; ++j) partial[t][j] = 0.0f;
     }
     take(0, 0);
-    // NOTE: ptxas unrolls a loop of two turns whatever the pragma says, and then parts products
-    // from the commit behind them: a kernel in float16 gave wrong results, without a warning.
+    // NOTE: ptxas unrolls a loop of two iterations, whatever the pragma says. It then separates
+    // products from their commit: a kernel in float16 gave wrong results, without a warning.
     const int end = int(ptx::opaque(uint32_t(chunks)));
     const int last_part = int(ptx::opaque(uint32_t(stage_parts)));
 #pragma unroll 1

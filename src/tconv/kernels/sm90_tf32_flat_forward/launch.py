@@ -54,7 +54,7 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     if repair:
         shared = max(shared, laid.pack_bytes)
         own = (
-            ("packed_again", "void*"),
+            ("repair_packed", "void*"),
             *_packing_fields(laid, index),
             ("status", "void*"),
             ("images", "const void*"),
@@ -213,10 +213,10 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     if not tile.half:
         return found
     repairing = laid.repairing
-    packed_again = 4 * laid.operand_elements
+    repair_packed = 4 * laid.operand_elements
     repair: dict[str, Argument] = {
-        **_forward_arguments(repairing, packed_again),
-        "packed_again": Address("packed", packed_again),
+        **_forward_arguments(repairing, repair_packed),
+        "repair_packed": Address("packed", repair_packed),
         **_packing_arguments(repairing),
         "status": noted["status"],
         "images": noted["images"],

@@ -75,7 +75,7 @@ TCONV_DEVICE void pack(const Fields& arguments, void* memory) {
     Shared& shared = *static_cast<Shared*>(memory);
     flat::Status& status = *static_cast<flat::Status*>(arguments.status);
     if (flat::packing::packs()) {
-        auto* packed = static_cast<uint32_t*>(arguments.packed_again);
+        auto* packed = static_cast<uint32_t*>(arguments.repair_packed);
         bool leads = flat::packing::own_thread() == 0;
         uint32_t count = 0;
         while (true) {

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.sm90_tf32_forward.layout import (
-    CHANNELS,
     MOST_SUMS,
     SECTOR,
     WARP_ROWS,
     Layout,
     layout,
 )
+from tconv.kernels.sm90_tf32_forward.schedule import Pair, schedule
 from tconv.kernels.sm90_tf32_forward.tiles import WARPGROUP_ROWS, Tile
 from tconv.problem import Problem
 
 MOST_PRODUCTS = 160
-"""Most unrolled products of a stage. This bounds the size of the code."""
+"""Most unrolled products of a stage, or of a part of it. This bounds the size of the code."""
+
+LEAST_CHANNELS = 4
+"""Least input channels of a group. Products have 8 or 16; others are zero.
+
+With fewer, a ReLU often leaves a pixel one value, which sm90_split_forward would repair.
+"""
 
 MOST_SUMS_OF_CLASSES = 128
 """Most accumulators of a thread if row groups have different sequences of slots."""
@@ -31,9 +39,9 @@ def shape_why_not(problem: Problem) -> str | None:
     """One sentence if the layer's shape or layout cannot be served, else None."""
     if problem.y_layout != "contiguous":
         return f"writes contiguous outputs, not {problem.y_layout}"
-    if problem.in_channels_per_group < CHANNELS:
+    if problem.in_channels_per_group < LEAST_CHANNELS:
         found = problem.in_channels_per_group
-        return f"works on {CHANNELS} input channels at a time, there are {found}"
+        return f"pays from {LEAST_CHANNELS} input channels of a group on, there are {found}"
     if problem.width.stride > WARP_ROWS:
         return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
     return family.phases_why_not(problem)
@@ -56,10 +64,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         # 388 bytes by NVRTC 13.5, none by 13.0.
         return "spills where pixels come through registers for one product of each row"
     if tile.half:
-        if problem.in_channels_per_group < 2 * CHANNELS:
-            found = problem.in_channels_per_group
-            return f"multiplies {2 * CHANNELS} input channels at a time, there are {found}"
-        refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS)
+        refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS, len)
         if refusal is not None:
             return f"what repairs it: {refusal}"
     if tile.sectors:
@@ -68,11 +73,25 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             return "tiles would overlap in x, and there is one"
         if x.output_size % SECTOR == (x.q_range.start * x.stride - x.padding) % SECTOR == 0:
             return "pieces of rows are whole sectors without an overlap of tiles"
-    return laid_why_not(layout(problem, tile), target, MOST_PRODUCTS)
+    laid = layout(problem, tile)
+
+    def unrolled(pairs: tuple[Pair, ...]) -> int:
+        return len(pairs) // schedule(pairs, tile, laid.chunks)[0]
+
+    return laid_why_not(laid, target, MOST_PRODUCTS, unrolled)
 
 
-def laid_why_not(laid: Layout, target: Target, most_products: int) -> str | None:
-    """`tile_why_not` of a tile laid over a problem, for a bound on the unrolled products."""
+def laid_why_not(
+    laid: Layout, target: Target, most_products: int, unrolled: Callable[[tuple[Pair, ...]], int]
+) -> str | None:
+    """`tile_why_not` of a tile laid over a problem.
+
+    Args:
+        laid: it.
+        target: the GPU.
+        most_products: a bound on the unrolled products.
+        unrolled: how many of a sequence of pairs are unrolled. Others are further turns of a loop.
+    """
     problem, tile = laid.problem, laid.tile
     if laid.stages(target) == (0, 0):
         beside = f" beside {laid.resident_bytes} bytes of weights" if tile.resident else ""
@@ -82,7 +101,7 @@ def laid_why_not(laid: Layout, target: Target, most_products: int) -> str | None
         )
     if problem.x_aligned and max(laid.patch_columns, laid.patch_rows) > 256:
         return f"a patch of {laid.patch_rows} x {laid.patch_columns} is over a tensor map's 256"
-    products = max(len(pairs) for pairs in laid.classes) * tile.rows
+    products = 0 if laid.rolled else max(map(unrolled, laid.classes)) * tile.rows
     if products > most_products:
         return f"a stage has {products} unrolled products, {most_products} is the limit"
     if not all(laid.classes):

@@ -1,29 +1,28 @@
 // out[n, co, oy, ox] on Hopper's tensor cores: TF32 operands rounded to nearest, float32 sums.
 //
-// Rows of the matrix product are (phase in y, output channel, phase in x), columns are pixels of
-// one row of the patch, depth is (slot, input channel): at a slot, one shift of both axes, every
-// phase that has a tap there multiplies the same pixels. The 16 rows of a warp are one phase in y
-// and warp_channels output channels with all their phases in x, so that a warp writes whole pieces
-// of output rows. The phases in y are those of a stride of row_step * stride_y: layers with few
-// output channels fill the 64 rows of a wgmma with several output rows.
+// Rows of the matrix product are (phase in y, output channel, phase in x). Columns are pixels of
+// one row of the patch. Depth is (slot, input channel). A slot is one shift of both axes: every
+// phase with a tap there multiplies the same pixels. The 16 rows of a warp are one phase in y and
+// warp_channels output channels with all their phases in x, so a warp writes whole pieces of output
+// rows. The phases in y are those of a stride of row_step * stride_y. So layers with few output
+// channels fill the 64 rows of a wgmma with several output rows.
 //
-// Weights are the wgmma's A, from registers: sm90_tf32_pack has laid them out as each thread needs
-// them. Resident, they lie in shared memory from the block's start to its end; else each consumer
-// copies them there in the order of use, a few pairs at a time. Pixels are B, from shared memory,
-// [pixel][8 channels] with 32-byte swizzle: a slot is another start address in the same staged
-// patch.
+// Weights are operand A, from registers. sm90_tf32_pack has laid them out as each thread needs
+// them. Resident weights stay in shared memory while the block runs. Otherwise each consumer copies
+// them there in the order of use, a few pairs at a time. Pixels are operand B, from shared memory,
+// [pixel][8 channels] with 32-byte swizzle. A slot is another start address in the same patch.
 //
-// Layer::half: operands are float16, which has TF32's significand, and a stage has 16 channels,
-// loaded 8 at a time. A block ends with recomputing the tiles that float16 cannot hold, with
+// Layer::half: operands are float16, which has TF32's significand. A stage has 16 channels, loaded
+// 8 at a time. At its end, a block recomputes the tiles whose values float16 cannot hold, with
 // Layer::repair (common/sm90_patch_repairs.cuh).
 //
-//   warpgroup 0: producers, two warps for each consumer: take the patch's next 8 channels from
-//                device memory (zero beyond the image), round, store as [pixel][8 channels]
-//   warpgroups 1, 2: consumers, each with tiles and a ring of stages of its own, so that one's
-//                epilogue runs beside the other's products
+//   warpgroup 0: producers, two warps for each consumer. They load the patch's next 8 channels from
+//                device memory (zero outside the image), round them, and store [pixel][8 channels].
+//   warpgroups 1, 2: consumers. Each has its own tiles and its own ring of stages, so the epilogue
+//                of one overlaps with the products of the other.
 //
-// Layer::rings is 1 where both consumers multiply the same patches, and all producers bring those:
-// the second consumer has the rows below the first's.
+// Layer::rings is 1 if both consumers multiply the same patches, which all producers load. The
+// second consumer then has the rows below the first's.
 //
 // A tile is m_tiles x 64 rows by tile_rows x tile_columns pixels of one image and group.
 #include <common/sm90_patches.cuh>
@@ -31,8 +30,8 @@
 
 namespace {
 
-// A class is a sequence of (m_tile, slot) pairs; weights are held `ahead` pairs before their
-// product. A stage of many has parts in a loop, which is soon compiled.
+// A class is a sequence of (m_tile, slot) pairs. Weights are loaded `ahead` pairs before their
+// product. A stage of many pairs is a loop over parts, which compiles faster.
 template <int row_class>
 struct Class {
     static constexpr int begin = Layer::class_begin[row_class];
@@ -64,19 +63,19 @@ TCONV_DEVICE void prepare(const uint32_t* weights, Shared& shared, int warp, con
     }
 }
 
-// The weights of a class's pairs, one after the other, into registers.
+// Loads the weights of a class's pairs into registers, in order.
 template <int row_class, bool by_copies>
 struct Weights {
     using Of = Class<row_class>;
     ResidentWeights<Of::unroll> weights;
-    int slots = 0;  // of y, from the first part to the one whose weights are loaded
-    int next_stage = 1;  // 0: behind a part comes another one of the stage
+    int slots = 0;  // in y, from the first part to the one whose weights are loaded
+    int next_stage = 1;  // 0: another part of the stage follows
 
     TCONV_DEVICE Weights(const Position& at, const Arguments& arguments, Shared& shared, int warp,
                          Turns&)
         : weights(at, arguments, shared, warp) {}
 
-    // Pairs are counted from the first of the stages unrolled together.
+    // Pairs count from the first of the stages that are unrolled together.
     TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool) {
         uint4 loaded;
         if constexpr (Of::stage_parts == 1) {
@@ -90,7 +89,7 @@ struct Weights {
 
     TCONV_DEVICE void release(int) {}
 
-    // Those of another part, from the next pair on.
+    // From the next pair on, the weights of another part.
     TCONV_DEVICE void next_part(bool last) {
         slots = last ? 0
                      : slots + Layer::pair_slot_y[Of::begin + Of::count] -
@@ -110,8 +109,8 @@ struct Weights<row_class, true> {
                          Turns& turns)
         : weights(at, arguments, shared, warp, turns.weights) {}
 
-    // `others`: whether more parts or stages follow those unrolled together, else there may be no
-    // such pair.
+    // `others`: whether more parts or stages follow those unrolled together. If not, the pair may
+    // not exist.
     TCONV_DEVICE void load(uint32_t (&into)[4], int pair, bool others) {
         bool exists = pair < Of::count * Of::unroll || others;
         if (pair % Of::copied == 0 && pair > 0) weights.turn.advance();
@@ -141,7 +140,7 @@ TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weig
     }
 }
 
-// By loops over pairs, whose weights come when they are multiplied.
+// As loops over pairs. The weights of a pair are loaded when it is multiplied.
 template <int row_class>
 TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, const Position& at,
                                   int warp, Turns& turns, Sums& sums) {
@@ -193,19 +192,20 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
     uint32_t a[ahead][4];
 #pragma unroll
     for (int i = 0; i < (stage_parts > 1 ? 1 : ahead - 1); ++i) weights.load(a[i], i, true);
-    uint64_t* used = nullptr;  // the stage before, to be handed back
-    // A part's products; `first`: half of the start address of its row 0, then of the next part's.
+    uint64_t* used = nullptr;  // the stage before, to be released
+    // The products of a part. `first` is half of the start address of its row 0, then of the next
+    // part's.
     auto multiply_part = [&](int u, uint64_t pixels, uint32_t& first, bool last, bool others) {
-        int row = 0;  // behind it, where `first` points
+        int row = 0;  // the row after it, where `first` points
 #pragma unroll
         for (int p = 0; p < count; ++p) {
             constexpr auto& m_tile = Layer::pair_m_tile;
             constexpr auto& pixel = Layer::pair_pixel;
             int now = (u * count + p) % ahead;
             if constexpr (ahead == 1) weights.load(a[0], u * count + p, others);
-            // NOTE: by an argument, which ptxas does not know to be constant: slots share start
-            // addresses with other rows of other slots, and it would compute each once and keep
-            // it, two registers an address, until it spills.
+            // NOTE: ptxas must not know that the step is constant, so it is an argument. Slots
+            // share start addresses with rows of other slots. ptxas would keep each in two
+            // registers, until it spills.
             first += (pair_row(begin + p) - row) * patch_row;
             row = pair_row(begin + p);
             ptx::wgmma_fence();
@@ -226,7 +226,8 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                 if constexpr (stage_parts == 1) {
                     weights.load(a[next % ahead], next, others);
                 } else {
-                    // The next part's first comes beside this one's last, the others beside that.
+                    // The first of a part is loaded with the last of the part before, the others
+                    // with that first.
 #pragma unroll
                     for (int i = 1; i < ahead; ++i) {
                         if (p == 0 || (i == ahead - 1 && next < count))
@@ -239,7 +240,7 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                 }
             }
             weights.release(u * count + p);
-            // The stage before was last read by products that are over now.
+            // The products that read the stage before have ended.
             if (p == 0 && used != nullptr) {
                 arrive(used);
                 if constexpr (stage_parts > 1) used = nullptr;
@@ -248,9 +249,9 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
         if constexpr (stage_parts > 1)
             first += (pair_row(begin + count) - pair_row(begin) - row) * patch_row;
     };
-    // NOTE: where no loop is left, ptxas waits for each row's products by itself (C7517).
+    // NOTE: without any loop, ptxas waits for each row's products (C7517).
     const int end = chunks == unroll ? int(ptx::opaque(uint32_t(chunks))) : chunks;
-    // NOTE: ptxas unrolls a loop of two turns whatever the pragma says.
+    // NOTE: ptxas unrolls a loop of two iterations, whatever the pragma says.
     const int last_part = int(ptx::opaque(uint32_t(stage_parts)));
 #pragma unroll 1
     for (int chunk = 0; chunk < end; chunk += unroll) {

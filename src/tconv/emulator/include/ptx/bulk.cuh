@@ -1,4 +1,4 @@
-// Bulk copies on the host: loads land with their mbarrier's phase, stores when they are waited for.
+// Bulk copies on the host: loads land with their mbarrier's phase, stores at the wait for them.
 #pragma once
 
 #include <ptx/shared_address.cuh>
@@ -7,7 +7,7 @@ namespace ptx {
 
 inline void fence_proxy_async_shared() { emulator::fence_proxy_async(); }
 
-inline void fence_proxy_async_global() {}  // device memory is the same for all here
+inline void fence_proxy_async_global() {}  // device memory has one view here
 
 inline void cp_async_bulk_global_to_shared(void* destination, const void* source, uint32_t bytes,
                                            uint64_t* barrier,

@@ -1,4 +1,4 @@
-// cp.async on the host: a copy lands when its group is waited for, until then it reads as NaN.
+// cp.async on the host: a copy lands at the wait for its group. Until then it reads as NaN.
 #pragma once
 
 #include <ptx/shared_address.cuh>

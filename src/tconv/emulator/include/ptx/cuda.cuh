@@ -1,4 +1,4 @@
-// The words of <ptx/cuda.cuh> for a host compiler, and the CUDA built-ins that kernels use.
+// The macros of <ptx/cuda.cuh> for a host compiler, and the CUDA built-ins that kernels use.
 #pragma once
 
 #include <emulator/arithmetic.h>
@@ -6,8 +6,8 @@
 #include <emulator/threads.h>
 #include <emulator/types.h>
 
-// NOTE: `used`: the runtime fills these arrays, which a compiler that sees no store must not take
-// for zeros.
+// NOTE: `used`: the runtime fills these arrays. A compiler that sees no store must not assume
+// zeros.
 #define TCONV_SHARED static __attribute__((section("tconv_shared"), used))
 #define TCONV_DYNAMIC_SHARED(name) unsigned char* const name = emulator::dynamic_shared()
 #define TCONV_DEVICE inline

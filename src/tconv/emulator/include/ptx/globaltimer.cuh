@@ -1,5 +1,5 @@
-// %globaltimer on the host: goes on by 777 nanoseconds whenever it is read, so that a kernel meets
-// both halves of a period of a microsecond, which small layers have, within a few reads.
+// %globaltimer on the host: each read advances it by 777 nanoseconds. Small layers have periods of
+// a microsecond. A kernel then sees both halves of a period within a few reads.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Dependent launches on the host: a launch is over before the next one starts.
+// Dependent launches on the host: a launch ends before the next one starts.
 #pragma once
 
 #include <ptx/cuda.cuh>

@@ -1,4 +1,4 @@
-// mma.sync on the host: products exact, their sum rounded to float32 once.
+// mma.sync on the host: exact products, whose sum is rounded to float32 once.
 #pragma once
 
 #include <ptx/cuda.cuh>

@@ -1,4 +1,4 @@
-// setmaxnreg on the host: registers are not counted here.
+// setmaxnreg on the host: does nothing, registers are not limited.
 #pragma once
 
 #include <ptx/cuda.cuh>

@@ -1,4 +1,4 @@
-// cvta.to.shared on the host: addresses as in one block's window of a GPU.
+// cvta.to.shared on the host: addresses as in the window of a block on a GPU.
 #pragma once
 
 #include <ptx/cuda.cuh>

@@ -1,4 +1,4 @@
-// Tensor copies on the host; the map is the emulator's own description of a tensor.
+// Tensor copies on the host. The map is the emulator's own description of a tensor.
 #pragma once
 
 #include <ptx/bulk.cuh>

@@ -1,0 +1,352 @@
+"""Who runs a CUDA call: our kernels or PyTorch's operator. A pretended GPU, on CPU tensors."""
+
+from __future__ import annotations
+
+import runpy
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tconv
+from tconv import aten, choice, counts, functional, tuning
+from tconv.choice import Ahead, Verdict, verdict
+from tconv.jit.target import Target
+from tconv.layers import Layer
+from tconv.plan import FAMILIES, candidates, make_plan, plan
+from tconv.run import binding, calls, choosing, execution
+from tconv.tuning import PYTORCH
+
+ROOT = Path(__file__).resolve().parents[2]
+SURE_SECONDS = choice.SURE_SECONDS
+HOPPER = Target.named("sm_90a")
+GEOMETRY = ((2, 2), (1, 1), (0, 0), (1, 1), 1)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    tconv.statistics(reset=True)
+    monkeypatch.setattr(calls, "_known", {})
+    monkeypatch.setattr(calls, "_known_gradients", {})
+    monkeypatch.setattr(functional, "_left_to_pytorch", {})
+    monkeypatch.setattr(choice, "SMALL", 0.0)
+    monkeypatch.setattr(choice, "SURE_SECONDS", 0.0)
+    yield
+    tuning.forget()
+
+
+class Gpu:
+    """CPU tensors count as a GPU's. Our kernels are PyTorch's operator in disguise, and noted."""
+
+    def __init__(self, monkeypatch):
+        self.ran = []
+        self.timed = []
+        self.name = "NVIDIA Nobody Knows"
+        self.faster = "tconv"
+        monkeypatch.setenv("TCONV_EMULATE", "1")  # so that CPU tensors come as far as tconv.run
+        monkeypatch.setattr(calls, "_read", self.read)
+        find = calls._call.__wrapped__
+        monkeypatch.setattr(
+            calls, "_call", lambda *a: self.calls.setdefault(a, find(*a[:6], 0, *a[7:]))
+        )
+        self.calls = {}
+        monkeypatch.setattr(binding.Call, "target", HOPPER)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: self.name)
+        monkeypatch.setattr(tuning, "choose_runner", self.choose_runner)
+        for direction in ("forward", "input_gradient", "weight_gradient"):
+            monkeypatch.setattr(execution, f"_{direction}", self.kernel(direction))
+
+    @staticmethod
+    def read(is_cuda, dtype):
+        tf32 = dtype is torch.float32 and calls.tf32_allowed()
+        return None, "", False, choice.own_only(), False, tf32
+
+    def choose_runner(self, problem, device, own, flags, launch):
+        self.timed.append(problem.direction)
+        for candidate in (own, PYTORCH):
+            launch(candidate)
+        return {"tconv": own, "pytorch": PYTORCH, "neither": None}[self.faster]
+
+    def kernel(self, direction):
+        def run(call, first, second, *rest):
+            self.ran.append(direction)
+            p = call.problem
+            if direction == "forward":
+                return aten.forward(first, second, rest[0], GEOMETRY)
+            if direction == "input_gradient":
+                size = (p.height.size, p.width.size)
+                return aten.input_gradient(first, second, size, GEOMETRY)
+            size = (p.height.kernel, p.width.kernel)
+            return aten.weight_gradient(first, second, size, GEOMETRY, *rest)
+
+        return run
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return Gpu(monkeypatch)
+
+
+def operands(channels=32, size=16, dtype=torch.float32):
+    x = torch.randn(2, channels, size, size, dtype=dtype, requires_grad=True)
+    w = torch.randn(channels, 16, 4, 4, dtype=dtype, requires_grad=True)
+    return x, w, torch.randn(16, dtype=dtype, requires_grad=True)
+
+
+def served():
+    return {row[:3]: row.calls for row in tconv.statistics()}
+
+
+def ours(x):
+    """The kernel that the plan chooses for a forward call."""
+    layer = Layer.parse("32,16,4,2,1", f"2x{x.shape[2]}x{x.shape[3]}")
+    return plan(layer.problem("forward"), HOPPER).stem
+
+
+def test_a_general_kernel_leaves_the_call_to_pytorch(gpu):
+    x, w, b = operands(dtype=torch.bfloat16)
+    for _ in range(2):
+        out = tconv.conv_transpose2d(x, w, b, 2, 1)
+        assert "Tconv" not in type(out.grad_fn).__name__  # its own backward, in C++
+    assert gpu.ran == gpu.timed == []
+    assert served() == {("forward", "pytorch", "general"): 2}
+    torch.testing.assert_close(out, F.conv_transpose2d(x, w, b, 2, 1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("faster", ["tconv", "pytorch"])
+def test_in_between_both_are_timed_once(gpu, faster):
+    gpu.faster = faster
+    x, w, b = operands()
+    results = []
+    for _ in range(3):
+        out = tconv.conv_transpose2d(x, w, b, 2, 1)
+        results.append(torch.autograd.grad(out.square().sum(), (x, w, b)))
+    assert gpu.timed == ["forward"]
+    kernel = ours(x) if faster == "tconv" else "pytorch"
+    counted = served()
+    assert counted["forward", kernel, "timed"] == 3
+    if faster == "tconv":
+        assert gpu.ran == ["forward"] * (1 + 3)  # one timing
+        # One operator of PyTorch's computes both gradients.
+        assert counted["input_gradient", "pytorch", "general"] == 3
+        assert counted["weight_gradient", "pytorch", "general"] == 3
+    expected = F.conv_transpose2d(x, w, b, 2, 1)
+    expected = torch.autograd.grad(expected.square().sum(), (x, w, b))
+    for result in results:
+        torch.testing.assert_close(result, expected)
+
+
+def test_once_known_pytorch_runs_with_its_own_backward(gpu):
+    gpu.faster = "pytorch"
+    x, w, b = operands()
+    names = [type(tconv.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__ for _ in range(2)]
+    assert names[0].startswith("TconvForward")  # timed within
+    assert names[1] == type(F.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__
+
+
+def test_a_small_call_is_pytorchs_where_its_gradients_are(gpu, monkeypatch):
+    monkeypatch.setattr(choice, "SMALL", 1.0)
+    x, w, b = operands()
+    for _ in range(2):
+        out = tconv.conv_transpose2d(x, w, b, 2, 1)
+        assert (
+            type(out.grad_fn).__name__ == type(F.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__
+        )
+    assert gpu.timed == []
+    assert served() == {("forward", "pytorch", "small"): 2}
+    with torch.no_grad():  # without gradients its time decides
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert gpu.timed == ["forward"]
+
+
+def test_what_is_left_to_pytorch_is_found_at_once(gpu, monkeypatch):
+    x, w, b = operands(dtype=torch.bfloat16)
+    layer = tconv.ConvTranspose2d(32, 16, 4, 2, 1, dtype=torch.bfloat16)
+    layer(x)
+    tconv.conv_transpose2d(x, w, b, 2, 1)
+    monkeypatch.setattr(functional.ops, "unobserved", lambda *_: pytest.fail("asked again"))
+    for out in (tconv.conv_transpose2d(x, w, b, 2, 1), layer(x)):
+        assert type(out.grad_fn).__name__ == "ConvolutionBackward0"
+
+
+def test_an_invalid_call_like_one_of_pytorchs_is_pytorchs_error(gpu):
+    x, w, b = operands(dtype=torch.bfloat16)
+    tconv.conv_transpose2d(x, w, b, 2, 1)
+    messages = []
+    for function in (tconv.conv_transpose2d, F.conv_transpose2d):
+        with pytest.raises(RuntimeError) as raised:
+            function(x, w, b[:3], 2, 1)
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_committed_rows_spare_the_timing(gpu, monkeypatch):
+    x, w, b = operands()
+    row = Ahead(gpu.name, ours(x), "float32", "tf32", "contiguous")
+    monkeypatch.setattr(choice, "ahead", lambda: frozenset({row}))
+    with torch.no_grad():
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert gpu.timed == []
+    assert served() == {("forward", ours(x), "measured"): 1}
+    gpu.name = "another"
+    calls._known.clear()
+    gpu.calls.clear()
+    functional._left_to_pytorch.clear()
+    with torch.no_grad():
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert gpu.timed == ["forward"]
+
+
+@pytest.mark.parametrize("way", ["context", "TCONV_STRICT"])
+def test_own_kernels_run_alone_where_that_is_asked_for(gpu, monkeypatch, way):
+    x, w, b = operands(dtype=torch.bfloat16)
+
+    def train():
+        tconv.conv_transpose2d(x, w, b, 2, 1).sum().backward()
+
+    train()
+    if way == "context":
+        with tconv.own_kernels():
+            train()
+    else:
+        monkeypatch.setenv("TCONV_STRICT", "1")
+        train()
+        monkeypatch.delenv("TCONV_STRICT")
+    assert gpu.ran == ["forward", "input_gradient", "weight_gradient"]
+    train()
+    assert len(gpu.ran) == 3
+    assert gpu.timed == []
+
+
+def test_a_call_that_may_not_be_timed_is_asked_again(gpu, monkeypatch):
+    gpu.faster = "neither"
+    x, w, b = operands()
+    with torch.no_grad():
+        for _ in range(2):
+            tconv.conv_transpose2d(x, w, b, 2, 1)
+        assert gpu.timed == ["forward"] * 2
+        assert served() == {("forward", "pytorch", "not timed"): 2}
+        gpu.faster = "tconv"
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+        assert served()["forward", ours(x), "timed"] == 1
+
+
+def test_without_timing_it_is_asked_once(gpu, monkeypatch):
+    monkeypatch.setenv("TCONV_TIMING", "0")
+    gpu.faster = "neither"
+    x, w, b = operands()
+    with torch.no_grad():
+        for _ in range(3):
+            tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert gpu.timed == ["forward"]
+    assert served() == {("forward", "pytorch", "not timed"): 3}
+
+
+def test_a_gradient_of_a_gradient_goes_the_same_way(gpu):
+    x, w, b = operands(channels=4, size=4, dtype=torch.float64)
+    found = []
+    for function in (tconv.conv_transpose2d, F.conv_transpose2d):
+        out = function(x, w, b, 2, 1)
+        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), (x, w)))
+    torch.testing.assert_close(*found)
+
+
+def test_under_autocast_pytorch_casts_by_itself(gpu):
+    x, w, b = operands()
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            out = tconv.conv_transpose2d(x, w, b, 2, 1)
+            assert out.dtype == torch.bfloat16
+            assert "Tconv" not in type(out.grad_fn).__name__
+        expected = F.conv_transpose2d(x, w, b, 2, 1)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    assert served() == {("forward", "pytorch", "general"): 2}
+
+
+def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
+    asked = []
+
+    def choose(problem, device, launch, pytorch):
+        asked.append((problem.direction, pytorch))
+        launch(PYTORCH)
+        return PYTORCH
+
+    monkeypatch.setattr(tuning, "choose", choose)
+    x, w, b = operands()
+    with tconv.autotune():
+        for _ in range(2):
+            tconv.conv_transpose2d(x, w, b, 2, 1).sum().backward()
+    assert asked == [(d, True) for d in ("forward", "input_gradient", "weight_gradient")]
+    assert {reason for _, _, reason in served()} == {"tuned"}
+
+
+def test_the_rules(monkeypatch):
+    def of(text, size, stem=None, dtype="float32"):
+        problem = Layer.parse(text, size).problem("forward", dtype)
+        able = [c for c in candidates(problem, HOPPER) if c.refusal is None]
+        chosen = next(c for c in able if stem in (None, c.stem))
+        return make_plan(problem, HOPPER, chosen)
+
+    general = of("32,16,4,2,1", "8x64x64", "general_forward")
+    assert verdict(general, "any") == Verdict("pytorch", "general")
+    large = of("64,64,3", "64x1024x1024", dtype="float16")
+    assert large.problem.wide_offsets
+    assert verdict(large, "any") == Verdict("tconv", "too large")
+    plan = of("64,64,3", "8x512x512")
+    assert verdict(plan, "any") == Verdict("timed", "timed")
+    row = Ahead("any", plan.stem, "float32", "tf32", "contiguous")
+    monkeypatch.setattr(choice, "ahead", lambda: frozenset({row}))
+    assert verdict(plan, "any") == Verdict("tconv", "measured")
+    assert verdict(plan, "another") == Verdict("timed", "timed")
+    monkeypatch.setattr(choice, "SURE_SECONDS", 2 * plan.cost)
+    assert verdict(plan, "any") == Verdict("timed", "timed")
+
+
+def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
+    monkeypatch.setattr(choice, "SURE_SECONDS", SURE_SECONDS)
+    script = runpy.run_path(str(ROOT / "benchmarks" / "ahead.py"))
+    # If this fails, run benchmarks/ahead.py --write.
+    assert script["WRITTEN"].read_text(encoding="utf-8") == script["text"]()
+    assert choice.ahead()
+
+
+@pytest.mark.parametrize(
+    ("ours", "pytorch", "faster"),
+    [
+        ((20, 20), (100, 30), True),  # the device is waited for
+        ((20, 120), (100, 30), False),  # ours would make it wait for the host
+        ((90, 20), (100, 30), True),
+        ((110, 20), (100, 30), False),
+        ((20, 20), (40, 30), True),  # either may be waited for: ours is ahead on both
+        ((20, 28), (40, 30), False),  # its checks take the host longer
+        ((45, 10), (40, 30), False),
+    ],
+)
+def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):
+    assert choice.ours_is_faster(choice.Timed(*ours), choice.Timed(*pytorch)) is faster
+
+
+def test_rows_of_what_is_ahead_name_kernels():
+    stems = {family.STEM for family in FAMILIES if not family.GENERAL}
+    assert {row.kernel for row in choice.ahead()} <= stems
+
+
+def test_counting_is_exact_in_many_threads():
+    one = counts.counter("forward", "kernel", "timed")
+    threads = [threading.Thread(target=lambda: [one.add() for _ in range(1000)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tconv.statistics(reset=True)[0].calls == 8000
+    assert tconv.statistics() == ()
+
+
+def test_the_emulator_keeps_to_our_kernels(monkeypatch):
+    monkeypatch.setenv("TCONV_EMULATE", "1")
+    x, w, _ = operands(4, 3)
+    found = calls._find_forward(x, w, None, GEOMETRY)
+    assert choosing.known(found, tuning.DEFAULT).reason == "own kernels"

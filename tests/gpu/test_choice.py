@@ -1,0 +1,92 @@
+"""Who runs a call on the device by default: our kernels or PyTorch's operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tconv
+from tconv import functional, tuning
+from tconv.jit.cache import DiskCache
+from tconv.run import calls
+
+pytestmark = pytest.mark.default_choice
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch, tmp_path):
+    cache = DiskCache(tmp_path / "cache")
+    monkeypatch.setattr(tuning, "default_cache", lambda: cache)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA Nobody Knows")
+    for known in (calls._known, calls._known_gradients, functional._left_to_pytorch):
+        known.clear()
+    calls._call.cache_clear()
+    tuning.forget()
+    tconv.statistics(reset=True)
+    yield
+    calls._call.cache_clear()
+    tuning.forget()
+
+
+def operands(dtype=torch.float32, size=64, grad=True):
+    x = torch.randn(8, 64, size, size, device="cuda", dtype=dtype, requires_grad=grad)
+    w = torch.randn(64, 64, 4, 4, device="cuda", dtype=dtype, requires_grad=grad)
+    return x, w
+
+
+def reasons():
+    return {row.reason for row in tconv.statistics()}
+
+
+def test_training_in_bfloat16_is_pytorchs():
+    x, w = operands(torch.bfloat16)
+    for _ in range(2):
+        out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
+        assert type(out.grad_fn).__name__ == "ConvolutionBackward0"
+    assert reasons() == {"general"}
+
+
+def test_a_forward_in_float32_is_timed_once():
+    x, w = operands(grad=False)
+    outs = [tconv.conv_transpose2d(x, w, stride=2, padding=1) for _ in range(3)]
+    assert reasons() == {"timed"}
+    assert sum(row.calls for row in tconv.statistics()) == 3
+    expected = F.conv_transpose2d(x.double(), w.double(), stride=2, padding=1)
+    for out in outs:
+        assert (out - expected).norm() / expected.norm() < 1e-3
+
+
+def test_gradients_with_our_forward(monkeypatch):
+    monkeypatch.setattr("tconv.choice.SMALL", 0.0)
+    x, w = operands(size=128)
+    found = []
+    for function in (tconv.conv_transpose2d, F.conv_transpose2d):
+        out = function(x, w, stride=2, padding=1)
+        found.append(torch.autograd.grad(out.square().mean(), (x, w)))
+    torch.testing.assert_close(*found, rtol=1e-2, atol=1e-5)
+
+
+def test_a_capture_times_nothing():
+    x, w = operands(grad=False)
+    graph = torch.cuda.CUDAGraph()
+    F.conv_transpose2d(x, w, stride=2, padding=1)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        F.conv_transpose2d(x, w, stride=2, padding=1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
+    assert reasons() == {"not timed"}
+    graph.replay()
+    expected = F.conv_transpose2d(x, w, stride=2, padding=1)
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
+    tconv.conv_transpose2d(x, w, stride=2, padding=1)
+    assert "timed" in reasons()
+
+
+def test_without_timing_pytorch_runs(monkeypatch):
+    monkeypatch.setenv("TCONV_TIMING", "0")
+    x, w = operands(grad=False)
+    tconv.conv_transpose2d(x, w, stride=2, padding=1)
+    assert reasons() == {"not timed"}
