@@ -57,6 +57,7 @@ SWEEPS = {
     "sweep_in_step_random60.csv": "random60.json",
     "sweep_groups.csv": "layers.json",
     "sweep_picks.csv": "layers.json",
+    "sweep_few_channels_random60.csv": "random60.json",
 }
 _BEFORE_STAGING = ("sweep_layers.csv", "sweep_random60.csv")
 TARGET = Target.named("sm_90a")
