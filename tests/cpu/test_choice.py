@@ -316,10 +316,10 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("ours", "pytorch", "faster"),
     [
-        ((20, 20), (100, 30), True),  # the device is waited for
-        ((20, 120), (100, 30), False),  # ours would make it wait for the host
-        ((90, 20), (100, 30), True),
-        ((110, 20), (100, 30), False),
+        ((20, 20), (150, 30), True),  # the device is waited for
+        ((20, 170), (150, 30), False),  # ours would make it wait for the host
+        ((140, 20), (150, 30), True),
+        ((160, 20), (150, 30), False),
         ((20, 20), (40, 30), True),  # either may be waited for: ours is ahead on both
         ((20, 28), (40, 30), False),  # its checks take the host longer
         ((45, 10), (40, 30), False),
