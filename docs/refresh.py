@@ -180,8 +180,8 @@ def readme_gain() -> str:
             "| **forward, float32, contiguous** | **gains**: "
             f"{eager.value:.1f} times PyTorch's default, {best.value:.1f} times cuDNN's best "
             f"setting (geometric means over {eager.count} layers, {fast.rows[0].gpu}) |",
-            "| training: both gradients | PyTorch's operator runs: our general kernels lose on most "
-            "layers |",
+            "| training: both gradients | PyTorch's operator runs: our general kernels lose on "
+            "most layers |",
             "| float16, bfloat16 | likewise |",
             "| channels_last | likewise |",
         )
