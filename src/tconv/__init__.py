@@ -1,11 +1,12 @@
 """tconv: a drop-in, faster torch.nn.ConvTranspose2d.
 
     model = MyNetwork().cuda()
-    tconv.convert(model)  # every torch.nn.ConvTranspose2d now runs our kernels
+    tconv.convert(model)  # every torch.nn.ConvTranspose2d and 1d is now ours
 
 or, layer by layer, `tconv.ConvTranspose2d` and `tconv.conv_transpose2d`, which take what PyTorch's
-take; or `tconv.enable()` for code that calls PyTorch's function by name. A CUDA call runs on our
-kernel or on PyTorch's operator, whichever is faster; `tconv.statistics()` says what ran.
+take, and the same in one dimension; or `tconv.enable()` for code that calls PyTorch's functions by
+name. A CUDA call runs on our kernel or on PyTorch's operator, whichever is faster;
+`tconv.statistics()` says what ran.
 """
 
 import torch
@@ -21,15 +22,16 @@ from .errors import (
     TconvError,
 )
 from .filling import precompile
-from .functional import conv_transpose2d, disable, enable
+from .functional import conv_transpose1d, conv_transpose2d, disable, enable
 from .jit import libraries
-from .nn import ConvTranspose2d, convert, revert
+from .nn import ConvTranspose1d, ConvTranspose2d, convert, revert
 from .tuning import autotune
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CompileError",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "EmulatorError",
     "LaunchError",
@@ -38,6 +40,7 @@ __all__ = [
     "TconvError",
     "__version__",
     "autotune",
+    "conv_transpose1d",
     "conv_transpose2d",
     "convert",
     "disable",

@@ -1,4 +1,4 @@
-"""conv_transpose2d: PyTorch's function on our operators, and `enable`, which replaces PyTorch's.
+"""conv_transpose1d and 2d: PyTorch's functions on our operators, and `enable`, which replaces them.
 
 A call with valid arguments goes to `ops`. Any other goes to PyTorch's operator with the arguments
 as they came, so that the error's type and text are PyTorch's own, of whatever version and device.
@@ -6,11 +6,12 @@ as they came, so that the error's type and text are PyTorch's own, of whatever v
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,8 @@ from .problem import Geometry
 logger = logging.getLogger("tconv")
 
 _pytorch = torch._C._VariableFunctions.conv_transpose2d
-"""PyTorch's own function, which `enable` leaves alone."""
+_pytorch1d = torch._C._VariableFunctions.conv_transpose1d
+"""PyTorch's own functions, which `enable` leaves alone."""
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
 _STRIDED = torch.strided
@@ -62,13 +64,13 @@ def _has_own_rules(kind: type[Tensor]) -> bool:
     return rule not in _DEFAULT_RULES or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
-def _decline(what: str) -> None:
+def _decline(kind: _Kind, what: str) -> None:
     """Say once that PyTorch serves a CUDA call that we do not, and count it.
 
     Raises:
         RuntimeError: under TCONV_STRICT=1.
     """
-    message = f"tconv has no kernel for {what}: PyTorch's conv_transpose2d runs instead"
+    message = f"tconv has no kernel for {what}: PyTorch's {kind.name} runs instead"
     if settings.strict():
         raise RuntimeError(f"{message}, which TCONV_STRICT=1 forbids")
     counter("forward", "pytorch", f"no kernel for {what}").add()
@@ -95,7 +97,17 @@ def _integer(value: Any) -> int | None:
         return None
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
+def _single(value: Any, neutral: int) -> tuple[int, int] | None:
+    """The neutral number for the height, and the width's; None where PyTorch would raise."""
+    if isinstance(value, (tuple, list)):
+        if len(value) != 1:
+            return None
+        (value,) = value
+    number = value if type(value) is int else _integer(value)
+    return None if number is None else (neutral, number)
+
+
+def _pair(value: Any, _neutral: int) -> tuple[int, int] | None:
     """Height's and width's number, or None where PyTorch would raise."""
     if type(value) is int:
         return value, value
@@ -229,6 +241,166 @@ def _has_valid_output(
     return min(ops.output_size(input[2:], weight[2:], geometry)) > 0
 
 
+def _left_key(input: Tensor, weight: Tensor) -> tuple[object, ...] | None:
+    """The key of a call in `_left_to_pytorch`; None where it may not be looked up."""
+    if (
+        torch.compiler.is_compiling()
+        or type(input) is not Tensor
+        or not (input.is_cuda or settings.emulate())
+        or tuning.may_choose()
+    ):
+        return None
+    try:
+        return (
+            id(weight),
+            input.shape,
+            input.stride(),
+            input.dtype,
+            _is_grad_enabled(),
+            _is_any_autocast_enabled(),
+        )
+    except RuntimeError:  # a sparse tensor has no strides
+        return None
+
+
+def _with_height(tensor: Tensor) -> Tensor:
+    """A view [a, b, 1, c] of [a, b, c] that nobody takes for channels_last.
+
+    A size of 1 may have any stride. That of `unsqueeze` keeps what is contiguous so, as tensor maps
+    want it. Where channels are innermost it would look like channels_last, which PyTorch's 1-d
+    results are not.
+    """
+    if tensor.stride(1) > tensor.stride(2):
+        return tensor.unsqueeze(2)
+    return tensor.unsqueeze(3).transpose(2, 3)
+
+
+def _convolve(
+    kind: _Kind, arguments: tuple[Any, ...], left_key: tuple[object, ...] | None
+) -> Tensor:
+    """A call of `conv_transpose1d` or `conv_transpose2d`, whose arguments nobody has looked at."""
+    input, weight, bias, stride, padding, output_padding, groups, dilation = arguments
+    compiling = torch.compiler.is_compiling()
+    unobserved = not compiling and ops.unobserved(input, weight, bias)
+    if not unobserved:
+        if type(input) not in _PLAIN or type(weight) not in _PLAIN or type(bias) not in _PLAIN:
+            kinds: set[Any] = {type(input), type(weight), type(bias)} - _PLAIN
+            if not all(issubclass(kind, Tensor) for kind in kinds):
+                if has_torch_function_variadic(input, weight, bias):
+                    # What stands in for a tensor, such as torch.fx's proxy, notes our function.
+                    return handle_torch_function(kind.ours, (input, weight, bias), *arguments)
+                return kind.pytorch(*arguments)
+            if any(map(_has_own_rules, kinds)):
+                if input.device.type == "cuda":
+                    _decline(
+                        kind, "tensors of type " + ", ".join(sorted(k.__name__ for k in kinds))
+                    )
+                return kind.pytorch(*arguments)
+            if has_torch_function_variadic(input, weight, bias):
+                # PyTorch's default rule calls us again, and gives the result its class back.
+                return handle_torch_function(kind.ours, (input, weight, bias), *arguments)
+        elif input is None or weight is None:
+            return kind.pytorch(*arguments)
+        if not compiling and _has_escaped_vmap(input, weight, bias):
+            return kind.pytorch(*arguments)
+
+    # `device.type` takes half a microsecond to make its name.
+    device = "cuda" if input.is_cuda else input.device.type
+    if not unobserved and torch.jit.is_tracing():
+        # A traced module is TorchScript, which must load, or become ONNX, where tconv is not.
+        if device == "cuda":
+            _decline(kind, "torch.jit.trace")
+        return kind.pytorch(*arguments)
+    if device != "cuda" and device != "cpu":
+        return kind.pytorch(*arguments)
+    dtype = input.dtype
+    if dtype not in ops.DTYPES or input.layout is not _STRIDED or input.is_nested:
+        if device == "cuda" or settings.emulate():
+            _decline(kind, f"{dtype} tensors of layout {input.layout}")
+        return kind.pytorch(*arguments)
+
+    stride_pair = kind.sizes(stride, 1)
+    padding_pair = kind.sizes(padding, 0)
+    output_padding_pair = kind.sizes(output_padding, 0)
+    dilation_pair = kind.sizes(dilation, 1)
+    group_count = groups if type(groups) is int else _integer(groups)
+    if (
+        stride_pair is None
+        or padding_pair is None
+        or output_padding_pair is None
+        or dilation_pair is None
+        or group_count is None
+    ):
+        return kind.pytorch(*arguments)
+    geometry = (stride_pair, padding_pair, output_padding_pair, dilation_pair, group_count)
+    unbatched = input.dim() == kind.axes + 1
+    batch = input.unsqueeze(0) if unbatched else input
+    if kind.axes == 1:
+        if batch.dim() != 3 or weight.dim() != 3 or not _is_plain(weight):
+            return kind.pytorch(*arguments)
+        batch, weight = _with_height(batch), _with_height(weight)
+    elif batch.dim() != 4:
+        return kind.pytorch(*arguments)
+    output = None
+    leave = None if left_key is None else functools.partial(_leave_to_pytorch, left_key)
+    cached = (
+        unobserved
+        and (device == "cuda" or settings.emulate())
+        and _is_plain(weight)
+        and (bias is None or _is_plain(bias))
+    )
+    if cached:
+        output = ops.cached_forward(batch, weight, bias, geometry, leave)
+    if output is None:
+        if not _is_valid(batch, weight, bias, geometry, unobserved):
+            return kind.pytorch(*arguments)
+        if cached:
+            ops.remember(batch, weight, bias, geometry)
+            output = ops.cached_forward(batch, weight, bias, geometry, leave)
+        if output is None:
+            forward = ops.forward_unobserved if unobserved else ops.forward
+            output = forward(batch, weight, bias, geometry)
+    if kind.axes == 1:
+        output = output.squeeze(2)
+    return output.squeeze(0) if unbatched else output
+
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose1d`, on our kernels: `conv_transpose2d` of a height of 1.
+
+    Nothing is copied for that.
+
+    Args:
+        input: [N, Cin, L] or [Cin, L]; dtypes and devices as in `conv_transpose2d`.
+        weight: [Cin, Cout/groups, k], of the input's dtype and device.
+        bias: [Cout] of that dtype and device, or None.
+        stride, padding, output_padding, groups, dilation: as in `conv_transpose2d`, along L.
+
+    Returns:
+        [N, Cout, OL], or without N if the input has none, contiguous.
+
+    Raises:
+        RuntimeError, TypeError, TconvError: as `conv_transpose2d`, with PyTorch's own message.
+    """
+    left_key = _left_key(input, weight)
+    served = _left_to_pytorch.get(left_key)
+    if served is not None:
+        # Most of what PyTorch is to run ends here. Its own function checks its arguments.
+        served.add()
+        return _pytorch1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _convolve(_ONE, arguments, left_key)
+
+
 def conv_transpose2d(
     input: Tensor,
     weight: Tensor,
@@ -265,114 +437,42 @@ def conv_transpose2d(
         TypeError: for arguments of the wrong type, with PyTorch's own message.
         TconvError: where a kernel cannot be compiled or launched.
     """
-    compiling = torch.compiler.is_compiling()
-    left_key = None
-    if (
-        not compiling
-        and type(input) is Tensor
-        and (input.is_cuda or settings.emulate())
-        and not tuning.may_choose()
-    ):
+    left_key = _left_key(input, weight)
+    served = _left_to_pytorch.get(left_key)
+    if served is not None:
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
-        try:
-            left_key = (
-                id(weight),
-                input.shape,
-                input.stride(),
-                input.dtype,
-                _is_grad_enabled(),
-                _is_any_autocast_enabled(),
-            )
-        except RuntimeError:  # a sparse tensor has no strides
-            left_key = None
-        served = _left_to_pytorch.get(left_key)
-        if served is not None:
-            served.add()
-            return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    unobserved = not compiling and ops.unobserved(input, weight, bias)
+        served.add()
+        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if not unobserved:
-        if type(input) not in _PLAIN or type(weight) not in _PLAIN or type(bias) not in _PLAIN:
-            kinds: set[Any] = {type(input), type(weight), type(bias)} - _PLAIN
-            if not all(issubclass(kind, Tensor) for kind in kinds):
-                if has_torch_function_variadic(input, weight, bias):
-                    # What stands in for a tensor, such as torch.fx's proxy, notes our function.
-                    return handle_torch_function(
-                        conv_transpose2d, (input, weight, bias), *arguments
-                    )
-                return _pytorch(*arguments)
-            if any(map(_has_own_rules, kinds)):
-                if input.device.type == "cuda":
-                    _decline("tensors of type " + ", ".join(sorted(k.__name__ for k in kinds)))
-                return _pytorch(*arguments)
-            if has_torch_function_variadic(input, weight, bias):
-                # PyTorch's default rule calls us again, and gives the result its class back.
-                return handle_torch_function(conv_transpose2d, (input, weight, bias), *arguments)
-        elif input is None or weight is None:
-            return _pytorch(*arguments)
-        if not compiling and _has_escaped_vmap(input, weight, bias):
-            return _pytorch(*arguments)
-
-    # `device.type` takes half a microsecond to make its name.
-    device = "cuda" if input.is_cuda else input.device.type
-    if not unobserved and torch.jit.is_tracing():
-        # A traced module is TorchScript, which must load, or become ONNX, where tconv is not.
-        if device == "cuda":
-            _decline("torch.jit.trace")
-        return _pytorch(*arguments)
-    if device != "cuda" and device != "cpu":
-        return _pytorch(*arguments)
-    dtype = input.dtype
-    if dtype not in ops.DTYPES or input.layout is not _STRIDED or input.is_nested:
-        if device == "cuda" or settings.emulate():
-            _decline(f"{dtype} tensors of layout {input.layout}")
-        return _pytorch(*arguments)
-
-    stride_pair = _pair(stride)
-    padding_pair = _pair(padding)
-    output_padding_pair = _pair(output_padding)
-    dilation_pair = _pair(dilation)
-    group_count = groups if type(groups) is int else _integer(groups)
-    if (
-        stride_pair is None
-        or padding_pair is None
-        or output_padding_pair is None
-        or dilation_pair is None
-        or group_count is None
-    ):
-        return _pytorch(*arguments)
-    geometry = (stride_pair, padding_pair, output_padding_pair, dilation_pair, group_count)
-    dimensions = input.dim()
-    if dimensions == 4:
-        batch = input
-    elif dimensions == 3:
-        batch = input.unsqueeze(0)
-    else:
-        return _pytorch(*arguments)
-    output = None
-    leave = None if left_key is None else functools.partial(_leave_to_pytorch, left_key)
-    cached = (
-        unobserved
-        and (device == "cuda" or settings.emulate())
-        and _is_plain(weight)
-        and (bias is None or _is_plain(bias))
-    )
-    if cached:
-        output = ops.cached_forward(batch, weight, bias, geometry, leave)
-    if output is None:
-        if not _is_valid(batch, weight, bias, geometry, unobserved):
-            return _pytorch(*arguments)
-        if cached:
-            ops.remember(batch, weight, bias, geometry)
-            output = ops.cached_forward(batch, weight, bias, geometry, leave)
-        if output is None:
-            forward = ops.forward_unobserved if unobserved else ops.forward
-            output = forward(batch, weight, bias, geometry)
-    return output if dimensions == 4 else output.squeeze(0)
+    return _convolve(_TWO, arguments, left_key)
 
 
 # TorchScript cannot compile the above; it takes PyTorch's operator wherever it meets our function.
+torch.jit._builtins._register_builtin(conv_transpose1d, "aten::conv_transpose1d")
 torch.jit._builtins._register_builtin(conv_transpose2d, "aten::conv_transpose2d")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """One of the two functions.
+
+    Attributes:
+        axes: how many spatial ones.
+        name: of PyTorch's function and of ours.
+        ours, pytorch: these.
+        sizes: height's and width's number from an argument and the height's neutral number; None
+            where PyTorch would raise.
+    """
+
+    axes: int
+    name: str
+    ours: Callable[..., Tensor]
+    pytorch: Callable[..., Tensor]
+    sizes: Callable[[Any, int], tuple[int, int] | None]
+
+
+_ONE = _Kind(1, "conv_transpose1d", conv_transpose1d, _pytorch1d, _single)
+_TWO = _Kind(2, "conv_transpose2d", conv_transpose2d, _pytorch, _pair)
 
 
 class _Switch:
@@ -380,7 +480,7 @@ class _Switch:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.replaced: dict[Any, Any] = {}  # module -> the function it had
+        self.replaced: dict[Any, Any] = {}  # (module, kind) -> the function it had
 
     @property
     def on(self) -> bool:
@@ -391,19 +491,20 @@ class _Switch:
             if on == self.on:
                 return
             if on:
-                modules: tuple[Any, ...] = (torch.nn.functional, torch)
-                for module in modules:
-                    self.replaced[module] = module.conv_transpose2d
-                    module.conv_transpose2d = conv_transpose2d
+                for module in (torch.nn.functional, torch):
+                    for kind in (_ONE, _TWO):
+                        self.replaced[module, kind] = getattr(module, kind.name)
+                        setattr(module, kind.name, kind.ours)
                 return
-            for module, replaced in self.replaced.items():
-                if module.conv_transpose2d is conv_transpose2d:
-                    module.conv_transpose2d = replaced
+            for (module, kind), replaced in self.replaced.items():
+                if getattr(module, kind.name) is kind.ours:
+                    setattr(module, kind.name, replaced)
                 else:
                     logger.warning(
-                        "%s.conv_transpose2d was replaced by other code after tconv.enable(); "
-                        "it is left as it is",
+                        "%s.%s was replaced by other code after tconv.enable(); it is left as it "
+                        "is",
                         module.__name__,
+                        kind.name,
                     )
             self.replaced.clear()
 
@@ -432,18 +533,18 @@ class _Switched:
 
 
 def enable() -> AbstractContextManager[None]:
-    """Put our conv_transpose2d in the place of PyTorch's, for code that calls it by name.
+    """Put our conv_transpose1d and 2d in the place of PyTorch's, for code that calls them by name.
 
-    From here on `torch.nn.functional.conv_transpose2d` and `torch.conv_transpose2d` are ours, and
-    with them every `torch.nn.ConvTranspose2d`, in the whole process and all of its threads, until
-    `disable()`. As a context, `with tconv.enable():`, until the end of the block, where the state
-    before it comes back, whatever it was and however the block ends. Enabling twice is enabling
-    once. A name that other code has bound before (`from torch.nn.functional import
-    conv_transpose2d`) is out of reach.
+    From here on `torch.nn.functional.conv_transpose2d` and `torch.conv_transpose2d` are ours, with
+    them every `torch.nn.ConvTranspose2d`, and likewise in one dimension: in the whole process and
+    all of its threads, until `disable()`. As a context, `with tconv.enable():`, until the end of
+    the block, where the state before it comes back, whatever it was and however the block ends.
+    Enabling twice is enabling once. A name that other code has bound before (`from
+    torch.nn.functional import conv_transpose2d`) is out of reach.
     """
     return _Switched(True)
 
 
 def disable() -> AbstractContextManager[None]:
-    """Give PyTorch its conv_transpose2d back: the opposite of `enable`, also as a context."""
+    """Give PyTorch its functions back: the opposite of `enable`, also as a context."""
     return _Switched(False)

@@ -1,4 +1,4 @@
-"""ConvTranspose2d, and convert(model), which turns a model's PyTorch layers into it."""
+"""ConvTranspose1d and 2d, and convert(model), which turns a model's PyTorch layers into them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,68 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from .functional import conv_transpose2d
+from .functional import conv_transpose1d, conv_transpose2d
+
+
+class ConvTranspose1d(torch.nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d`, computed by tconv.
+
+    The constructor, parameters, initialisation, use of random numbers, state_dict and printed form
+    are PyTorch's; only `forward` differs. An instance pickles, copies, scripts and exports as
+    PyTorch's does; under torch.jit.script it runs PyTorch's operator.
+    """
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            input: [N, Cin, L] or [Cin, L]; dtypes as in `tconv.conv_transpose1d`.
+            output_size: the length wanted, with or without the sizes before it. It takes the place
+                of the layer's output_padding.
+
+        Returns:
+            [N, Cout, OL], or without N if the input has none.
+
+        Raises:
+            ValueError: for an output_size that the layer cannot make.
+            RuntimeError: for an input that does not fit, with PyTorch's own message.
+        """
+        if self.padding_mode != "zeros":
+            raise ValueError("Only `zeros` padding mode is supported for ConvTranspose1d")
+        assert isinstance(self.padding, tuple)
+        if not torch.jit.is_scripting() and output_size is None:
+            # What `self.weight` looks up, in a tenth of the time; a parametrized one is elsewhere.
+            found = self._parameters
+            weight = found.get("weight")
+            return conv_transpose1d(
+                input,
+                self.weight if weight is None else weight,
+                found["bias"] if "bias" in found else self.bias,  # noqa: SIM401, looked up if need be
+                self.stride,
+                self.padding,
+                self.output_padding,
+                self.groups,
+                self.dilation,
+            )
+        output_padding = self._output_padding(
+            input,
+            output_size,
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.kernel_size,  # type: ignore[arg-type]
+            1,
+            self.dilation,  # type: ignore[arg-type]
+        )
+        return conv_transpose1d(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            output_padding,
+            self.groups,
+            self.dilation,
+        )
 
 
 class ConvTranspose2d(torch.nn.ConvTranspose2d):
@@ -92,8 +153,15 @@ def _swap(module: torch.nn.Module, old: type, new: type) -> bool:
     return False
 
 
+_PAIRS: tuple[tuple[type[torch.nn.Module], type[torch.nn.Module]], ...] = (
+    (torch.nn.ConvTranspose1d, ConvTranspose1d),
+    (torch.nn.ConvTranspose2d, ConvTranspose2d),
+)
+"""PyTorch's layers and ours."""
+
+
 def convert(model: torch.nn.Module) -> int:
-    """Turn every `torch.nn.ConvTranspose2d` in a model, or the model itself, into ours, in place.
+    """Turn every `torch.nn.ConvTranspose1d` and 2d in a model, or the model, into ours, in place.
 
     Each layer stays the object that it was: its parameters, hooks, parametrizations and place in
     optimizers and state dicts are untouched. Left alone are layers of a derived class, layers with
@@ -107,12 +175,12 @@ def convert(model: torch.nn.Module) -> int:
         How many layers were turned, each counted once, wherever it occurs.
     """
     return sum(
-        _swap(module, torch.nn.ConvTranspose2d, ConvTranspose2d) for module in model.modules()
+        any(_swap(module, theirs, ours) for theirs, ours in _PAIRS) for module in model.modules()
     )
 
 
 def revert(model: torch.nn.Module) -> int:
-    """Turn every `tconv.ConvTranspose2d` in a model into PyTorch's: the opposite of `convert`.
+    """Turn our layers in a model into PyTorch's: the opposite of `convert`.
 
     Args:
         model: any module.
@@ -121,5 +189,5 @@ def revert(model: torch.nn.Module) -> int:
         How many layers were turned, each counted once, wherever it occurs.
     """
     return sum(
-        _swap(module, ConvTranspose2d, torch.nn.ConvTranspose2d) for module in model.modules()
+        any(_swap(module, ours, theirs) for theirs, ours in _PAIRS) for module in model.modules()
     )

@@ -64,7 +64,7 @@ def test_the_model_may_be_the_layer():
 
 
 def test_what_is_derived_or_of_another_kind_is_left_alone():
-    others = [Derived(4, 6, 3), OwnForward(4, 6, 3), nn.ConvTranspose1d(4, 6, 3)]
+    others = [Derived(4, 6, 3), OwnForward(4, 6, 3), nn.ConvTranspose3d(4, 6, 3)]
     others += [nn.ConvTranspose3d(4, 6, 3), nn.Conv2d(4, 6, 3), nn.LazyConvTranspose2d(6, 3)]
     instance = nn.ConvTranspose2d(4, 6, 3)
     instance.forward = lambda input: input

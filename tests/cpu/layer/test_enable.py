@@ -82,12 +82,14 @@ def test_errors_and_unserved_calls_do_not_loop_back_to_us():
 
 def test_other_threads_see_it_and_neighbours_do_not():
     seen = []
-    neighbours = F.conv_transpose1d, F.conv_transpose3d, F.conv2d
+    neighbours = F.conv1d, F.conv_transpose3d, F.conv2d
     with tconv.enable():
         thread = threading.Thread(target=lambda: seen.append(F.conv_transpose2d))
         thread.start()
         thread.join()
-        assert (F.conv_transpose1d, F.conv_transpose3d, F.conv2d) == neighbours
+        assert (F.conv1d, F.conv_transpose3d, F.conv2d) == neighbours
+        assert F.conv_transpose1d is torch.conv_transpose1d is tconv.conv_transpose1d
+    assert F.conv_transpose1d is torch.conv_transpose1d is not tconv.conv_transpose1d
     assert seen == [tconv.conv_transpose2d]
 
 

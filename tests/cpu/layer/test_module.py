@@ -167,7 +167,7 @@ def test_what_our_kernels_do_not_serve_is_said_once_for_each(caplog, monkeypatch
     monkeypatch.setattr(functional, "_declined", set())
     with caplog.at_level(logging.WARNING, logger="tconv"):
         for what in ("a", "b", "a"):
-            functional._decline(what)
+            functional._decline(functional._TWO, what)
     assert len(caplog.records) == 2
 
 
