@@ -45,7 +45,7 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 _declined: set[str] = set()
 
-_left_to_pytorch: dict[tuple[object, ...] | None, Counter] = {}
+_left_to_pytorch: dict[tuple[object, ...], Counter] = {}
 """Calls that PyTorch's own function runs, by what the host reads fastest of them.
 
 A wrong entry costs time, not a result: PyTorch's function checks its arguments, and runs under any
@@ -242,7 +242,10 @@ def _has_valid_output(
 
 
 def _left_key(input: Tensor, weight: Tensor) -> tuple[object, ...] | None:
-    """The key of a call in `_left_to_pytorch`; None where it may not be looked up."""
+    """The key of a call in `_left_to_pytorch`; None where it may not be looked up.
+
+    NOTE: None while compiling, so that no graph is guarded by what the table holds.
+    """
     if (
         torch.compiler.is_compiling()
         or type(input) is not Tensor
@@ -392,7 +395,7 @@ def conv_transpose1d(
         RuntimeError, TypeError, TconvError: as `conv_transpose2d`, with PyTorch's own message.
     """
     left_key = _left_key(input, weight)
-    served = _left_to_pytorch.get(left_key)
+    served = None if left_key is None else _left_to_pytorch.get(left_key)
     if served is not None:
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
@@ -438,7 +441,7 @@ def conv_transpose2d(
         TconvError: where a kernel cannot be compiled or launched.
     """
     left_key = _left_key(input, weight)
-    served = _left_to_pytorch.get(left_key)
+    served = None if left_key is None else _left_to_pytorch.get(left_key)
     if served is not None:
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
