@@ -9,8 +9,8 @@
 //     depth    (slot, input channel); a slot is another start in the same staged pixels
 //
 // A block computes one tile: 2 x 2 warps of 32 phases and half of the pixels each, twice, for
-// either half of a stage's 16 channels. Tiles are few and long, so more warps share one. Stages come by
-// cp.async, two ahead. At the end the second half's sums are added to the first's.
+// either half of a stage's 16 channels. Tiles are few and long, so more warps share one. Stages
+// come by cp.async, two ahead. At the end the second half's sums are added to the first's.
 #include <common/element.cuh>
 #include <common/exact_output.cuh>
 #include <common/not_finite.cuh>
