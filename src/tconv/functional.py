@@ -418,9 +418,9 @@ def conv_transpose2d(
 
     Args:
         input: [N, Cin, H, W] or [Cin, H, W]. On a CUDA device float16, bfloat16, float32 and
-            float64 run our kernels; any other dtype, and a tensor subclass with rules of its own,
-            goes to PyTorch's operator and says so once through the logger "tconv". Tensors on
-            other devices run PyTorch's operators.
+            float64 run our kernels, or PyTorch's operator where that is faster. Any other dtype,
+            and a tensor subclass with rules of its own, goes to PyTorch's operator and says so once
+            through the logger "tconv". Tensors on other devices run PyTorch's operators.
         weight: [Cin, Cout/groups, kH, kW], of the input's dtype and device.
         bias: [Cout] of that dtype and device, or None.
         stride: one number, or height's and width's; so are the three sizes below.

@@ -255,7 +255,7 @@ def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[.
             return compute_eager(*arguments)
 
     def kernel(*arguments: Any) -> Tensor:
-        differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        differentiable = torch.is_grad_enabled() and _any_requires_grad(*arguments)
         if not differentiable and forward_ad._current_level < 0:
             return below(*arguments)
         arguments = schema.pack(arguments)
@@ -266,6 +266,15 @@ def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[.
 
     return kernel
 
+
+def _some_requires_grad(*arguments: Any) -> bool:
+    return any(isinstance(one, Tensor) and one.requires_grad for one in arguments)
+
+
+# torch 2.6 lacks it.
+_any_requires_grad: Callable[..., bool] = getattr(
+    torch._C, "_any_requires_grad", _some_requires_grad
+)
 
 _pytorch = torch._C._VariableFunctions.conv_transpose2d
 """PyTorch's own function, whatever `tconv.enable` has put in its place."""
@@ -335,7 +344,7 @@ def forward_unobserved(
     dtype = autocast.dtype_for(input)
     if dtype is not None:
         input, weight, bias = _cast(dtype, input, weight, bias)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias):
+    if torch.is_grad_enabled() and _any_requires_grad(input, weight, bias):
         return TconvForward.apply(compute.forward, input, weight, bias, geometry)
     return compute.forward(input, weight, bias, geometry)
 
@@ -362,7 +371,7 @@ def cached_forward(
     run = compute.runner().known(input, weight, bias, geometry, dtype)
     if run is None:
         return None
-    differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(input, weight, bias)
+    differentiable = torch.is_grad_enabled() and _any_requires_grad(input, weight, bias)
     served = run.pytorchs(differentiable)
     if served is not None:
         served.add()
@@ -422,7 +431,7 @@ def input_gradient(
     if torch.compiler.is_compiling() or not unobserved(grad_output, weight):
         return schema.input_gradient(grad_output, weight, input_size, *geometry)
     arguments = (grad_output, weight, input_size, geometry)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(grad_output, weight):
+    if torch.is_grad_enabled() and _any_requires_grad(grad_output, weight):
         return TconvInputGradient.apply(compute.input_gradient, *arguments)
     return compute.input_gradient(*arguments)
 
@@ -445,6 +454,6 @@ def weight_gradient(
     if torch.compiler.is_compiling() or not unobserved(input, grad_output):
         return schema.weight_gradient(input, grad_output, kernel_size, *geometry, channels_last)
     arguments = (input, grad_output, kernel_size, geometry, channels_last)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(input, grad_output):
+    if torch.is_grad_enabled() and _any_requires_grad(input, grad_output):
         return TconvWeightGradient.apply(compute.weight_gradient, *arguments)
     return compute.weight_gradient(*arguments)
