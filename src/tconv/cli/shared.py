@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tconv.layers import GRAMMAR, Layer, read_layers
+from tconv.layers import DEFAULT_INPUTS, GRAMMAR, Layer, read_layers
 from tconv.problem import DType, Layout
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 DTYPES: tuple[str, ...] = get_args(DType)
 DENSE_LAYOUTS: tuple[str, ...] = get_args(Layout)
-
-DEFAULT_INPUT = "8x64x64"
 
 PIPE_WIDTH = 100
 """Columns of output that goes to a file or a pipe."""
@@ -87,7 +85,8 @@ def add_layer_options(parser: argparse.ArgumentParser, *, many: bool) -> None:
     group.add_argument(
         "--input",
         metavar="BATCHxHEIGHTxWIDTH",
-        help=f"the input of --layer (default: {DEFAULT_INPUT})",
+        help=f"the input of --layer, BATCHxLENGTH of a 1d: one (default: {DEFAULT_INPUTS[2]}, "
+        f"{DEFAULT_INPUTS[1]} of a 1d: one)",
     )
     if many:
         group.add_argument(
@@ -96,7 +95,7 @@ def add_layer_options(parser: argparse.ArgumentParser, *, many: bool) -> None:
             type=Path,
             help="a JSON list of layers: objects with in_channels, out_channels and kernel_size, "
             "and name, batch, height, width, stride, padding, output_padding, dilation, groups, "
-            "bias",
+            'bias; "dimensions": 1 with a length makes it a ConvTranspose1d',
         )
         group.add_argument(
             "--only",
@@ -122,7 +121,7 @@ def layers_given(parsed: argparse.Namespace) -> list[Layer]:
         raise UsageError("--input goes with --layer, which is not given")
     try:
         for text in parsed.layer or []:
-            layers.append(Layer.parse(text, parsed.input or DEFAULT_INPUT))
+            layers.append(Layer.parse(text, parsed.input))
         if path is not None:
             layers += chosen(read_layers(path), only, path)
     except ValueError as error:
@@ -164,6 +163,7 @@ def exporters_layer(layer: Layer) -> export.Layer:
         dilation=layer.dilation,
         batch=layer.batch,
         size=layer.size,
+        dimensions=layer.dimensions,
     )
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from exported import KERNELBENCH, load, on_emulator, planned_launches, problem
 from layer_cases import Case, operands
-from tconv.export import export_file
+from tconv.export import Layer, export_file
 from tconv.reference import expected, poisoned_memory
 
 ONE_DIMENSION = tuple(n for n in KERNELBENCH if "ConvTranspose1d" in problem(n).read_text())
@@ -87,6 +87,21 @@ def test_kernelbench_problems_run_the_planned_kernels(number, tmp_path):
     assert got.shape == want.shape and got.is_contiguous()
     for one, other in zip((got, *gradients), (want, *wants), strict=True):
         assert (one.double() - other).norm() <= 1e-3 * other.norm()
+
+
+def test_a_layer_given_by_its_parameters(tmp_path):
+    layer = Layer(6, 4, (1, 4), (1, 2), (0, 1), (0, 1), 2, False, (1, 3), 3, (1, 9), dimensions=1)
+    export_file(None, layer, tmp_path / "model_new.py")
+    made = load(tmp_path / "model_new.py")
+    assert made.get_init_inputs() == [6, 4, (4,), (2,), (1,), (1,), 2, False, (3,)]
+    (x,) = made.get_inputs()
+    assert x.shape == (3, 6, 9)
+    new = made.ModelNew(*made.get_init_inputs())
+    theirs = torch.nn.ConvTranspose1d(*made.get_init_inputs())
+    theirs.weight = new.conv_transpose1d.weight
+    with on_emulator(made) as extension, torch.no_grad():
+        torch.testing.assert_close(new(x), theirs(x))
+    assert extension.launched == [launch.name for launch in made.PLANNED_CALLS[0].launches]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
