@@ -26,7 +26,7 @@ from tconv.kernels.source import KERNEL_DIRECTORY, TENSOR_MAP, KernelSource
 from tconv.reference import expected, poisoned_memory
 
 PROBLEMS = Path(__file__).resolve().parent / "problems"
-KERNELBENCH = (57, 65, 69, 71, 75, 78, 81)
+KERNELBENCH = (57, 64, 65, 69, 71, 74, 75, 78, 79, 81)
 
 
 # Kernels, what their half tiles are to be, and a layer.

@@ -94,7 +94,7 @@ def write_png(layer: Layer, path: Path) -> None:
         ) from error
     figure = figures.Figure(figsize=(13, 9), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.5))
-    figure.suptitle(f"ConvTranspose2d({layer.arguments})", fontsize=10)
+    figure.suptitle(f"{layer.kind}({layer.arguments})", fontsize=10)
     left, right = above.subplots(1, 2)
     for plot, name, axis in ((left, "height", layer.axes[0]), (right, "width", layer.axes[1])):
         _plot_axis(plot, name, axis, colours)

@@ -2,6 +2,8 @@
 
 There are three ways to write one down: the constructor, a line of text (`Layer.parse`) and a record
 of a JSON file (`read_layers`). It needs no torch and no GPU.
+
+A layer of one dimension is one of two with a height of 1. Text and files leave its height out.
 """
 
 from __future__ import annotations
@@ -30,6 +32,15 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradie
 PAIRS = ("kernel_size", "stride", "padding", "output_padding", "dilation")
 """The parameters that are (height, width)."""
 
+_OF_HEIGHT = {"kernel_size": 1, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}
+"""The height's numbers in one dimension."""
+
+DEFAULT_INPUTS = {1: "8x4096", 2: "8x64x64"}
+"""By the number of dimensions."""
+
+_ONE = "1d:"
+"""What the text of a layer of one dimension starts with."""
+
 POSITIONAL = (
     "in_channels",
     "out_channels",
@@ -44,7 +55,8 @@ POSITIONAL = (
 GRAMMAR = (
     "IN,OUT,KERNEL[,STRIDE[,PADDING[,OUTPUT_PADDING[,GROUPS]]]], as torch.nn.ConvTranspose2d "
     "orders them; any from STRIDE on, and dilation and bias, also by name: 64,32,4,2,1 or "
-    "32,64,3x5,stride=2x3,groups=4,bias=no. HEIGHTxWIDTH where the two differ"
+    "32,64,3x5,stride=2x3,groups=4,bias=no. HEIGHTxWIDTH where the two differ. 1d: before it "
+    "makes it a torch.nn.ConvTranspose1d: 1d:512,256,16,8,4"
 )
 
 
@@ -52,8 +64,11 @@ GRAMMAR = (
 class Layer:
     """A layer and the size of its input. Sizes are in elements, pairs are (height, width).
 
+    With `dimensions` of 1 it is a ConvTranspose1d: its width is the length, its height 1.
+
     Raises:
-        ValueError: parameters that PyTorch would refuse, or an input without any output.
+        ValueError: parameters that PyTorch would refuse, an input without any output, or a height
+            in one dimension.
     """
 
     in_channels: int
@@ -69,9 +84,20 @@ class Layer:
     height: int = 64
     width: int = 64
     name: str = ""
+    dimensions: int = 2
 
     def __post_init__(self) -> None:
         """Refuses what PyTorch would refuse."""
+        if self.dimensions not in DEFAULT_INPUTS:
+            raise ValueError(f"dimensions must be 1 or 2, got {self.dimensions}")
+        if self.dimensions == 1:
+            found = {"size": self.height, **{name: getattr(self, name)[0] for name in PAIRS}}
+            for name, number in {"size": 1, **_OF_HEIGHT}.items():
+                if found[name] != number:
+                    raise ValueError(
+                        f"{name} must be {number} along the height in one dimension, got "
+                        f"{found[name]}"
+                    )
         for axis, name in enumerate(("height", "width")):
             extra, stride = self.output_padding[axis], self.stride[axis]
             if extra >= stride and extra >= self.dilation[axis]:
@@ -137,8 +163,14 @@ class Layer:
         layout: Layout = "contiguous",
         tf32: bool = True,
     ) -> Problem:
-        """The problem of a call on dense tensors of this layout."""
+        """The problem of a call on dense tensors of this layout.
+
+        Raises:
+            ValueError: channels_last in one dimension, which has no such format.
+        """
         last = layout == "channels_last"
+        if last and self.dimensions == 1:
+            raise ValueError(f"tensors of one dimension have no channels_last format: {self}")
         return Problem.of(
             direction,
             self.x_shape,
@@ -155,24 +187,39 @@ class Layer:
         )
 
     @property
+    def kind(self) -> str:
+        """The class in torch.nn."""
+        return f"ConvTranspose{self.dimensions}d"
+
+    def sizes(self, pair: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes that end with (height, width) as PyTorch's layer has them: in one dimension without
+        the height.
+        """
+        return pair if self.dimensions == 2 else (*pair[:-2], pair[-1])
+
+    @property
     def arguments(self) -> str:
-        """The arguments of torch.nn.ConvTranspose2d: "64, 32, kernel_size=(4, 4), stride=..."."""
-        parts = [str(self.in_channels), str(self.out_channels), f"kernel_size={self.kernel_size}"]
+        """The arguments of PyTorch's layer: "64, 32, kernel_size=(4, 4), stride=..."."""
+        kernel_size = self.sizes(self.kernel_size)
+        parts = [str(self.in_channels), str(self.out_channels), f"kernel_size={kernel_size}"]
         for field in dataclasses.fields(self):
             if field.name in ("stride", *PAIRS[2:], "groups", "bias"):
                 value = getattr(self, field.name)
                 if value != field.default:
-                    parts.append(f"{field.name}={value}")
+                    shown = self.sizes(value) if field.name in PAIRS else value
+                    parts.append(f"{field.name}={shown}")
         return ", ".join(parts)
 
     @property
     def text(self) -> str:
         """The layer without its input, as `parse` reads it."""
-        parts = [str(self.in_channels), str(self.out_channels), _pair_text(self.kernel_size)]
+        prefix = _ONE if self.dimensions == 1 else ""
+        parts = [f"{prefix}{self.in_channels}", str(self.out_channels)]
+        parts.append(_pair_text(self.sizes(self.kernel_size)))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in PAIRS[1:] and value != field.default:
-                parts.append(f"{field.name}={_pair_text(value)}")
+                parts.append(f"{field.name}={_pair_text(self.sizes(value))}")
             elif field.name == "groups" and value != 1:
                 parts.append(f"groups={value}")
             elif field.name == "bias" and not value:
@@ -182,7 +229,7 @@ class Layer:
     @property
     def input_text(self) -> str:
         """The input, as `parse` reads it: "8x64x64"."""
-        return f"{self.batch}x{self.height}x{self.width}"
+        return "x".join(map(str, self.sizes((self.batch, *self.size))))
 
     def __str__(self) -> str:
         """The name if there is one, the layer, and its input's size."""
@@ -190,18 +237,22 @@ class Layer:
 
     def record(self) -> dict[str, Any]:
         """The layer as a record of a layers file."""
-        return {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in dataclasses.asdict(self).items()
-        }
+        values = dataclasses.asdict(self)
+        if self.dimensions == 2:
+            del values["dimensions"]
+            return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        values["length"] = values.pop("width")
+        del values["height"]
+        return {k: v[1] if isinstance(v, tuple) else v for k, v in values.items()}
 
     @staticmethod
-    def parse(text: str, input: str = "8x64x64") -> Layer:
+    def parse(text: str, input: str | None = None) -> Layer:
         """The layer that a line of text describes.
 
         Args:
             text: see `GRAMMAR`.
-            input: "BATCHxHEIGHTxWIDTH".
+            input: "BATCHxHEIGHTxWIDTH", in one dimension "BATCHxLENGTH"; one of `DEFAULT_INPUTS` if
+                it is None.
 
         Raises:
             ValueError: it describes none. The message names the part and what is expected.
@@ -209,7 +260,8 @@ class Layer:
         values: dict[str, Any] = {}
         allowed = (*POSITIONAL, "dilation", "bias")
         named = False
-        for position, part in enumerate(text.split(",")):
+        dimensions = 1 if text.lstrip().startswith(_ONE) else 2
+        for position, part in enumerate(text.lstrip().removeprefix(_ONE).split(",")):
             name, equals, value = (piece.strip() for piece in part.partition("="))
             if equals:
                 named = True
@@ -226,19 +278,23 @@ class Layer:
                 raise ValueError(f"a layer has {', '.join(allowed)}, got {name!r} in {text!r}")
             if name in values:
                 raise ValueError(f"{name} is given twice in {text!r}")
-            values[name] = _value(name, value, text)
+            values[name] = _value(name, value, text, dimensions)
         for name in POSITIONAL[:3]:
             if name not in values:
                 raise ValueError(f"a layer needs {name}: {GRAMMAR}; got {text!r}")
-        batch, height, width = _integers(input, "an input is BATCHxHEIGHTxWIDTH", 3)
-        return Layer(**values, batch=batch, height=height, width=width)
+        wanted = "BATCHxLENGTH" if dimensions == 1 else "BATCHxHEIGHTxWIDTH"
+        given = input or DEFAULT_INPUTS[dimensions]
+        batch, *size = _integers(given, f"an input of {text!r} is {wanted}", dimensions + 1)
+        height = size[0] if dimensions == 2 else 1
+        return Layer(**values, batch=batch, height=height, width=size[-1], dimensions=dimensions)
 
 
 def read_layers(path: Path) -> list[Layer]:
     """The layers of a JSON file: a list of objects with `Layer`'s fields.
 
     The kernel's size and the channels are required. A number stands for an equal height and width.
-    `source` may say where a layer comes from.
+    `source` may say where a layer comes from. With "dimensions": 1 it is a ConvTranspose1d, of
+    numbers, and has a `length` in the place of `height` and `width`.
 
     Raises:
         OSError: the file cannot be read.
@@ -262,6 +318,9 @@ def read_layers(path: Path) -> list[Layer]:
 
 def _from_record(record: Mapping[str, Any]) -> Layer:
     known = {field.name for field in dataclasses.fields(Layer)}
+    one = record.get("dimensions") == 1
+    if one:
+        known = known - {"height", "width"} | {"length"}
     values: dict[str, Any] = {}
     for name, value in record.items():
         if name == "source":
@@ -269,31 +328,40 @@ def _from_record(record: Mapping[str, Any]) -> Layer:
         if name not in known:
             raise ValueError(f"unknown field {name!r}; known are {', '.join(sorted(known))}")
         kind: type = {"name": str, "bias": bool}.get(name, int)
-        if name in PAIRS:
+        if name in PAIRS and one:
+            fits = type(value) is int
+            value = (_OF_HEIGHT[name], value)
+        elif name in PAIRS:
             value = (value, value) if isinstance(value, int) else tuple(value)
             fits = len(value) == 2 and all(type(size) is int for size in value)
         else:
             fits = type(value) is kind
         if not fits:
             wanted = "a number or a pair of numbers" if name in PAIRS else f"a {kind.__name__}"
-            raise ValueError(f"{name} must be {wanted}, got {value!r}")
+            if name in PAIRS and one:
+                wanted = "a number in one dimension"
+            raise ValueError(f"{name} must be {wanted}, got {record[name]!r}")
         values[name] = value
     missing = [name for name in POSITIONAL[:3] if name not in values]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
+    if one:
+        if "length" not in values:
+            values["length"] = int(DEFAULT_INPUTS[1].rpartition("x")[2])
+        values.update(height=1, width=values.pop("length"))
     return Layer(**values)
 
 
-def _value(name: str, value: str, text: str) -> int | bool | Pair:
+def _value(name: str, value: str, text: str, dimensions: int) -> int | bool | Pair:
     if name == "bias":
         if value.lower() not in ("yes", "no", "true", "false"):
             raise ValueError(f"bias is yes or no, got {value!r} in {text!r}")
         return value.lower() in ("yes", "true")
-    if name in PAIRS:
+    if name in PAIRS and dimensions == 2:
         sizes = _integers(value, f"{name} is a number or HEIGHTxWIDTH (in {text!r})", 1, 2)
         return sizes[0], sizes[-1]
     (number,) = _integers(value, f"{name} is a number (in {text!r})", 1)
-    return number
+    return (_OF_HEIGHT[name], number) if name in PAIRS else number
 
 
 def _integers(text: str, wanted: str, *counts: int) -> tuple[int, ...]:
@@ -303,5 +371,5 @@ def _integers(text: str, wanted: str, *counts: int) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _pair_text(pair: Pair) -> str:
-    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
+def _pair_text(pair: tuple[int, ...]) -> str:
+    return str(pair[0]) if pair[0] == pair[-1] else f"{pair[0]}x{pair[1]}"

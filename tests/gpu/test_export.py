@@ -162,6 +162,31 @@ def test_derivatives_of_second_order(general):
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_dimension_without_compiling_again(dtype, general, full_float32):
+    """Contiguous and with channels innermost; the results are contiguous."""
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+    for seed, arguments in enumerate(((48, 40, 16, 8, 4), (1, 3, 4, 2, 1), (6, 4, 5, 3, 2, 2, 2))):
+        torch.manual_seed(seed)
+        ours = general.TransposedConvolution1d(*arguments, device="cuda", dtype=dtype)
+        theirs = torch.nn.ConvTranspose1d(*arguments).cuda().double()
+        theirs.load_state_dict(ours.state_dict())
+        for length in (1, 37):
+            x = torch.randn(2, arguments[0], length, device="cuda", dtype=dtype)
+            for given in (x, x.mT.contiguous().mT):
+                results = []
+                for layer, leaf in ((ours, given.clone()), (theirs, given.double())):
+                    leaf.requires_grad_()
+                    output = layer(leaf)
+                    gradients = torch.autograd.grad(output.sum(), [leaf, *layer.parameters()])
+                    results.append([output, *gradients])
+                assert results[0][0].is_contiguous()
+                for got, want in zip(*results, strict=True):
+                    assert got.shape == want.shape and got.dtype == dtype
+                    error = (got.double() - want).norm() / want.norm().clamp_min(1e-3)
+                    assert error <= bound[dtype], (arguments, length, float(error))
+
+
 def test_runs_on_the_current_stream(general):
     layer = general.TransposedConvolution(32, 32, 3, device="cuda")
     x = torch.zeros(8, 32, 128, 128, device="cuda")

@@ -45,6 +45,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "No GPU is needed.",
         "tconv explain --layer 64,32,4,2,1 --input 8x32x32\n"
         "tconv explain --layer 32,64,3x5,stride=2x3,dilation=2x1,groups=4 --arch sm_80\n"
+        "tconv explain --layer 1d:512,256,16,8,4 --input 16x32\n"
         "tconv explain --layers layers.json --only 'unet*' --json\n"
         "tconv explain --layer 64,32,4,2,1 --direction weight_gradient --source > kernel.cu",
     )
@@ -176,22 +177,22 @@ def _show_layer(layer: Layer, shown: Console) -> None:
     """What does not depend on the direction: sizes, phases, the drawing."""
     height, width = layer.axes
     shown.rule(f"[bold]{layer.name or layer.text}", align="left")
-    shown.print(f"ConvTranspose2d({layer.arguments})", markup=False)
+    shown.print(f"{layer.kind}({layer.arguments})", markup=False)
     for name, shape in (
         ("input", layer.x_shape),
         ("weight", layer.w_shape),
         ("output", layer.y_shape),
     ):
-        shown.print(f"  {name:<7} {' x '.join(map(str, shape))}")
+        shown.print(f"  {name:<7} {' x '.join(map(str, layer.sizes(shape)))}")
     shown.print()
 
-    same = height == width
-    for name, axis in (("both axes", width),) if same else (("height", height), ("width", width)):
-        shown.print(_phase_table(f"Phases along the {name}" if not same else "Phases", axis))
+    one, same = layer.dimensions == 1, height == width
+    for name, axis in (("", width),) if one or same else (("height", height), ("width", width)):
+        shown.print(_phase_table(f"Phases along the {name}" if name else "Phases", axis))
         for line in drawing.axis_drawing(axis):
             shown.print(f"  {line}", markup=False, soft_wrap=True)
         shown.print()
-    if same:
+    if same and not one:
         shown.print("Both axes are alike.")
     counts = sorted({len(a.taps) * len(b.taps) for a in height.phases for b in width.phases})
     phases = len(height.phases) * len(width.phases)
@@ -200,7 +201,8 @@ def _show_layer(layer: Layer, shown: Console) -> None:
     shown.print(
         f"Together {_plural(phases, 'phase')} of {taps} taps"
         + (f"; {empty} of them without any, where the output is the bias alone" if empty else "")
-        + ". Taps that reach each pixel of the output's top left corner:"
+        + ". Taps that reach each "
+        + ("of the first outputs:" if one else "pixel of the output's top left corner:")
     )
     for line in drawing.pixel_drawing(layer):
         shown.print(f"  {line}", markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tconv.layers import GRAMMAR, Layer, read_layers
+from tconv.layers import DEFAULT_INPUTS, GRAMMAR, Layer, read_layers
 from tconv.problem import DType, Layout
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 DTYPES: tuple[str, ...] = get_args(DType)
 DENSE_LAYOUTS: tuple[str, ...] = get_args(Layout)
-
-DEFAULT_INPUT = "8x64x64"
 
 PIPE_WIDTH = 100
 """Columns of output that goes to a file or a pipe."""
@@ -93,7 +91,8 @@ def add_layer_options(parser: argparse.ArgumentParser, *, many: bool, inputs: bo
     group.add_argument(
         "--input",
         metavar=f"BATCHxHEIGHTxWIDTH{',...' if inputs else ''}",
-        help=f"the input{'s' if inputs else ''} of --layer (default: {DEFAULT_INPUT})",
+        help=f"the input{'s' if inputs else ''} of --layer, BATCHxLENGTH of a 1d: one (default: "
+        f"{DEFAULT_INPUTS[2]}, {DEFAULT_INPUTS[1]} of a 1d: one)",
     )
     if many:
         group.add_argument(
@@ -102,7 +101,7 @@ def add_layer_options(parser: argparse.ArgumentParser, *, many: bool, inputs: bo
             type=Path,
             help="a JSON list of layers: objects with in_channels, out_channels and kernel_size, "
             "and name, batch, height, width, stride, padding, output_padding, dilation, groups, "
-            "bias",
+            'bias; "dimensions": 1 with a length makes it a ConvTranspose1d',
         )
         group.add_argument(
             "--only",
@@ -128,7 +127,7 @@ def layers_given(parsed: argparse.Namespace) -> list[Layer]:
         raise UsageError("--input goes with --layer, which is not given")
     try:
         for text in parsed.layer or []:
-            layers.append(Layer.parse(text, parsed.input or DEFAULT_INPUT))
+            layers.append(Layer.parse(text, parsed.input))
         if path is not None:
             layers += chosen(read_layers(path), only, path)
     except ValueError as error:
@@ -170,6 +169,7 @@ def exporters_layer(layer: Layer) -> export.Layer:
         dilation=layer.dilation,
         batch=layer.batch,
         size=layer.size,
+        dimensions=layer.dimensions,
     )
 
 

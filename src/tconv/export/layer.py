@@ -11,6 +11,9 @@ Pair = tuple[int, int]
 class Layer:
     """The arguments of one `ConvTranspose2d`, and the input to plan for.
 
+    With `dimensions` of 1 it is a `ConvTranspose1d`, and all heights are what changes nothing: 1,
+    or a padding of 0.
+
     Attributes:
         in_channels, out_channels, groups, bias: as in `ConvTranspose2d`.
         kernel_size, stride, padding, output_padding, dilation: (height, width).
@@ -29,9 +32,15 @@ class Layer:
     dilation: Pair = (1, 1)
     batch: int = 16
     size: Pair = (64, 64)
+    dimensions: int = 2
 
     def problem_text(self) -> str:
         """The layer as a file with `Model`, `get_inputs` and `get_init_inputs`."""
+
+        def sizes(pair: Pair) -> tuple[int, ...]:
+            return pair[2 - self.dimensions :]
+
+        input_sizes = (self.batch, self.in_channels, *sizes(self.size))
         return f'''\
 import torch
 import torch.nn as nn
@@ -53,7 +62,7 @@ class Model(nn.Module):
         dilation=1,
     ):
         super().__init__()
-        self.conv_transpose2d = nn.ConvTranspose2d(
+        self.conv_transpose{self.dimensions}d = nn.ConvTranspose{self.dimensions}d(
             in_channels,
             out_channels,
             kernel_size,
@@ -66,23 +75,23 @@ class Model(nn.Module):
         )
 
     def forward(self, x):
-        return self.conv_transpose2d(x)
+        return self.conv_transpose{self.dimensions}d(x)
 
 
 def get_inputs():
-    return [torch.rand({self.batch}, {self.in_channels}, {self.size[0]}, {self.size[1]})]
+    return [torch.rand({", ".join(map(str, input_sizes))})]
 
 
 def get_init_inputs():
     return [
         {self.in_channels},  # in_channels
         {self.out_channels},  # out_channels
-        {self.kernel_size},  # kernel_size
-        {self.stride},  # stride
-        {self.padding},  # padding
-        {self.output_padding},  # output_padding
+        {sizes(self.kernel_size)},  # kernel_size
+        {sizes(self.stride)},  # stride
+        {sizes(self.padding)},  # padding
+        {sizes(self.output_padding)},  # output_padding
         {self.groups},  # groups
         {self.bias},  # bias
-        {self.dilation},  # dilation
+        {sizes(self.dilation)},  # dilation
     ]
 '''

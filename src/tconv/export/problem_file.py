@@ -21,18 +21,24 @@ from tconv.errors import TconvError
 
 Pair = tuple[int, int]
 
-LAYER_CLASS = "TransposedConvolution"
-FUNCTION = "transposed_convolution"
+_NAMES = {
+    1: ("TransposedConvolution1d", "transposed_convolution_1d"),
+    2: ("TransposedConvolution", "transposed_convolution"),
+}
+"""The class and the function that take the place of PyTorch's, by the number of dimensions."""
 
 _REPLACEMENTS = {
-    "torch.nn.ConvTranspose2d": LAYER_CLASS,
-    "torch.nn.modules.ConvTranspose2d": LAYER_CLASS,
-    "torch.nn.modules.conv.ConvTranspose2d": LAYER_CLASS,
-    "torch.nn.functional.conv_transpose2d": FUNCTION,
-    "torch.conv_transpose2d": FUNCTION,
+    name: ours
+    for dimensions, (layer, function) in _NAMES.items()
+    for name, ours in (
+        (f"torch.nn.ConvTranspose{dimensions}d", layer),
+        (f"torch.nn.modules.ConvTranspose{dimensions}d", layer),
+        (f"torch.nn.modules.conv.ConvTranspose{dimensions}d", layer),
+        (f"torch.nn.functional.conv_transpose{dimensions}d", function),
+        (f"torch.conv_transpose{dimensions}d", function),
+    )
 }
 _NOT_SERVED = {
-    "torch.nn.ConvTranspose1d",
     "torch.nn.ConvTranspose3d",
     "torch.nn.LazyConvTranspose1d",
     "torch.nn.LazyConvTranspose2d",
@@ -48,6 +54,8 @@ class ExportError(TconvError):
 @dataclass(frozen=True)
 class Call:
     """One call of a transposed convolution, as the model made it on its own inputs.
+
+    One dimension is two with a height of 1.
 
     Attributes:
         input_shape: [N, Cin, H, W].
@@ -91,7 +99,7 @@ def rewrite(text: str, name: str) -> Rewritten:
         name: what messages call the file.
 
     Raises:
-        ExportError: the text is not Python, has no `Model`, or no `ConvTranspose2d`.
+        ExportError: the text is not Python, has no `Model`, or no layer that is served.
     """
     try:
         tree = ast.parse(text)
@@ -119,14 +127,15 @@ def rewrite(text: str, name: str) -> Rewritten:
             replaced += 1
         elif dotted in _NOT_SERVED:
             unserved.add(dotted.rpartition(".")[2])
-    if "LazyConvTranspose2d" in unserved:
-        raise ExportError(
-            f"{name} has a LazyConvTranspose2d, whose parameters are not known when it is made; "
-            "write it as a ConvTranspose2d"
-        )
+    for dimensions in _NAMES:
+        if f"LazyConvTranspose{dimensions}d" in unserved:
+            raise ExportError(
+                f"{name} has a LazyConvTranspose{dimensions}d, whose parameters are not known when "
+                f"it is made; write it as a ConvTranspose{dimensions}d"
+            )
     if not replaced:
         other = f", only {', '.join(sorted(unserved))}" if unserved else ""
-        raise ExportError(f"{name} has no ConvTranspose2d{other}")
+        raise ExportError(f"{name} has no ConvTranspose1d or ConvTranspose2d{other}")
     future, rest = _split_future(tree, _edited(text, edits))
     return Rewritten(future, rest, names, tuple(_foreign_imports(tree)))
 
@@ -170,12 +179,14 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.conv_transpose2d:
-            self.calls.append(_call(*args, **kwargs))
+        for dimensions, function in ((1, torch.conv_transpose1d), (2, torch.conv_transpose2d)):
+            if func is function:
+                self.calls.append(_call(dimensions, *args, **kwargs))
         return func(*args, **kwargs)
 
 
 def _call(
+    dimensions: int,
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -185,23 +196,27 @@ def _call(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Call:
-    shape = tuple(input.shape)
+    height = (1,) * (2 - dimensions)
+    batch, channels, *image = (1,) * (dimensions + 2 - input.dim()) + tuple(input.shape)
+    in_channels, out_channels, *kernel = weight.shape
     return Call(
-        input_shape=shape if len(shape) == 4 else (1, *shape),
-        weight_shape=tuple(weight.shape),
-        stride=_pair(stride),
-        padding=_pair(padding),
-        output_padding=_pair(output_padding),
-        dilation=_pair(dilation),
+        input_shape=(batch, channels, *height, *image),
+        weight_shape=(in_channels, out_channels, *height, *kernel),
+        stride=_pair(stride, dimensions, 1),
+        padding=_pair(padding, dimensions, 0),
+        output_padding=_pair(output_padding, dimensions, 0),
+        dilation=_pair(dilation, dimensions, 1),
         groups=groups,
         bias=bias is not None,
         dtype=input.dtype,
     )
 
 
-def _pair(value: Any) -> Pair:
+def _pair(value: Any, dimensions: int, of_height: int) -> Pair:
+    """(height, width); `of_height` where there is one dimension."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
-    return int(first), int(rest[0] if rest else first)
+    last = int(rest[0] if rest else first)
+    return (of_height if dimensions == 1 else int(first)), last
 
 
 def _recorded(text: str, name: str, device: str) -> list[Call]:

@@ -124,7 +124,10 @@ def ceiling_divide(count: int, divisor: int) -> int:
 
 
 class Parameters:
-    """What does not change from call to call; each of the first four is (height, width)."""
+    """What does not change from call to call; each of the first four is (height, width).
+
+    One dimension is two with a height of 1; `dimensions` is how many the caller has.
+    """
 
     def __init__(
         self,
@@ -133,12 +136,22 @@ class Parameters:
         output_padding: "tuple",
         dilation: "tuple",
         groups: int,
+        dimensions: int = 2,
     ) -> None:
         self.stride = stride
         self.padding = padding
         self.output_padding = output_padding
         self.dilation = dilation
         self.groups = groups
+        self.dimensions = dimensions
+
+    def memory_format(self, *tensors: torch.Tensor) -> torch.memory_format:
+        """channels_last if one of the tensors is, in two dimensions; one has no such format."""
+        for tensor in tensors if self.dimensions == 2 else ():
+            last = tensor.is_contiguous(memory_format=torch.channels_last)
+            if last and not tensor.is_contiguous():
+                return torch.channels_last
+        return torch.contiguous_format
 
     def phase_taps(self, kernel: "tuple") -> int:
         """The most taps of an output."""
@@ -367,14 +380,6 @@ def use_tf32(x: torch.Tensor, channels: int, phase_taps: int = 0) -> bool:
     return x.dtype == torch.float32 and enough and tf32_allowed()
 
 
-def memory_format(*tensors: torch.Tensor) -> torch.memory_format:
-    """channels_last if one of the tensors is."""
-    for tensor in tensors:
-        if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
-            return torch.channels_last
-    return torch.contiguous_format
-
-
 KERNEL_SUFFIXES = {
     torch.float32: "float32",
     torch.float64: "float64",
@@ -528,7 +533,7 @@ class OutputMap(torch.autograd.Function):
             (x.shape[0], weight.shape[1] * parameters.groups, *size),
             dtype=x.dtype,
             device=x.device,
-            memory_format=memory_format(x, weight),
+            memory_format=parameters.memory_format(x, weight),
         )
         if y.numel() == 0:
             return y
@@ -551,7 +556,7 @@ class OutputMap(torch.autograd.Function):
             grad_x = InputGradientMap.apply(grad_output, weight, x.shape[2:], ctx.parameters)
         if ctx.needs_input_grad[1]:
             grad_weight = WeightGradientMap.apply(
-                x, grad_output, weight.shape, memory_format(weight), ctx.parameters
+                x, grad_output, weight.shape, ctx.parameters.memory_format(weight), ctx.parameters
             )
         if ctx.needs_input_grad[2]:
             grad_bias = grad_output.sum((0, 2, 3))
@@ -570,7 +575,7 @@ class InputGradientMap(torch.autograd.Function):
             (grad_output.shape[0], weight.shape[0], *tuple(size)),
             dtype=grad_output.dtype,
             device=grad_output.device,
-            memory_format=memory_format(grad_output, weight),
+            memory_format=parameters.memory_format(grad_output, weight),
         )
         if grad_x.numel() == 0:
             return grad_x
@@ -591,7 +596,7 @@ class InputGradientMap(torch.autograd.Function):
             grad_grad = OutputMap.apply(v, weight, None, ctx.parameters)
         if ctx.needs_input_grad[1]:
             grad_weight = WeightGradientMap.apply(
-                v, grad_output, weight.shape, memory_format(weight), ctx.parameters
+                v, grad_output, weight.shape, ctx.parameters.memory_format(weight), ctx.parameters
             )
         return grad_grad, grad_weight, None, None
 
@@ -627,15 +632,15 @@ class WeightGradientMap(torch.autograd.Function):
         return grad_x, grad_grad, None, None, None
 
 
-def as_pair(value) -> "tuple":  # type: ignore[no-untyped-def]
-    """(height, width) from one number or two."""
-    if not isinstance(value, (tuple, list)):
-        value = (value,)
-    if len(value) == 1:
-        value = (value[0], value[0])
-    if len(value) != 2:
-        raise RuntimeError(f"expected one number or two, got {tuple(value)}")
-    return (int(value[0]), int(value[1]))
+def as_tuple(value, dimensions: int, name: str) -> "tuple":  # type: ignore[no-untyped-def]
+    """One number for each dimension, from as many or one for all."""
+    given = list(value) if isinstance(value, (tuple, list)) else [value]
+    if len(given) not in (1, dimensions):
+        raise RuntimeError(
+            f"expected {name} to be a single integer value or a list of {dimensions} values to "
+            f"match the convolution dimensions, but got {name}={given}"
+        )
+    return tuple(int(number) for number in (given if len(given) == dimensions else given * 2))
 
 
 def check_device(x: torch.Tensor) -> None:
@@ -685,10 +690,13 @@ def check_operands(x, weight, bias, parameters) -> None:  # type: ignore[no-unty
             f"{parameters.groups} at dimension 0, but got weight of size [{list(weight.shape)}] "
             "instead"
         )
-    given = f"Given transposed=1, weight of size {list(weight.shape)}, "
+    x_size, weight_size = (
+        [*tensor.shape[:2], *tensor.shape[4 - parameters.dimensions :]] for tensor in (x, weight)
+    )
+    given = f"Given transposed=1, weight of size {weight_size}, "
     if x.shape[1] != weight.shape[0]:
         raise RuntimeError(
-            given + f"expected input{list(x.shape)} to have {weight.shape[0]} channels, but got "
+            given + f"expected input{x_size} to have {weight.shape[0]} channels, but got "
             f"{x.shape[1]} channels instead"
         )
     channels = weight.shape[1] * parameters.groups
@@ -727,26 +735,65 @@ def transposed_convolution(  # type: ignore[no-untyped-def]
     input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
 ) -> torch.Tensor:
     """[N, Cin, H, W] or [Cin, H, W] to [N, Cout, OH, OW] or [Cout, OH, OW], as PyTorch's own."""
-    if input.dim() not in (3, 4):
+    return transposed_convolution_nd(
+        2, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+
+
+def transposed_convolution_1d(  # type: ignore[no-untyped-def]
+    input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+) -> torch.Tensor:
+    """[N, Cin, L] or [Cin, L] to [N, Cout, OL] or [Cout, OL], as PyTorch's own."""
+    return transposed_convolution_nd(
+        1, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+
+
+def transposed_convolution_nd(  # type: ignore[no-untyped-def]
+    dimensions, input, weight, bias, stride, padding, output_padding, groups, dilation
+) -> torch.Tensor:
+    """The two functions above. A height of 1 is a view: no data is copied for it."""
+    batched = input.dim() == dimensions + 2
+    if not batched and input.dim() != dimensions + 1:
         raise RuntimeError(
-            "Expected 3D (unbatched) or 4D (batched) input to conv_transpose2d, but got input of "
-            "size: " + str(list(input.shape))
+            f"Expected {dimensions + 1}D (unbatched) or {dimensions + 2}D (batched) input to "
+            f"conv_transpose{dimensions}d, but got input of size: {list(input.shape)}"
+        )
+    x = input if batched else input.unsqueeze(0)
+    if weight.dim() != x.dim():
+        raise RuntimeError(
+            f"Expected {weight.dim()}-dimensional input for {weight.dim()}-dimensional weight "
+            f"{list(weight.shape)}, but got {x.dim()}-dimensional input of size {list(x.shape)} "
+            "instead"
         )
     dtype = autocast_dtype(input.device.type)
     if dtype is not None and input.is_floating_point() and input.dtype != torch.float64:
-        input, weight = input.to(dtype), weight.to(dtype)
+        x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+
+    def pair(name: str, value, of_height: int) -> "tuple":  # type: ignore[no-untyped-def]
+        return ((of_height,) * (2 - dimensions)) + as_tuple(value, dimensions, name)
+
     parameters = Parameters(
-        as_pair(stride), as_pair(padding), as_pair(output_padding), as_pair(dilation), groups
+        pair("stride", stride, 1),
+        pair("padding", padding, 0),
+        pair("output_padding", output_padding, 0),
+        pair("dilation", dilation, 1),
+        groups,
+        dimensions,
     )
-    x = input.unsqueeze(0) if input.dim() == 3 else input
+    if dimensions == 1:
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
     check_operands(x, weight, bias, parameters)
     y = OutputMap.apply(x, weight, bias, parameters)
-    return y.squeeze(0) if input.dim() == 3 else y
+    y = y.squeeze(2) if dimensions == 1 else y
+    return y if batched else y.squeeze(0)
 
 
 class TransposedConvolution(torch.nn.Module):
     """Takes the place of PyTorch's layer: its arguments, parameters, initial values and results."""
+
+    dimensions = 2
 
     def __init__(  # type: ignore[no-untyped-def]
         self,
@@ -765,7 +812,9 @@ class TransposedConvolution(torch.nn.Module):
     ) -> None:
         super().__init__()
         if padding_mode != "zeros":
-            raise ValueError('Only "zeros" padding mode is supported for ConvTranspose2d')
+            raise ValueError(
+                f'Only "zeros" padding mode is supported for ConvTranspose{self.dimensions}d'
+            )
         if groups <= 0:
             raise ValueError("groups must be a positive integer")
         if in_channels % groups != 0:
@@ -774,11 +823,11 @@ class TransposedConvolution(torch.nn.Module):
             raise ValueError("out_channels must be divisible by groups")
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = as_pair(kernel_size)
-        self.stride = as_pair(stride)
-        self.padding = as_pair(padding)
-        self.output_padding = as_pair(output_padding)
-        self.dilation = as_pair(dilation)
+        self.kernel_size = as_tuple(kernel_size, self.dimensions, "kernel_size")
+        self.stride = as_tuple(stride, self.dimensions, "stride")
+        self.padding = as_tuple(padding, self.dimensions, "padding")
+        self.output_padding = as_tuple(output_padding, self.dimensions, "output_padding")
+        self.dilation = as_tuple(dilation, self.dimensions, "dilation")
         self.groups = groups
         self.padding_mode = padding_mode
         shape = (in_channels, out_channels // groups, *self.kernel_size)
@@ -799,11 +848,12 @@ class TransposedConvolution(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input, output_size=None):  # type: ignore[no-untyped-def]
-        """[N, Cin, H, W] to [N, Cout, OH, OW]; `output_size` chooses among the sizes possible."""
+        """As the function does; `output_size` chooses among the sizes possible."""
         output_padding = self.output_padding
-        if output_size is not None and input.dim() in (3, 4):
+        if output_size is not None and input.dim() in (self.dimensions + 1, self.dimensions + 2):
             output_padding = self.output_padding_for(input, list(output_size))
-        return transposed_convolution(
+        return transposed_convolution_nd(
+            self.dimensions,
             input,
             self.weight,
             self.bias,
@@ -816,31 +866,44 @@ class TransposedConvolution(torch.nn.Module):
 
     def output_padding_for(self, input, output_size: "list") -> "tuple":  # type: ignore[no-untyped-def]
         """The output padding that gives an output of this size."""
+        axes = range(self.dimensions)
         if len(output_size) == input.dim():
-            output_size = output_size[-2:]
-        if len(output_size) != 2:
+            output_size = output_size[-self.dimensions :]
+        if len(output_size) != self.dimensions:
             raise ValueError(
-                f"ConvTranspose2D: for {input.dim()}D input, output_size must have 2 or "
-                f"{input.dim()} elements (got {len(output_size)})"
+                f"ConvTranspose{self.dimensions}D: for {input.dim()}D input, output_size must have "
+                f"{self.dimensions} or {input.dim()} elements (got {len(output_size)})"
             )
-        plain = Parameters(self.stride, self.padding, (0, 0), self.dilation, self.groups)
-        least = list(plain.output_size(input.shape[-2:], self.kernel_size))
-        most = [least[i] + self.stride[i] - 1 for i in (0, 1)]
-        if any(not least[i] <= output_size[i] <= most[i] for i in (0, 1)):
+        image = input.shape[-self.dimensions :]
+        least = [
+            (image[i] - 1) * self.stride[i]
+            - 2 * self.padding[i]
+            + self.dilation[i] * (self.kernel_size[i] - 1)
+            + 1
+            for i in axes
+        ]
+        most = [least[i] + self.stride[i] - 1 for i in axes]
+        if any(not least[i] <= output_size[i] <= most[i] for i in axes):
             raise ValueError(
                 f"requested an output size of {output_size}, but valid sizes range from {least} "
                 f"to {most} (for an input of {input.size()[2:]})"
             )
-        return (output_size[0] - least[0], output_size[1] - least[1])
+        return tuple(output_size[i] - least[i] for i in axes)
 
     def extra_repr(self) -> str:
         """What `print` shows of the layer."""
         text = "{in_channels}, {out_channels}, kernel_size={kernel_size}, stride={stride}"
-        for name, plain in (("padding", (0, 0)), ("dilation", (1, 1)), ("output_padding", (0, 0))):
-            if getattr(self, name) != plain:
+        for name, plain in (("padding", 0), ("dilation", 1), ("output_padding", 0)):
+            if getattr(self, name) != (plain,) * self.dimensions:
                 text += ", " + name + "={" + name + "}"
         if self.groups != 1:
             text += ", groups={groups}"
         if self.bias is None:
             text += ", bias=False"
         return text.format(**self.__dict__)
+
+
+class TransposedConvolution1d(TransposedConvolution):
+    """The same for PyTorch's layer of one dimension: [N, Cin, L] to [N, Cout, OL]."""
+
+    dimensions = 1

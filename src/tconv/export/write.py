@@ -214,7 +214,7 @@ def _render(rewritten: Rewritten, name: str, planned: list[Planned], target: Tar
             ours,
             "\n\n",
             _DASHES,
-            f"# What {name} says, with {problem_file.LAYER_CLASS} in the layer's place.\n",
+            f"# What {name} says, with the kernels' layer in the place of PyTorch's.\n",
             _DASHES,
             "\n",
             rewritten.text.strip("\n"),

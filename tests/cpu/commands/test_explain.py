@@ -45,6 +45,20 @@ def test_text(capsys):
         assert part in text
 
 
+def test_one_dimension(capsys):
+    text = output_of(capsys, "--layer", "1d:64,32,4,2,1", "--input", "8x32")
+    for part in (
+        "ConvTranspose1d(64, 32, kernel_size=(4,), stride=(2,), padding=(1,))",
+        "input   8 x 64 x 32\n",
+        "weight  64 x 32 x 4\n",
+        "Together 2 phases of 2 taps. Taps that reach each of the first outputs",
+    ):
+        assert part in text
+    assert "height" not in text and "Both axes" not in text
+    code = cli.main(["explain", "--layer", "1d:4,4,3", "--layout", "channels_last"])
+    assert code == 1 and "no channels_last format" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_json_agrees_with_the_planner(capsys, direction):
     arguments = (*LAYER, "--arch", "sm_80", "--direction", direction, "--json")

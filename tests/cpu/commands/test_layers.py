@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -32,15 +33,43 @@ def test_by_name():
                           batch=2, height=5, width=7)  # fmt: skip
 
 
-def test_text_is_what_parse_reads():
-    for layer in random_layers(50, seed=1):
+def in_one_dimension(layer):
+    """The layer along its width alone; None where that has no output."""
+    numbers = {"kernel_size": 1, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}
+    pairs = {name: (one, getattr(layer, name)[1]) for name, one in numbers.items()}
+    return dataclasses.replace(layer, **pairs, height=1, dimensions=1)
+
+
+def test_one_dimension():
+    layer = Layer.parse("1d:512,256,16,8,4", "16x32")
+    assert layer == Layer(512, 256, (1, 16), (1, 8), (0, 4), batch=16, height=1, width=32,
+                          dimensions=1)  # fmt: skip
+    assert layer.problem("forward") == Layer.parse(
+        "512,256,1x16,stride=1x8,padding=0x4", "16x1x32"
+    ).problem("forward")
+    assert str(layer) == "1d:512,256,16,stride=8,padding=4 on 16x32"
+    assert layer.arguments == "512, 256, kernel_size=(16,), stride=(8,), padding=(4,)"
+    assert (Layer.parse("1d:4,4,3").batch, Layer.parse("1d:4,4,3").size) == (8, (1, 4096))
+    with pytest.raises(ValueError, match="have no channels_last format: 1d:512"):
+        layer.problem("forward", layout="channels_last")
+
+
+@pytest.mark.parametrize("of", [lambda layer: layer, in_one_dimension], ids=["2d", "1d"])
+def test_text_is_what_parse_reads(of, tmp_path):
+    layers = [of(layer) for layer in random_layers(50, seed=1)]
+    for layer in layers:
         assert Layer.parse(layer.text, layer.input_text) == layer
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps([layer.record() for layer in layers]))
+    assert read_layers(path) == layers
 
 
-def test_arguments_build_the_layer():
-    for layer in random_layers(20, seed=2):
-        module = eval(f"nn.ConvTranspose2d({layer.arguments})")
-        assert module(torch.zeros(layer.x_shape)).shape == layer.y_shape
+@pytest.mark.parametrize("of", [lambda layer: layer, in_one_dimension], ids=["2d", "1d"])
+def test_arguments_build_the_layer(of):
+    for layer in map(of, random_layers(20, seed=2)):
+        module = eval(f"nn.{layer.kind}({layer.arguments})")
+        output = module(torch.zeros(layer.sizes(layer.x_shape)))
+        assert output.shape == layer.sizes(layer.y_shape)
         assert (module.bias is not None) == layer.bias
 
 
@@ -60,6 +89,9 @@ def test_arguments_build_the_layer():
         ("6,4,3,groups=4", "in_channels divisible by groups"),
         ("6,4,1,padding=40", "at least one output"),
         ("6,4,0", "kernel >= 1"),
+        ("1d:6,4,3x3", "kernel_size is a number"),
+        ("1d:6,4,3,output_padding=1", "output_padding must be smaller than stride or dilation"),
+        ("2d:6,4,3", "in_channels is a number"),
     ],
 )
 def test_refused_texts(text, says):
@@ -90,6 +122,13 @@ def test_file(tmp_path):
         ('[{"in_channels": "4"}]', "in_channels must be a int, got '4'"),
         ('[{"kernel_size": [3, 4, 5]}]', "kernel_size must be a number or a pair"),
         ('[{"bias": 1}]', "bias must be a bool"),
+        ('[{"dimensions": 1, "kernel_size": [1, 3]}]', "kernel_size must be a number in one"),
+        ('[{"dimensions": 1, "height": 3}]', "unknown field 'height'; known are .*length"),
+        ('[{"length": 3}]', "unknown field 'length'"),
+        (
+            '[{"in_channels": 4, "out_channels": 4, "kernel_size": 3, "dimensions": 3}]',
+            "dimensions must be 1 or 2, got 3",
+        ),
     ],
 )
 def test_refused_files(tmp_path, text, says):
@@ -125,6 +164,20 @@ def test_problem_is_what_a_call_plans(monkeypatch, layout, tf32):
             with pytest.raises(ZeroDivisionError):
                 call()
             assert list(asked) == [layer.problem(direction, "float32", layout, tf32)]
+
+
+def test_height_in_one_dimension_is_refused():
+    for wrong in ({"height": 2}, {"kernel_size": (3, 3)}, {"padding": (1, 0)}, {"stride": (2, 1)}):
+        values = {"kernel_size": (1, 3), "height": 1, "dimensions": 1, **wrong}
+        with pytest.raises(ValueError, match="along the height in one dimension, got"):
+            Layer(4, 4, **values)
+
+
+def test_an_input_of_the_other_kind_is_refused():
+    with pytest.raises(ValueError, match="an input of '1d:4,4,3' is BATCHxLENGTH, got '8x64x64'"):
+        Layer.parse("1d:4,4,3", "8x64x64")
+    with pytest.raises(ValueError, match="an input of '4,4,3' is BATCHxHEIGHTxWIDTH, got '8x64'"):
+        Layer.parse("4,4,3", "8x64")
 
 
 def test_wide_offsets():

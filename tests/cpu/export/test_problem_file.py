@@ -57,6 +57,21 @@ def test_the_layer_is_found_under_every_name(imports, layer):
     assert "ConvTranspose2d" not in text.replace("from torch.nn import *", "")
 
 
+@pytest.mark.parametrize(
+    ("imports", "layer"),
+    [
+        ("import torch\nimport torch.nn as nn\n", "nn.ConvTranspose1d(4, 3, 3)"),
+        ("import torch\nfrom torch.nn import ConvTranspose1d as Up\n", "Up(4, 3, 3)"),
+        ("import torch\nfrom torch.nn import *\n", "ConvTranspose1d(4, 3, 3)"),
+    ],
+)
+def test_so_is_the_layer_of_one_dimension(imports, layer):
+    text = rewrite(model(layer, imports), "problem.py").text
+    assert "self.layer = TransposedConvolution1d(4, 3, 3)" in text
+    called = model(layer, imports).replace("self.layer(x)", "torch.conv_transpose1d(x, x)")
+    assert "return transposed_convolution_1d(x, x)" in rewrite(called, "problem.py").text
+
+
 def test_the_rest_stays_as_it_was():
     source = (PROBLEMS / "decoder_block.py").read_text()
     text = rewrite(source, "problem.py").text
@@ -83,6 +98,9 @@ def test_the_layers_parameters_are_read_without_data():
     assert call.input_shape == (16, 32, 128, 256) and call.weight_shape == (32, 16, 3, 5)
     assert (call.stride, call.padding, call.dilation) == ((2, 3), (1, 2), (2, 1))
     assert call.groups == 4 and not call.bias
+    (call,) = calls(problem(79).read_text(), "problem.py")
+    assert call.input_shape == (16, 32, 1, 131072) and call.weight_shape == (32, 64, 1, 3)
+    assert (call.stride, call.padding, call.dilation) == ((1, 2), (0, 1), (1, 2))
     layer, function = calls((PROBLEMS / "decoder_block.py").read_text(), "problem.py")
     assert layer.bias and layer.stride == (2, 2)
     assert not function.bias and function.groups == 4
@@ -97,8 +115,9 @@ def test_a_model_that_looks_at_its_data_runs_on_the_cpu():
 REFUSED = [
     ("x = 1\n", "has no class Model"),
     ("class Model(:\n", "line 1: invalid syntax"),
-    (model("nn.Conv2d(4, 3, 3)"), "has no ConvTranspose2d"),
-    (model("nn.ConvTranspose1d(4, 3, 3)"), "has no ConvTranspose2d, only ConvTranspose1d"),
+    (model("nn.Conv2d(4, 3, 3)"), "has no ConvTranspose1d or ConvTranspose2d"),
+    (model("nn.ConvTranspose3d(4, 3, 3)"), "or ConvTranspose2d, only ConvTranspose3d"),
+    (model("nn.LazyConvTranspose1d(3, 3)"), "write it as a ConvTranspose1d"),
     (model("nn.LazyConvTranspose2d(3, 3)"), "write it as a ConvTranspose2d"),
     (model("nn.ConvTranspose2d(4, 3, 3)") + "ModelNew = Model\n", "has a ModelNew already"),
     (
