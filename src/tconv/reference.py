@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -149,6 +150,32 @@ def poisoned_memory() -> Iterator[None]:
         deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
+def applied(
+    layer: Layer, functions: Any, x: Tensor, w: Tensor, bias: Tensor | None
+) -> Callable[[], Tensor]:
+    """A layer's call of its function, on views of operands that have a height in one dimension too.
+
+    Args:
+        layer: the layer.
+        functions: has conv_transpose1d and conv_transpose2d: torch.nn.functional, tconv.functional.
+        x, w, bias: the operands.
+
+    Returns:
+        The call. In one dimension its result has no height.
+    """
+    sizes = [layer.sizes(pair) for pair in layer.geometry[:4]]
+    stride, padding, output_padding, dilation = sizes
+    function = getattr(functions, f"conv_transpose{layer.dimensions}d")
+    if layer.dimensions == 1:
+        x, w = x.squeeze(2), w.squeeze(2)
+    return lambda: function(x, w, bias, stride, padding, output_padding, layer.groups, dilation)
+
+
+def with_height(layer: Layer, result: Tensor) -> Tensor:
+    """A result of the layer's function as the maps have it: [a, b, height, width]."""
+    return result.unsqueeze(2) if layer.dimensions == 1 else result
+
+
 def maps(
     layer: Layer,
     x: Tensor,
@@ -167,16 +194,13 @@ def maps(
         x, w, bias, y: its operands; y is the gradient of the output.
         output_alone: compute the first map and no gradient.
     """
-    stride, padding, output_padding, dilation, groups = layer.geometry
     wide = w.double().requires_grad_(not output_alone)
     wide_bias = None if bias is None else bias.double()
     images = max(1, _MOST_ELEMENTS * len(x) // (x.numel() + y.numel()))
     outputs, x_gradients, w_gradient = [], [], torch.zeros_like(wide)
     for part, part_y in zip(x.split(images), y.split(images), strict=True):
         part = part.double().requires_grad_(not output_alone)
-        out = F.conv_transpose2d(
-            part, wide, wide_bias, stride, padding, output_padding, groups, dilation
-        )
+        out = with_height(layer, applied(layer, F, part, wide, wide_bias)())
         outputs.append(out.detach())
         if output_alone:
             continue

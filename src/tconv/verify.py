@@ -12,7 +12,7 @@ import dataclasses
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,16 +21,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tconv import settings
+from tconv import functional, settings
 from tconv.choice import own_kernels
 from tconv.errors import MissingDependencyError, NoKernelError
-from tconv.functional import conv_transpose2d
 from tconv.jit.target import Target
 from tconv.layers import DIRECTIONS, Layer
 from tconv.messages import one_line
 from tconv.plan import candidates, plan
 from tconv.problem import DType, Layout
-from tconv.reference import MAPS, Expected, Operands, expected, operands, poisoned_memory
+from tconv.reference import (
+    MAPS,
+    Expected,
+    Operands,
+    applied,
+    expected,
+    operands,
+    poisoned_memory,
+    with_height,
+)
 
 Device = Literal["cuda", "cpu", "emulator"]
 
@@ -122,12 +130,12 @@ def check_layer(
         try:
             kernels = _kernels(layer, device, dtype, layout, tf32)
             with own_kernels(), _emulation(device == "emulator"), poisoned_memory():
-                ours = _results(conv_transpose2d, layer, t)
+                ours = _results(functional, layer, t)
                 for direction, stem in _kernels_like(
                     layer, like, device, dtype, layout, tf32
                 ).items():
                     with _environment("TCONV_KERNEL", stem):
-                        again = _results(conv_transpose2d, layer, t)
+                        again = _results(functional, layer, t)
                     ours[MAPS.index(direction)] = again[MAPS.index(direction)]
                     kernels[direction] = stem
         except MissingDependencyError:
@@ -135,7 +143,7 @@ def check_layer(
         except Exception as error:
             return [_failed_call(name, dtype, layout, error)]
         try:
-            theirs: list[Tensor | None] = [*_results(F.conv_transpose2d, layer, t)]
+            theirs: list[Tensor | None] = [*_results(F, layer, t)]
         except RuntimeError:  # PyTorch has no such operator here, or no memory for it
             theirs = [None] * len(ours)
         try:
@@ -221,19 +229,19 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _results(function: Callable[..., Tensor], layer: Layer, t: Operands) -> list[Tensor]:
-    """Output and gradients, in the order of `reference.MAPS`."""
-    stride, padding, output_padding, dilation, groups = layer.geometry
+def _results(functions: Any, layer: Layer, t: Operands) -> list[Tensor]:
+    """Output and gradients, in the order of `reference.MAPS`, by our functions or PyTorch's."""
     x, w = (tensor.detach().requires_grad_() for tensor in (t.x, t.w))
     bias = None if t.bias is None else t.bias.detach().requires_grad_()
-    out = function(x, w, bias, stride, padding, output_padding, groups, dilation)
+    out = with_height(layer, applied(layer, functions, x, w, bias)())
     leaves = (x, w) if bias is None else (x, w, bias)
     return [out.detach(), *torch.autograd.grad(out, leaves, t.grad_output)]
 
 
 def _kernels(layer: Layer, device: Device, dtype: str, layout: str, tf32: bool) -> dict[str, str]:
     """The kernel of each map, if the operands are dense."""
-    if device == "cpu" or layout not in ("contiguous", "channels_last"):
+    dense = ("contiguous",) if layer.dimensions == 1 else ("contiguous", "channels_last")
+    if device == "cpu" or layout not in dense:
         return {}
     stems = {}
     for direction in DIRECTIONS:

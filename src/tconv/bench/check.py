@@ -16,7 +16,7 @@ from torch import Tensor
 from tconv.bench.contestants import Tensors
 from tconv.layers import Layer
 from tconv.problem import Direction
-from tconv.reference import Expected, round_to_tf32
+from tconv.reference import Expected, applied, round_to_tf32, with_height
 
 MOST_FLOPS = {"cuda": 2e10, "cpu": 2e9}
 """Most operations of the part. Each is done in float64, at most three times."""
@@ -177,6 +177,7 @@ class Reference:
     def __init__(self, layer: Layer, direction: Direction, tensors: Tensors, tf32: bool) -> None:
         device = tensors.x.device.type
         self.direction = direction
+        self.layer = layer
         self.part = choose_part(
             layer, direction, flops=MOST_FLOPS[device], elements=MOST_ELEMENTS[device]
         )
@@ -207,6 +208,13 @@ class Reference:
         }[direction]
         self.expected = Expected(direction, exact, contract, magnitude, terms, tensors.x.dtype)
 
+    def _whole(self, result: Tensor) -> Tensor:
+        """The result with its height, which PyTorch's and our function leave out in one dimension.
+
+        Our operators, which the gradients are timed by, do not.
+        """
+        return with_height(self.layer, result) if result.dim() == 3 else result
+
     def of(self, result: Tensor) -> Tensor:
         """The part of a whole result."""
         take = {"forward": self.part.y, "input_gradient": self.part.x}
@@ -224,6 +232,8 @@ class Reference:
         On a CPU, where PyTorch computes ours too, a result is also right if it equals PyTorch's to
         the bit.
         """
+        ours = self._whole(ours)
+        theirs = None if theirs is None else self._whole(theirs)
         mine = self.of(ours)
         wrong = self.expected.why_wrong(mine)
         error = self.error(ours)
@@ -263,11 +273,11 @@ def _map(
     y: Tensor | None,
 ) -> Tensor:
     """One map in float64, by PyTorch, of operands that are given in their own dtype."""
-    stride, padding, output_padding, dilation, groups = layer.geometry
     x, w = x.double(), w.double()
     if direction == "forward":
         bias = None if bias is None else bias.double()
-        return F.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
+        return with_height(layer, applied(layer, F, x, w, bias)())
+    stride, padding, output_padding, dilation, groups = layer.geometry
     assert y is not None
     which = 0 if direction == "input_gradient" else 1
     return torch.ops.aten.convolution_backward.default(

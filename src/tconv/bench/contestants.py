@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tconv import ops
-from tconv.functional import conv_transpose2d
+from tconv import functional, ops
 from tconv.layers import Layer
 from tconv.memory_format import is_channels_last, memory_format
 from tconv.problem import Direction
+from tconv.reference import applied
 from tconv.verify import tf32_flag
 
 
@@ -105,11 +105,8 @@ def ours(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]
 
     Within `own_kernels` it runs our kernels.
     """
-    stride, padding, output_padding, dilation, groups = layer.geometry
     if direction == "forward":
-        return lambda: conv_transpose2d(
-            t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
-        )
+        return applied(layer, functional, t.x, t.w, t.bias)
     y = _gradient(t)
     if direction == "input_gradient":
         return lambda: ops.input_gradient(y, t.w, layer.size, layer.geometry)
@@ -119,16 +116,17 @@ def ours(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]
 
 def pytorch(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
     """PyTorch's own operator on the same tensors, as autograd calls it for the gradients."""
-    stride, padding, output_padding, dilation, groups = layer.geometry
     if direction == "forward":
-        return lambda: F.conv_transpose2d(
-            t.x, t.w, t.bias, stride, padding, output_padding, groups, dilation
-        )
-    y = _gradient(t)
+        return applied(layer, F, t.x, t.w, t.bias)
+    x, w, y = t.x, t.w, _gradient(t)
+    if layer.dimensions == 1:
+        x, w, y = x.squeeze(2), w.squeeze(2), y.squeeze(2)
+    *pairs, groups = layer.geometry
+    stride, padding, output_padding, dilation = map(layer.sizes, pairs)
     which = 0 if direction == "input_gradient" else 1
     mask = [which == 0, which == 1, False]
     return lambda: torch.ops.aten.convolution_backward.default(
-        y, t.x, t.w, None, stride, padding, dilation, True, output_padding, groups, mask
+        y, x, w, None, stride, padding, dilation, True, output_padding, groups, mask
     )[which]
 
 
@@ -148,7 +146,11 @@ def flipped_convolution(layer: Layer, t: Tensors) -> Callable[[], Tensor] | None
     groups = layer.groups
     w = t.w.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
     w = w.contiguous(memory_format=memory_format(is_channels_last(t.x)))
-    return lambda: F.conv2d(t.x, w, t.bias, 1, padding, layer.dilation, groups)
+    dilation = layer.sizes(layer.dilation)
+    if layer.dimensions == 1:
+        x, w = t.x.squeeze(2), w.squeeze(2)
+        return lambda: F.conv1d(x, w, t.bias, 1, layer.sizes(padding), dilation, groups)
+    return lambda: F.conv2d(t.x, w, t.bias, 1, padding, dilation, groups)
 
 
 def settings(layer: Layer, direction: Direction, t: Tensors, layout: str) -> Iterator[Setting]:
@@ -162,13 +164,15 @@ def settings(layer: Layer, direction: Direction, t: Tensors, layout: str) -> Ite
     """
     searching = ThreadPoolExecutor(max_workers=1)
     others = [name for name in ("contiguous", "channels_last") if name != layout]
+    if layer.dimensions == 1:
+        others = []  # 3-d tensors have no memory format
     for name in (layout, *others):
         here = t.laid_out(name == "channels_last")
-        calls = {"conv_transpose2d": pytorch(layer, direction, here)}
+        calls = {f"conv_transpose{layer.dimensions}d": pytorch(layer, direction, here)}
         if direction == "forward":
             flipped = flipped_convolution(layer, here)
             if flipped is not None:
-                calls["conv2d"] = flipped
+                calls[f"conv{layer.dimensions}d"] = flipped
         # cudnn.benchmark means nothing to a CPU.
         for benchmark in (False, True) if t.x.is_cuda else (False,):
             for operator, call in calls.items():

@@ -369,6 +369,36 @@ def test_every_setting_computes_the_same(direction):
     assert seen == ({"conv_transpose2d", "conv2d"} if direction == "forward" else {direction})
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_setting_of_one_dimension_computes_the_same(direction):
+    """PyTorch's contestants are its functions of one dimension, on tensors without a height."""
+    seen = set()
+    for text in ("1d:6,4,8,4,2", "1d:6,4,3,1,1,0,2", "1d:6,4,3,dilation=2,padding=4"):
+        layer = Layer.parse(text, "2x7")
+        t = contestants.random_tensors(layer, direction, torch.float64, "contiguous", "cpu", 0)
+        reference = check.Reference(layer, direction, t, tf32=False)
+        ours = contestants.ours(layer, direction, t)()
+        ways = list(contestants.settings(layer, direction, t, "contiguous"))
+        for way in ways:
+            verdict = reference.verdict(ours, way.call())
+            assert verdict.wrong is None and verdict.apart <= 1e-12
+            assert way.call().dim() == 3
+        seen |= {way.name for way in ways}
+    named = {"conv_transpose1d", "conv1d"} if direction == "forward" else {direction}
+    assert seen == {f"{name}, contiguous" for name in named}
+
+
+def test_rows_of_one_dimension(tmp_path):
+    given = ["--layer", "1d:6,4,8,4,2", "--input", "2x7", "--device", "cpu", "--repeat", "1"]
+    code = cli.main(["bench", *given, "--direction", "all", "--bias", "--out", str(tmp_path)])
+    assert code == 0
+    rows = records(tmp_path)
+    assert [(row["text"], row["input"], row["wrong"]) for row in rows] == [
+        ("1d:6,4,8,stride=4,padding=2", "2x7", None)
+    ] * 3
+    assert cli.main(["bench", *given, "--layout", "channels_last", "--out", str(tmp_path)]) == 1
+
+
 def test_flipped_convolution_only_where_it_is_one():
     def flipped(text):
         layer = Layer.parse(text, "1x6x6")

@@ -49,6 +49,35 @@ def test_on_the_cpu_every_dtype_and_layout(capsys):
     assert {row["kernel"] for row in rows} == {""}
 
 
+ONE = ("--layer", "1d:20,18,8,4,2", "--input", "2x7")
+
+
+def test_one_dimension_on_the_emulator(capsys):
+    options = ("--device", "emulator", "--layout", "contiguous", "--json")
+    rows = json.loads(verified(capsys, *ONE, *options))["results"]
+    problems = [Layer.parse(ONE[1], ONE[3]).problem(direction) for direction in DIRECTIONS]
+    planned = [plan(problem, Target.named("sm_90a")).stem for problem in problems]
+    assert [row["kernel"] for row in rows] == [*planned, ""]
+    assert all(row["wrong"] is None for row in rows)
+    # Others are views that no plan was asked for: channels innermost, and with gaps.
+    text = verified(capsys, *ONE, "--device", "emulator", "--layout", "all")
+    assert "All 16 results are right" in text and "1d:20,18,8,stride=4,padding=2 on 2x7" in text
+
+
+def test_one_dimension_runs_the_functions_of_one(capsys, monkeypatch):
+    seen = []
+    for functions in (verify.functional, F):
+        honest = functions.conv_transpose1d
+        monkeypatch.setattr(
+            functions,
+            "conv_transpose1d",
+            lambda x, w, *a, honest=honest: seen.append((x.shape, w.shape)) or honest(x, w, *a),
+        )
+        monkeypatch.setattr(functions, "conv_transpose2d", None)
+    verified(capsys, *ONE, "--device", "cpu", "--dtype", "float64")
+    assert len(seen) >= 4 and set(seen) == {((2, 20, 7), (20, 18, 8))}
+
+
 def test_emulated_rows_name_the_kernels(capsys, tmp_path):
     path = tmp_path / "layers.json"
     path.write_text(json.dumps([Layer.parse("5,4,3,2,1", "2x4x5").record() | {"name": "one"}]))
@@ -75,6 +104,7 @@ def test_large_layers_are_shrunk_for_the_emulator_and_it_is_said(capsys, monkeyp
     [
         ("64,64,3", "8x1024x1024"),
         ("512,256,1x16,stride=1x8,padding=0x4", "16x1x32"),
+        ("1d:512,256,16,stride=8,padding=4", "16x32"),
         ("4096,2048,3,stride=2,groups=8", "1x64x64"),
         ("256,256,4,2,1,groups=256", "8x128x128"),
         ("21,21,16,8,4", "4x64x64"),
@@ -100,9 +130,9 @@ def test_shrunk_keeps_the_geometry(text, input):
 def test_a_wrong_result_fails(capsys, monkeypatch, which, wrong):
     honest = verify._results
 
-    def results(function, layer, t):
-        found = honest(function, layer, t)
-        if function is verify.conv_transpose2d:
+    def results(functions, layer, t):
+        found = honest(functions, layer, t)
+        if functions is verify.functional:
             bad = found[which].clone()
             if wrong == "off":
                 bad *= 1 + 1e-5
@@ -127,7 +157,7 @@ def test_a_call_that_fails_is_a_failure_and_the_rest_goes_on(capsys, monkeypatch
             raise RuntimeError("no kernel for five\nand more")
         return F.conv_transpose2d(x, *arguments)
 
-    monkeypatch.setattr(verify, "conv_transpose2d", breaks_down)
+    monkeypatch.setattr(verify.functional, "conv_transpose2d", breaks_down)
     text = verified(capsys, *SMALL, "--layer", "3,4,3", "--device", "cpu", code=1)
     assert "layer 1, float32, contiguous, call: RuntimeError: no kernel for five" in text
     assert "1 of 5 results are wrong" in text
@@ -145,10 +175,10 @@ def test_a_reference_that_does_not_fit_is_a_failure(capsys, monkeypatch):
 def test_where_pytorch_has_no_answer_its_columns_are_empty(capsys, monkeypatch):
     honest = verify._results
 
-    def results(function, layer, t):
-        if function is F.conv_transpose2d:
+    def results(functions, layer, t):
+        if functions is F:
             raise RuntimeError("not implemented for this dtype")
-        return honest(function, layer, t)
+        return honest(functions, layer, t)
 
     monkeypatch.setattr(verify, "_results", results)
     rows = json.loads(verified(capsys, *SMALL, "--device", "cpu", "--json"))["results"]
@@ -327,6 +357,6 @@ def test_missing_dependency_is_no_failed_check(monkeypatch):
     def missing(*arguments):
         raise MissingDependencyError("no NVRTC")
 
-    monkeypatch.setattr(verify, "conv_transpose2d", missing)
+    monkeypatch.setattr(verify.functional, "conv_transpose2d", missing)
     with pytest.raises(MissingDependencyError):
         verify.check_layer(Layer.parse("2,2,2", "1x3x3"), device="cpu")
