@@ -88,6 +88,7 @@ def run(parsed: argparse.Namespace) -> int:
     problems = [
         layer.problem(direction, dtype, layout, tf32=not parsed.no_tf32)
         for layer, direction, dtype, layout in asked
+        if layer.dimensions == 2 or layout == "contiguous"  # 1-d tensors have no other
     ]
     filled = fill(list(dict.fromkeys(problems)), targets, jobs=parsed.jobs)
     if parsed.json:

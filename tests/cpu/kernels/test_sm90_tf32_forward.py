@@ -490,12 +490,15 @@ def test_a_tile_that_spills_where_pixels_come_through_registers_for_one_product(
     assert family.tile_why_not(problem_of(case, x_aligned=False), HOPPER, tile) is None
 
 
-def test_half_tiles_refuse_few_channels():
-    problem = problem_of(Case(1, 12, 64, 1, (9, 72), (3, 3)))
-    refusals = {
-        c.refusal for c in candidates(problem, HOPPER) if c.stem == family.STEM and c.tile.half
-    }
-    assert refusals == {"multiplies 16 input channels at a time, there are 12"}
+def test_few_channels_are_refused_and_half_tiles_serve_from_four_on():
+    def refusals(channels):
+        problem = problem_of(Case(1, channels, 64, 1, (9, 72), (3, 3)))
+        ours = [c for c in candidates(problem, HOPPER) if c.stem == family.STEM]
+        return {c.refusal for c in ours if c.tile is None or c.tile.half}
+
+    assert refusals(3) == {"pays from 4 input channels of a group on, there are 3"}
+    for channels in (4, 12):
+        assert None in refusals(channels)
 
 
 @pytest.mark.parametrize(
