@@ -424,7 +424,7 @@ def test_compiles_without_spills_or_serialised_products(name, aligned):
         (dict(math="tf32"), "sm_90a", "strict float32, not float32/tf32"),
         (dict(dtype="float64"), "sm_90a", "not float64/ieee"),
         (dict(y_layout="channels_last"), "sm_90a", "writes contiguous outputs"),
-        (dict(groups=2), "sm_90a", "from 16 input channels of a group on, there are 8"),
+        (dict(groups=8), "sm_90a", "from 4 input channels of a group on, there are 2"),
         (dict(width=Axis(9, 33, 17)), "sm_90a", "16 phases in x, the stride is 17"),
     ),
 )
