@@ -48,7 +48,7 @@ FEW_CHANNELS = (
     Case(2, 8, 40, 1, (6, 44), (5, 5), bias=False),
     Case(2, 5, 33, 2, (6, 12), (4, 4), (2, 2), (1, 1)),
     Case(1, 12, 24, 2, (5, 35), (6, 5), (1, 1), (2, 2)),
-    Case(1, 4, 70, 1, (5, 9), (3, 5), (2, 3), (1, 1), (0, 0), (2, 1)),
+    Case(1, 4, 70, 1, (5, 9), (3, 5), (2, 3), (1, 1), (0, 0), (1, 2)),
 )
 
 # The shapes that those kernels are for; sizes do not change the code.
