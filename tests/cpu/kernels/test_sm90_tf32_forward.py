@@ -459,7 +459,7 @@ def test_compiles_without_spills_or_serialised_products(name, aligned):
         (dict(math="ieee"), "sm_90a", "not float32/ieee"),
         (dict(dtype="float16", math="ieee"), "sm_90a", "not float16/ieee"),
         (dict(y_layout="channels_last"), "sm_90a", "writes contiguous outputs"),
-        (dict(groups=8), "sm_90a", "works on 8 input channels at a time, there are 2"),
+        (dict(groups=8), "sm_90a", "pays from 4 input channels of a group on, there are 2"),
         (dict(width=Axis(9, 33, 17)), "sm_90a", "16 phases in x, the stride is 17"),
     ),
 )
