@@ -20,8 +20,9 @@ from tconv.jit.target import Target
 from tconv.kernels.source import KernelSource
 from tconv.layers import Layer
 from tconv.messages import one_line
-from tconv.plan import Candidate, Plan, candidates, plan
+from tconv.plan import Candidate, Plan, candidates
 from tconv.problem import Axis, Direction, DType, Layout, Problem
+from tconv.sizes import planned
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def explain(
     not_compiled: str | None = None if compile else "not asked for"
     broken = False
     try:
-        chosen = plan(problem, target)
+        chosen = planned(problem, target)
     except NoKernelError as error:
         no_plan = str(error)
     if chosen is not None and compile:
@@ -212,6 +213,7 @@ def plan_record(chosen: Plan) -> dict[str, Any]:
         "tile_values": tile_values(chosen.tile),
         "stages": stages(chosen),
         "modelled_seconds": chosen.cost,
+        "like": None if chosen.problem.like is None else chosen.problem.like.x_shape,
         "blocks": chosen.kernel.grid,
         "threads": chosen.kernel.source.threads,
         "shared_bytes": chosen.kernel.source.shared_bytes,

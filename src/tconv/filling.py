@@ -17,14 +17,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tconv import choice
+from tconv import choice, sizes
 from tconv.errors import CompileError, TconvError
 from tconv.jit import files
 from tconv.jit.cache import SUFFIX, DiskCache, default_cache
 from tconv.jit.compile import check_arch, compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels.source import KernelSource
-from tconv.plan import Plan, plan
+from tconv.plan import Plan, make_plan
 from tconv.problem import Problem
 
 if TYPE_CHECKING:
@@ -220,12 +220,18 @@ def _wanted(problems: Sequence[Problem], targets: Sequence[Target]) -> tuple[_Wa
     planned = set()
     for target in targets:
         for problem in problems:
-            chosen = plan(problem, target)
+            chosen = sizes.planned(problem, target)
             if _is_pytorchs(chosen):
                 continue
             planned.add(problem)
-            for launch in chosen.launches:
-                wanted.setdefault((launch.source, target.arch), chosen)
+            plans = [chosen]
+            if not sizes.is_common(problem):  # the layer will meet others that are not
+                for kernel in sizes.kernels(problem, target):
+                    assert kernel.like is not None
+                    plans.append(make_plan(kernel.like, target, kernel))
+            for one in plans:
+                for launch in one.launches:
+                    wanted.setdefault((launch.source, target.arch), one)
     return wanted, planned
 
 

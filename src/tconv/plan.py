@@ -32,12 +32,14 @@ class Candidate:
         tile: a row of its table; None if no tile of the kernel can serve.
         refusal: one sentence, or None.
         cost: modelled seconds; infinite if refused.
+        like: the problem that the kernel's constants are for; None for the call's own.
     """
 
     stem: str
     tile: Any
     refusal: str | None
     cost: float
+    like: Problem | None = None
 
     def __str__(self) -> str:
         """One line."""
@@ -134,10 +136,29 @@ def candidates(problem: Problem, target: Target) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda candidate: candidate.cost))
 
 
+def usable(problem: Problem, target: Target) -> tuple[Candidate, ...]:
+    """The candidates that can serve, the cheapest first.
+
+    If TCONV_KERNEL names a kernel, its direction uses no other.
+
+    Raises:
+        NoKernelError: no kernel can serve, with each one's reason.
+    """
+    considered, forced = candidates(problem, target), settings.kernel()
+    if forced is not None and problem.direction == family(forced).DIRECTION:
+        considered = tuple(c for c in considered if c.stem == forced)
+    found = tuple(candidate for candidate in considered if candidate.refusal is None)
+    if not found:
+        reasons = "".join(f"\n  {candidate}" for candidate in considered)
+        wish = f" (TCONV_KERNEL={forced})" if forced else ""
+        raise NoKernelError(f"no kernel{wish} can run {problem} on {target.arch}:{reasons}")
+    return found
+
+
 def plan(problem: Problem, target: Target) -> Plan:
     """The cheapest kernel and tile for the problem. The choice is deterministic.
 
-    If TCONV_KERNEL names a kernel, its direction uses no other.
+    Calls on a GPU have the plan of `tconv.sizes.planned`, which is this one for common sizes.
 
     Raises:
         NoKernelError: no kernel can serve, with each one's reason.
@@ -147,19 +168,14 @@ def plan(problem: Problem, target: Target) -> Plan:
 
 @functools.lru_cache(maxsize=4096)
 def _plan(problem: Problem, target: Target, forced: str | None) -> Plan:
-    considered = candidates(problem, target)
-    if forced is not None and problem.direction == family(forced).DIRECTION:
-        considered = tuple(c for c in considered if c.stem == forced)
-    if not considered or considered[0].refusal is not None:
-        reasons = "".join(f"\n  {candidate}" for candidate in considered)
-        wish = f" (TCONV_KERNEL={forced})" if forced else ""
-        raise NoKernelError(f"no kernel{wish} can run {problem} on {target.arch}:{reasons}")
-    return make_plan(problem, target, considered[0])
+    return make_plan(problem, target, usable(problem, target)[0])
 
 
 def make_plan(problem: Problem, target: Target, candidate: Candidate) -> Plan:
     """The plan of a candidate that was not refused. It need not be the cheapest."""
     kernel = family(candidate.stem)
+    if candidate.like not in (None, problem):
+        problem = dataclasses.replace(problem, like=candidate.like)
     chosen = Plan(
         problem=problem,
         target=target,

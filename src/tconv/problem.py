@@ -13,6 +13,7 @@ Over all phases every tap occurs exactly once; where gcd(s, d) > 1 some phases h
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
@@ -31,6 +32,9 @@ ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8, "float16": 2, "bfloat1
 
 WIDE_OFFSET = 2**31 - 1
 """Offsets and counts up to this fit a 32-bit index."""
+
+VECTOR = 4
+"""float32 values of 16 bytes: kernels that copy or store so many at once need aligned rows."""
 
 TF32_LEAST_CHANNELS = 16
 """From so many channels of a group to sum over on, TF32 is taken."""
@@ -190,6 +194,8 @@ class Problem:
         wide_offsets: some tensor's element offset or stride does not fit 32 bits.
         x_aligned: x is read by `forward`, its columns are adjacent, and its rows, channels and
             images start on multiples of 16 bytes: tensor maps can describe it.
+        like: a problem of the same layer that `serves` this one. A kernel's constants are then
+            those of that problem, and this one's sizes are arguments alone.
     """
 
     direction: Direction
@@ -206,6 +212,7 @@ class Problem:
     y_layout: Layout = "contiguous"
     wide_offsets: bool = False
     x_aligned: bool = False
+    like: Problem | None = None
 
     def __post_init__(self) -> None:
         """Refuses what has no meaning; PyTorch's own messages are given further up."""
@@ -229,6 +236,8 @@ class Problem:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         if self.math == "tf32" and self.dtype != "float32":
             raise ValueError(f"math='tf32' is for dtype='float32', got dtype={self.dtype!r}")
+        if self.like is not None and not self.like.serves(self):
+            raise ValueError(f"no kernel for {self.like} can serve {self}")
 
     @classmethod
     def of(
@@ -281,6 +290,54 @@ class Problem:
             y_layout=_layout(strides[2]),
             wide_offsets=any(map(_is_wide, shapes, strides)),
             x_aligned=direction == "forward" and vectors,
+        )
+
+    @property
+    def pattern(self) -> Problem:
+        """The problem that a kernel's constants are for: `like`, or this one."""
+        return self.like or self
+
+    @cached_property
+    def layer(self) -> tuple[object, ...]:
+        """All but the batch, the image's sizes and the alignment of x."""
+        axes = (
+            (axis.kernel, axis.stride, axis.padding, axis.output_padding, axis.dilation)
+            for axis in (self.height, self.width)
+        )
+        channels = (self.in_channels, self.out_channels, self.groups)
+        kind = (self.direction, self.dtype, self.math, self.bias, self.x_layout, self.y_layout)
+        return (*kind, *channels, *axes, self.wide_offsets)
+
+    def serves(self, other: Problem) -> bool:
+        """Whether kernels with the constants of this problem may serve another.
+
+        That takes the same layer, and rows of the other that are aligned where this one's are. A
+        kernel may have limits of its own.
+        """
+        ours, theirs = (problem.width for problem in (self, other))
+        return (
+            self.layer == other.layer
+            and not self.wide_offsets
+            and (not self.x_aligned or other.x_aligned)
+            and (not self.x_aligned or theirs.size % gcd(ours.size, VECTOR) == 0)
+            and theirs.output_size % gcd(ours.output_size, VECTOR) == 0
+            and self.height.used_phases == other.height.used_phases
+            and ours.used_phases == theirs.used_phases
+        )
+
+    def resized(self, batch: int, height: int, width: int) -> Problem:
+        """The same layer on dense tensors of another size, as PyTorch allocates them.
+
+        Raises:
+            ValueError: there is no output.
+        """
+        aligned = self.direction == "forward" and self.x_layout == "contiguous"
+        return dataclasses.replace(
+            self,
+            batch=batch,
+            height=dataclasses.replace(self.height, size=height),
+            width=dataclasses.replace(self.width, size=width),
+            x_aligned=aligned and width * ITEM_BYTES[self.dtype] % 16 == 0,
         )
 
     @property
@@ -351,6 +408,7 @@ class Problem:
             f"{'x'.join(map(str, self.y_shape))} kernel={y.kernel}x{x.kernel}{options}{groups} "
             f"{self.dtype}/{self.math}{layouts}{' bias' if self.bias else ''}"
             f"{' wide' if self.wide_offsets else ''}{' aligned' if self.x_aligned else ''}"
+            + ("" if self.like is None else f", by a kernel for {self.like}")
         )
 
 

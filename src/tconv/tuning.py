@@ -28,11 +28,12 @@ import torch
 
 from tconv import choice, settings
 from tconv.choice import Timed, ours_is_faster
+from tconv.errors import NoKernelError
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
 from tconv.jit.target import Target
 from tconv.kernels.source import file_of
-from tconv.plan import Candidate, candidates, family, make_plan
+from tconv.plan import Candidate, family, make_plan, usable
 from tconv.problem import Problem
 
 logger = logging.getLogger("tconv")
@@ -288,15 +289,10 @@ def _gpu(device: int | None) -> str:
 
 def _considered(problem: Problem, device: int | None) -> tuple[Candidate, ...]:
     """The candidates to time: those that the plan would choose among, the cheapest by the model."""
-    only = settings.kernel()
-    if only is not None and problem.direction != family(only).DIRECTION:
-        only = None
-    usable = [
-        candidate
-        for candidate in candidates(problem, _target(device))
-        if candidate.refusal is None and only in (None, candidate.stem)
-    ]
-    return tuple(usable[:TIMED_CANDIDATES])
+    try:
+        return usable(problem, _target(device))[:TIMED_CANDIDATES]
+    except NoKernelError:  # the plan says why
+        return ()
 
 
 def _capturing(device: int | None) -> bool:

@@ -32,6 +32,7 @@ from tconv.messages import one_line
 from tconv.plan import Candidate, Plan, candidates, make_plan, plan
 from tconv.problem import Direction, DType, Layout, Math, Problem
 from tconv.reference import poisoned_memory
+from tconv.sizes import planned
 from tconv.verify import TORCH_DTYPES
 
 AGAINST = ("eager", "best", "compile")
@@ -140,7 +141,7 @@ def compile_ahead(
     for layer, direction in layers:
         problem = options.problem(layer, direction)
         with contextlib.suppress(Exception):
-            plans = [plan(problem, options.target)]
+            plans = [planned(problem, options.target)]
             if sweep or options.autotune:
                 plans += [
                     make_plan(problem, options.target, candidate)
@@ -305,7 +306,9 @@ class Bench:
         if self.options.plans:
             problem = self.options.problem(layer, direction)
             tuned = tuning.known(problem, self._ordinal) if self.options.autotune else None
-            used: Candidate | Plan = tuned or plan(problem, self.options.target)
+            # The emulator's calls have the plan of their own size.
+            of_call = plan if self._ordinal is None else planned
+            used: Candidate | Plan = tuned or of_call(problem, self.options.target)
             found["kernel"] = f"{used.stem} {used.tile}"
             found["modelled_ms"] = used.cost * 1e3
         return found

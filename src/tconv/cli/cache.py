@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from tconv.jit.cache import Entry
 
 # What descriptions say that entries are, and how that is called; one that says nothing: a kernel.
-_KINDS = {"cubin": "kernel", "emulated": "build of the emulator", "choice": "choice by autotune"}
+_KINDS = {
+    "cubin": "kernel",
+    "emulated": "build of the emulator",
+    "choice": "choice by autotune",
+    "sizes": "set of kernels for all sizes of a layer",
+}
 
 
 def add(commands: Commands) -> argparse.ArgumentParser:

@@ -282,6 +282,10 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
     )
     values = ", ".join(f"{name} {value}" for name, value in tile_values(plan.tile).items())
     yield "tile", f"{plan.tile} ({values})"
+    like = plan.problem.like
+    if like is not None:
+        shape = "x".join(map(str, like.x_shape))
+        yield "made for", f"an input of {shape}: a kernel that the layer's uncommon sizes share"
     depth = stages(plan)
     if depth is not None:
         yield "stages", str(depth)

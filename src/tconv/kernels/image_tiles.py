@@ -20,12 +20,13 @@ RESERVED_SHARED = 1024
 
 def source_vectors(problem: Problem) -> bool:
     """Whether the input is copied in vectors of 16 bytes."""
-    return problem.x_aligned and problem.width.size % 4 == 0
+    pattern = problem.pattern
+    return pattern.x_aligned and pattern.width.size % 4 == 0
 
 
 def store_vector(problem: Problem) -> int:
     """Floats of the widest store that every output row is aligned for."""
-    width = problem.width.output_size
+    width = problem.pattern.width.output_size
     return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
 
 

@@ -55,7 +55,7 @@ def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) ->
     busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))
     if rows_uneven is not None:
         uneven *= rows_uneven
-    elif problem.width.output_size % 4:
+    elif problem.pattern.width.output_size % 4:
         whole = laid.tiles_yx[1] == 1
         uneven *= COSTS.team_unaligned if whole else COSTS.team_unaligned_pieces
     moved = problem.bytes / COSTS.memory_rate * uneven

@@ -191,7 +191,7 @@ class Layout:
         """Fragments along x of a unit, and units along x of a tile."""
         most = self.tile.sums // (4 * self.warp_rows * self.row_fragments)
         most = max(1, min(most, self.tile.fragments))
-        needed = -(-len(self.problem.width.q_range) // 8)
+        needed = -(-len(self.problem.pattern.width.q_range) // 8)
         parts = -(-needed // most)
         tile_parts = min(parts, self.tile.parts)
         # The same warps must write a row together in each round.
@@ -480,7 +480,7 @@ def laid_out(kind: type[LayoutT], problem: Problem, tile: Tile) -> LayoutT:
     whole = -(-problem.in_channels_per_group // 8) * 8
     depth = whole if tile.rounds > 1 else min(whole, MOST_DEPTH)
     laid = kind(problem, tile, y, x, depth, 1)
-    rows = -(-len(problem.height.q_range) // laid.warp_rows)
+    rows = -(-len(problem.pattern.height.q_range) // laid.warp_rows)
     row_groups = max(1, min(rows, tile.warps * tile.rounds // laid.units))
     while True:
         laid = kind(problem, tile, y, x, depth, row_groups)

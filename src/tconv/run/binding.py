@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tconv import sizes
 from tconv.choice import Reason
 from tconv.counts import Counter
 from tconv.emulator.launch import EmulatedKernel
@@ -115,6 +116,11 @@ class Call:
         return Target.for_device(self.device)
 
     @functools.cached_property
+    def planned(self) -> Plan:
+        """What our kernels would run it with, if nothing else is chosen."""
+        return _planned(self.problem, self.device, self.target)
+
+    @functools.cached_property
     def plan(self) -> Plan:
         """The plan that `launches` come from."""
         return self._prepared[0]
@@ -160,24 +166,35 @@ class Call:
 
     @functools.cached_property
     def _prepared(self) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
-        return _prepare(self.problem, self.device, *self.settings[:3], self.choice)
+        read = self.settings
+        key = (self.problem, self.device, self.target, self.choice)
+        return _prepare(*key, read.sanitize, read.kernel)
+
+
+def _planned(problem: Problem, device: int | None, target: Target) -> Plan:
+    """What our kernels run a problem with: in the emulator, each size has its own kernel."""
+    return plan(problem, target) if device is None else sizes.planned(problem, target)
 
 
 @functools.lru_cache(maxsize=4096)
 def _prepare(
     problem: Problem,
     device: int | None,
-    forced: str | None,
-    arch: str,
-    sanitize: bool,
+    target: Target,
     choice: Candidate | None,
+    sanitize: bool,
+    forced: str | None,
 ) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
     """The plan and the compiled kernels of its launches.
 
-    `forced`, which `plan` reads again, is there to be part of the key.
+    `forced`, which planning reads again, is there to be part of the key.
     """
-    target = Target.named(arch) if device is None else Target.for_device(device)
-    chosen = plan(problem, target) if choice is None else make_plan(problem, target, choice)
+    if choice is None:
+        chosen = _planned(problem, device, target)
+        if device is not None:
+            sizes.expect(problem, target)
+    else:
+        chosen = make_plan(problem, target, choice)
     sources = [launch.source for launch in chosen.launches]
 
     def load(source: KernelSource) -> Kernel | EmulatedKernel:

@@ -10,7 +10,7 @@ import torch
 from tconv import choice, settings, tuning
 from tconv.choice import Reason
 from tconv.counts import counter
-from tconv.plan import Candidate, plan
+from tconv.plan import Candidate
 from tconv.run.binding import Call, Way
 from tconv.tuning import PYTORCH
 
@@ -58,8 +58,8 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
             return _way(call, None, "own kernels")
         return known(call, tuning.DEFAULT) or _way(call, PYTORCH, "not timed")
     assert device is not None
-    chosen = plan(problem, call.target)
-    own = Candidate(chosen.stem, chosen.tile, None, chosen.cost)
+    chosen = call.planned
+    own = Candidate(chosen.stem, chosen.tile, None, chosen.cost, chosen.problem.like)
     flags = (call.settings.deterministic, call.settings.tf32)
     candidate = tuning.choose_runner(problem, device, own, flags, launch)
     if candidate is None:
@@ -93,7 +93,7 @@ def leave_to_pytorch(call: Call, gradients: Callable[[], tuple[Call, Call]] | No
             return None
     if way is not None and way.candidate is PYTORCH:
         return way
-    small = mode == tuning.DEFAULT and plan(call.problem, call.target).cost < choice.SMALL
+    small = mode == tuning.DEFAULT and call.planned.cost < choice.SMALL
     return _way(call, PYTORCH, "small") if small else None
 
 
@@ -102,7 +102,7 @@ def _by_rule(call: Call) -> Way | None:
     if call.settings.own or call.device is None:
         return _way(call, None, "own kernels")
     name = torch.cuda.get_device_name(call.device)
-    verdict = choice.verdict(plan(call.problem, call.target), name)
+    verdict = choice.verdict(call.planned, name)
     if verdict.runs == "timed":
         return None
     return _way(call, PYTORCH if verdict.runs == "pytorch" else None, verdict.reason)
@@ -112,6 +112,6 @@ def _way(call: Call, candidate: Candidate | None, reason: Reason) -> Way:
     if candidate is not None:
         stem = candidate.stem
     else:
-        stem = plan(call.problem, call.target).stem
+        stem = call.planned.stem
     logger.debug("%s runs %s: %s", stem, call.problem, choice.SENTENCES[reason])
     return Way(candidate, reason, counter(call.problem.direction, stem, reason))

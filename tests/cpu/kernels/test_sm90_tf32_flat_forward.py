@@ -81,7 +81,7 @@ def many_tiles(monkeypatch):
 
 
 def lead(plan_):
-    return dict(plan_.kernel.source.constants)["lead"]
+    return plan_.kernel.arguments["lead"]
 
 
 def same_bits(a, b):

@@ -35,7 +35,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     rounds = laid.tiles / laid.grid(target)
     uneven = 1 + COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
     uneven += COSTS.uneven_waits / resident
-    if problem.width.output_size % 4:
+    if problem.pattern.width.output_size % 4:
         kind = "channels" if tile.channels > 1 else "single"
         long = "_long" if tile.threads_x == 32 else ""
         uneven *= costs.load(__file__, kind + long).unaligned

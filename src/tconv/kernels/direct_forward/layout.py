@@ -260,7 +260,8 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     rows = tile.rows if depth == channels else 1
     while True:
         laid = Layout(problem, tile, y, x, depth, rows)
-        pixel_rows = -(-problem.height.output_size // problem.height.stride)
+        height = problem.pattern.height
+        pixel_rows = -(-height.output_size // height.stride)
         if rows > 1 and (rows - 1) * laid.threads_y >= pixel_rows:
             rows //= 2
         elif laid.shared_bytes <= AIMED_SHARED // tile.blocks - RESERVED_SHARED:

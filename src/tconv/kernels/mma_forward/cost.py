@@ -32,7 +32,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         measured *= COSTS.one_round if tile.rounds == 1 else many
         if laid.tiles < 2 * target.multiprocessors and problem.in_channels_per_group > 64:
             measured *= COSTS.deep  # many sequential steps, and few concurrent tiles
-    aligned = problem.width.output_size % 4 == 0
+    aligned = problem.pattern.width.output_size % 4 == 0
     launch = COSTS.launch if aligned else COSTS.launch_unaligned
     work = max(busy, moved) + min(busy, moved) * COSTS.overlap
     return COSTS.scale * measured * work + launch

@@ -25,7 +25,9 @@ class Layout(mma_tiles.Layout):
     @property
     def dynamic_tail(self) -> bool:
         """Whether blocks take the last rows from a counter, one at a time."""
-        return self.rows >= tiles.LEAST_DYNAMIC_ROWS
+        pattern = self.problem.pattern
+        rows = self.rows if pattern is self.problem else layout(pattern, self.tile).rows
+        return rows >= tiles.LEAST_DYNAMIC_ROWS
 
     @property
     def buffers(self) -> int:
@@ -51,7 +53,7 @@ class Layout(mma_tiles.Layout):
         two.
         """
         blank = len(self.y.used) < self.problem.height.stride
-        width = -(-self.problem.width.output_size // SECTOR) * SECTOR
+        width = -(-self.problem.pattern.width.output_size // SECTOR) * SECTOR
         pieces = [width] if blank else [0]
         if blank and self.problem.bias:
             pieces += [size for size in tiles.BLANK_ELEMENTS if size < width]

@@ -33,7 +33,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
-    if tile.columns > MOST_LOADED_COLUMNS and not problem.x_aligned:
+    if tile.columns > MOST_LOADED_COLUMNS and not laid.tensor_map:
         return (
             f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "
             f"not for {tile.columns}"

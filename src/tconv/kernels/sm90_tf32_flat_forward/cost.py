@@ -55,7 +55,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     modelled *= fit.wide_storers if tile.storers and tile.columns > 160 else 1
     if laid.groups_outermost:
         modelled *= fit.groups_outermost_storers if tile.storers else fit.groups_outermost
-    on_vectors = problem.width.output_size % 4 == 0
+    on_vectors = problem.pattern.width.output_size % 4 == 0
     if not hopper.phases_share_slots(problem):
         unaligned = fit.phases_apart if tile.apart else fit.phases_unaligned
         return modelled * (fit.phases_aligned if on_vectors else unaligned)

@@ -20,7 +20,6 @@ from tconv.kernels.sm90_tf32_flat_forward.layout import (
     LINE_BYTES,
     LINE_WORDS,
     PACK_THREADS,
-    WEIGHT_BYTES,
     Layout,
     layout,
 )
@@ -46,10 +45,7 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     """The kernel, or the repair kernel of a layout in float16."""
     problem, tile = laid.problem, laid.tile
     index = _index(laid)
-    pixel_stages, weight_stages = laid.stages(hopper.TARGET)
-    shared = pixel_stages * (laid.patch_positions * LINE_BYTES + 16) + laid.output_bytes
-    shared += CONSUMERS * weight_stages * (WEIGHT_BYTES + 16)
-    shared += 128 + 4 * laid.slots
+    shared = laid.shared_bytes
     own: tuple[tuple[str, str], ...] = ()
     if repair:
         shared = max(shared, laid.pack_bytes)
@@ -65,7 +61,6 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
         own = _packing_fields(laid, index)
     else:
         own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index), ("most_slight", "int"))
-    shared = -(-shared // 1024) * 1024
     constants = (
         *_layer_constants(laid, index),
         *_packing_constants(laid),
@@ -76,11 +71,9 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
         ("storers", tile.storers),
         ("resident", tile.resident),
         ("repair", repair),
-        ("patch_positions", laid.patch_positions),
-        ("boxes", laid.boxes),
-        ("pixel_stages", pixel_stages),
-        ("weight_stages", weight_stages),
-        ("lead", laid.lead(hopper.TARGET)),
+        ("fixed_bytes", laid.fixed_bytes),
+        ("most_pixel_stages", laid.most_stages[0]),
+        ("most_weight_stages", laid.most_stages[1]),
         ("row_sets", laid.row_sets),
         ("groups_outermost", laid.groups_outermost),
         ("most_slot_y", laid.most_slot[0]),
@@ -101,6 +94,7 @@ def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
             ("destination", "void*"),
             ("tiles", "int"),
             *((("rows", "int"),) if tile.paired else ()),
+            *((name, "int") for name in laid.rings(hopper.TARGET)),
             *_IMAGES,
             ("destination_height", "int"),
             ("destination_width", "int"),
@@ -265,12 +259,13 @@ def _forward_arguments(laid: Layout, packed: int) -> dict[str, Argument]:
             Address("packed", packed + 4 * laid.weight_elements),
             dims=(LINE_WORDS, laid.positions, planes),
             strides=(LINE_BYTES, laid.positions * LINE_BYTES),
-            box=(LINE_WORDS, laid.patch_positions // laid.boxes, 1),
+            box=(LINE_WORDS, laid.box_positions, 1),
             swizzle=LINE_BYTES,
         ),
         "packed": Address("packed", packed),
         "tiles": laid.tiles,
         **({"rows": laid.rows} if laid.tile.paired else {}),
+        **laid.rings(hopper.TARGET),
         **_images(laid),
         **output_rows(laid.problem),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.sm90_tf32_flat_forward.tiles import CONSUMERS, GROUP_ROWS, Tile
-from tconv.problem import Problem
+from tconv.problem import Axis, Problem
 
 PACK_THREADS = 256
 WARPS = 4
@@ -135,6 +135,12 @@ class Layout:
         return max(1, sum(map(len, self.classes)))
 
     @functools.cached_property
+    def model(self) -> Layout:
+        """The tile over the problem that the kernel's constants are for."""
+        pattern = self.problem.pattern
+        return self if pattern is self.problem else layout(pattern, self.tile)
+
+    @functools.cached_property
     def pitch(self) -> int:
         """Positions from one row to the next."""
         x, columns = self.problem.width, self.tile.columns
@@ -170,14 +176,22 @@ class Layout:
     @property
     def boxes(self) -> int:
         """Tensor copies (TMA) that load a stage's pixels."""
-        return -(-(self.tile.columns + self._reach) // MOST_BOX)
+        return -(-self._positions // MOST_BOX)
+
+    @property
+    def box_positions(self) -> int:
+        """Positions of one copy: whole swizzle patterns."""
+        return -(-self._positions // (16 * self.boxes)) * 16
 
     @property
     def patch_positions(self) -> int:
-        """Positions of a stage: the tile's, and those that its slots reach back to."""
-        # Rounded up to whole swizzle patterns, and further, so that close widths share a kernel.
-        step = 16 * self.boxes
-        return -(-(self.tile.columns + self._reach) // step) * step
+        """Positions of a stage."""
+        return self.boxes * self.box_positions
+
+    @property
+    def _positions(self) -> int:
+        """Positions that a tile reads: its own, and those that its slots reach back to."""
+        return self.tile.columns + self._reach
 
     @functools.cached_property
     def _reach(self) -> int:
@@ -199,6 +213,11 @@ class Layout:
 
         The alignment of the outputs and of the rows in shared memory decides.
         """
+        return self.model.most_vector
+
+    @property
+    def most_vector(self) -> int:
+        """`vector`, if the kernel is for this problem."""
         x = self.problem.width
         if self.tile.paired:
             return math.gcd(4, x.output_size, self.pitch * x.stride)
@@ -237,26 +256,67 @@ class Layout:
             return pixels, weights
         return min(pixels, ENOUGH_STAGES[0]), min(weights, ENOUGH_STAGES[1])
 
+    @property
+    def most_stages(self) -> tuple[int, int]:
+        """The most stages of pixels, and of each consumer's weights."""
+        if self.tile.resident:
+            return MOST_RESIDENT_PIXEL_STAGES, self.resident_pieces
+        return MOST_PIXEL_STAGES, MOST_WEIGHT_STAGES
+
     def fitting_stages(self, target: Target) -> tuple[int, int]:
         """As many stages of pixels and of weights as shared memory holds.
 
         Weights first have four stages, or three beside the storers' outputs. Pixels come next,
         since they take longer to load. What is left goes to weights. Resident weights have a stage
         for each piece.
+
+        A kernel for another image has the shared memory that this image needs. Its stages of
+        weights then are as many as leave room for two of pixels.
         """
-        free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
+        most_pixels, most_weights = self.most_stages
         weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), self.patch_positions * LINE_BYTES + 16
+        free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
+        counts: tuple[int, ...] = (3, 2) if self.tile.storers else (4, 3)
         if self.tile.resident:
-            pieces = self.resident_pieces
-            pixel_stages = min(MOST_RESIDENT_PIXEL_STAGES, (free - pieces * weights) // pixels)
-            return (pixel_stages, pieces) if pixel_stages >= 2 else (0, 0)
-        for weight_stages in (3, 2) if self.tile.storers else (4, 3):
-            pixel_stages = min(MOST_PIXEL_STAGES, (free - weight_stages * weights) // pixels)
-            if pixel_stages >= 2:
-                return pixel_stages, min(
-                    MOST_WEIGHT_STAGES, (free - pixel_stages * pixels) // weights
-                )
+            counts = (most_weights,)
+        if self.model is not self:
+            weights, pixels = weights - 16 * CONSUMERS, pixels - 16
+            free, most = self.model.shared_bytes - self.fixed_bytes, self.model.stages(target)[1]
+            counts = (most,) if self.tile.resident else tuple(range(most, 1, -1))
+        for weight_stages in counts:
+            pixel_stages = min(most_pixels, (free - weight_stages * weights) // pixels)
+            if pixel_stages < 2:
+                continue
+            if self.model is self:
+                weight_stages = min(most_weights, (free - pixel_stages * pixels) // weights)
+            return pixel_stages, weight_stages
         return 0, 0
+
+    @functools.cached_property
+    def fixed_bytes(self) -> int:
+        """Shared memory of a block besides its stages: outputs, places, slots and barriers."""
+        barriers = 2 * self.most_stages[0] + 2 * CONSUMERS * self.most_stages[1] + 13
+        return -(-(self.output_bytes + 4 * self.slots + 64 + 8 * barriers) // 1024) * 1024
+
+    @functools.cached_property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        if self.model is not self:
+            return self.model.shared_bytes
+        pixels, weights = self.stages(hopper.TARGET)
+        of_pixels = pixels * self.patch_positions * LINE_BYTES
+        return self.fixed_bytes + CONSUMERS * weights * WEIGHT_BYTES + of_pixels
+
+    def rings(self, target: Target) -> dict[str, int]:
+        """Fields of `struct Arguments`: the stages, and the lead of the first consumer."""
+        pixels, weights = self.stages(target)
+        return {
+            "box_positions": self.box_positions,
+            "pixel_bytes": self.patch_positions * LINE_BYTES,
+            "pixel_stages": pixels,
+            "weight_stages": weights,
+            "lead": self.lead(target),
+        }
 
     def lead(self, target: Target) -> int:
         """Stages of pixels by which the first consumer is ahead of the second.
@@ -318,6 +378,8 @@ class Layout:
     @functools.cached_property
     def part_channels(self) -> int:
         """Output channels that the packing takes at a time."""
+        if self.model is not self:
+            return self.model.part_channels
         weights = PACK_WEIGHTS // self.word_channels
         channels = max(1, min(weights // self.problem.taps, GROUP_ROWS // self.row_phases))
         while True:
@@ -427,15 +489,27 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
-    y, x = problem.height, problem.width
+    axes = (_of_any_size(problem.height), _of_any_size(problem.width))
+    return Layout(problem, tile, *_row_classes(*axes, problem.out_channels_per_group, tile))
+
+
+def _of_any_size(axis: Axis) -> Axis:
+    return Axis(1, axis.kernel, axis.stride, dilation=axis.dilation)
+
+
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
+def _row_classes(
+    y: Axis, x: Axis, channels: int, tile: Tile
+) -> tuple[tuple[tuple[Slot, ...], ...], tuple[int, ...]]:
+    """`Layout.classes` and `Layout.row_class`: they are the same for all sizes of an image."""
     in_x = [{tap.shift for tap in phase.taps} for phase in x.phases]
     in_y = [{tap.shift for tap in phase.taps} for phase in y.phases]
     any_x = set().union(*in_x)
-    channel_tiles = -(-problem.out_channels_per_group // (WARP_ROWS // x.stride))
+    channel_tiles = -(-channels // (WARP_ROWS // x.stride))
     # The slots in y and x of each row group, in the order of sm90_tf32_flat_forward/rows.cuh.
     row_slots: list[tuple[set[int], set[int]]] = []
     if tile.apart:
-        groups = -(-problem.out_channels_per_group // GROUP_ROWS)
+        groups = -(-channels // GROUP_ROWS)
         row_slots = [
             (slots_y, slots_x) for slots_y in in_y for _ in range(groups) for slots_x in in_x
         ]
@@ -456,7 +530,7 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     for slots_y, slots_x in row_slots:
         slots = tuple((slot_y, slot_x) for slot_y in sorted(slots_y) for slot_x in sorted(slots_x))
         row_class.append(classes.setdefault(slots, len(classes)))
-    return Layout(problem, tile, tuple(classes), tuple(row_class))
+    return tuple(classes), tuple(row_class)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -485,6 +559,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         refusal = tile_why_not(problem, target, laid.repairing.tile)
         if refusal is not None:
             return f"the launch that repairs it: {refusal}"
+    if laid.most_vector % laid.vector:
+        return f"writes {laid.vector} outputs at a time, rows allow {laid.most_vector}"
     if laid.pack_bytes > target.shared_per_block:
         return f"the packing has no room for {problem.taps} taps"
     if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**30 - 2**10:

@@ -31,7 +31,7 @@ TCONV_DEVICE void find_starts(const Fields& arguments, Shared& shared) {
 
 template <typename Fields>
 TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
-    Turn<Layer::pixel_stages> turn;
+    CountedTurn turn;
     int origin = Layer::first_q_y * arguments.pitch + Layer::first_q_x - reach(arguments);
     ptx::prefetch_tensormap(&arguments.pixel_map);
     ptx::griddepcontrol_wait();  // the packing may still run
@@ -41,15 +41,16 @@ TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
         for (int chunk = 0; chunk < chunks; ++chunk) {
             uint64_t* full = &shared.pixels_full[turn.stage];
             ptx::mbarrier_wait_parity(&shared.pixels_empty[turn.stage], turn.parity ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, pixel_bytes);
-#pragma unroll
-            for (int box = 0; box < Layer::boxes; ++box) {
+            ptx::mbarrier_arrive_expect_tx(full, arguments.pixel_bytes);
+#pragma unroll 1
+            for (int position = 0; position * line_bytes < arguments.pixel_bytes;
+                 position += arguments.box_positions) {
                 ptx::cp_async_bulk_tensor_3d_global_to_shared(
-                    shared.pixels[turn.stage] + box * box_positions * line_bytes,
-                    &arguments.pixel_map, 0, origin + at.first + box * box_positions,
+                    pixels_of(arguments, shared, turn.stage) + position * line_bytes,
+                    &arguments.pixel_map, 0, origin + at.first + position,
                     at.group * chunks + chunk, full);
             }
-            turn.advance();
+            turn.advance(arguments.pixel_stages);
         }
     }
 }
@@ -76,7 +77,7 @@ struct Weights {
 
 template <typename Fields>
 TCONV_DEVICE void produce_weights(const Fields& arguments, Shared& shared, int consumer) {
-    Turn<Layer::weight_stages> turn;
+    CountedTurn turn;
     ptx::griddepcontrol_wait();  // the packing may still run
     Tiles own(arguments);
     for (int tile = own.first; tile < own.end; tile += own.step) {
@@ -86,10 +87,11 @@ TCONV_DEVICE void produce_weights(const Fields& arguments, Shared& shared, int c
             uint64_t* full = &shared.weights_full[consumer][turn.stage];
             ptx::mbarrier_wait_parity(&shared.weights_empty[consumer][turn.stage], turn.parity ^ 1);
             ptx::mbarrier_arrive_expect_tx(full, weight_bytes);
-            ptx::cp_async_bulk_global_to_shared(shared.weights[consumer][turn.stage], weights.from,
-                                                weight_bytes, full);
+            ptx::cp_async_bulk_global_to_shared(
+                weights_of(arguments, shared, consumer) + turn.stage * weight_bytes, weights.from,
+                weight_bytes, full);
             weights.from += weight_bytes;
-            turn.advance();
+            turn.advance(arguments.weight_stages);
         }
     }
 }
@@ -105,13 +107,13 @@ TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shar
         Position at(tile, arguments);
         Weights weights(arguments, at.group, at.row_group(consumer));
         ptx::mbarrier_wait_parity(&shared.weights_empty[consumer][0], parity ^ 1);
-        for (int piece = 0; piece < Layer::weight_stages; ++piece) {
+        for (int piece = 0; piece < Layer::most_weight_stages; ++piece) {
             uint64_t* full = &shared.weights_full[consumer][piece];
             if (piece < weights.count) {
                 ptx::mbarrier_arrive_expect_tx(full, weight_bytes);
-                ptx::cp_async_bulk_global_to_shared(shared.weights[consumer][piece],
-                                                    weights.from + piece * weight_bytes,
-                                                    weight_bytes, full);
+                ptx::cp_async_bulk_global_to_shared(
+                    weights_of(arguments, shared, consumer) + piece * weight_bytes,
+                    weights.from + piece * weight_bytes, weight_bytes, full);
             } else {
                 ptx::mbarrier_arrive(full);
             }

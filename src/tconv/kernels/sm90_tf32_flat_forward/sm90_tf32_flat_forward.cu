@@ -98,17 +98,18 @@ TCONV_DEVICE void find_unit(const Fields& arguments, Shared& shared) {
 
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
     int consumer = threadIdx.x / warpgroup - 1;
-    Turn<Layer::pixel_stages> pixels;
-    Turn<Layer::weight_stages> weights;
+    CountedTurn pixels, weights;
     Turn<2> places;  // where the consumers write
     uint32_t slice_parity = 0;  // where they do not
     uint64_t pixel_matrix =
-        ptx::matrix_descriptor(shared.pixels[0], 16, 8 * line_bytes, ptx::Swizzle::bytes_128);
-    uint64_t weight_matrix = ptx::matrix_descriptor(shared.weights[consumer][0], 16, 8 * line_bytes,
-                                                    ptx::Swizzle::bytes_128);
+        ptx::matrix_descriptor(pixels_of(arguments, shared, 0), 16, 8 * line_bytes,
+                               ptx::Swizzle::bytes_128);
+    uint64_t weight_matrix =
+        ptx::matrix_descriptor(weights_of(arguments, shared, consumer), 16, 8 * line_bytes,
+                               ptx::Swizzle::bytes_128);
     find_unit(arguments, shared);
     if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
-    int until_lead = Layer::lead;
+    int until_lead = arguments.lead;
     bool fresh = true;  // resident weights that may still be on their way
     Tiles own(arguments);
     Work work(arguments, own.first, consumer);
@@ -134,7 +135,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
             // If products follow, they hold the lanes together. If none do, no lane may still wait
             // when the stage is handed back: the barrier could be a turn further by then.
             __syncwarp();
-            uint64_t patch = ptx::advance(pixel_matrix, pixels.stage * pixel_bytes);
+            uint64_t patch = ptx::advance(pixel_matrix, pixels.stage * arguments.pixel_bytes);
             int start = start_of(shared, work.begin < Layer::slots ? work.begin : 0);
 #pragma unroll 1
             for (int slot = work.begin; slot < work.end; ++slot) {
@@ -164,7 +165,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                     ++weights.stage;
                 } else {
                     used_weights = &shared.weights_empty[consumer][weights.stage];
-                    weights.advance();
+                    weights.advance(arguments.weight_stages);
                 }
             }
             uint64_t* empty = &shared.pixels_empty[pixels.stage];
@@ -173,7 +174,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
             } else {
                 used_pixels = empty;
             }
-            pixels.advance();
+            pixels.advance(arguments.pixel_stages);
         }
         ptx::wgmma_wait_group<0>();
         ptx::fence_registers(sums);
@@ -213,12 +214,12 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
         flat::repair::pack(arguments, memory);
     }
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < Layer::pixel_stages; ++stage) {
+        for (int stage = 0; stage < arguments.pixel_stages; ++stage) {
             ptx::mbarrier_init(&shared.pixels_full[stage], 1);
             ptx::mbarrier_init(&shared.pixels_empty[stage], consumers * warps);
         }
         for (int consumer = 0; consumer < consumers; ++consumer) {
-            for (int stage = 0; stage < Layer::weight_stages; ++stage) {
+            for (int stage = 0; stage < weight_stages(arguments); ++stage) {
                 ptx::mbarrier_init(&shared.weights_full[consumer][stage], 1);
                 ptx::mbarrier_init(&shared.weights_empty[consumer][stage], warps);
             }

@@ -17,12 +17,7 @@ constexpr int wgmma_bytes = 32;  // its depth
 constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int columns = Layer::columns;
 
-constexpr int pixel_bytes = Layer::patch_positions * line_bytes;
 constexpr int weight_bytes = 64 * line_bytes;
-constexpr int box_positions = Layer::patch_positions / Layer::boxes;
-static_assert(Layer::lead < Layer::pixel_stages, "the first consumer must not meet the ring's end");
-static_assert(Layer::patch_positions % (8 * Layer::boxes) == 0 && box_positions <= 256,
-              "whole swizzle patterns in boxes that a tensor map allows");
 
 // Outputs in shared memory. A row is one channel's positions, some at a time, with all phases. The
 // second consumer's rows follow the first's. Where phases are apart, both consumers fill the same
@@ -69,9 +64,9 @@ struct alignas(16) Place {
 };
 constexpr int none = -(1 << 30);
 
-struct Shared {
-    alignas(1024) unsigned char pixels[Layer::pixel_stages][pixel_bytes];
-    alignas(1024) unsigned char weights[consumers][Layer::weight_stages][weight_bytes];
+// The stages of both consumers' weights follow it in shared memory, then those of pixels. Their
+// numbers, and the size of a stage of pixels, depend on the image.
+struct alignas(1024) Shared {
     Place places[2][columns];
     float outputs[out_groups][out_channels][out_pitch];
     // For each slot, where a tile's first position lies in the patch, in bytes. The constants that
@@ -80,17 +75,36 @@ struct Shared {
     float units[consumers * 4];  // of each warp, what its sums are multiplied by
     bool wrong[consumers][2]
               [4];  // whether some of the outputs of a warp's half rows are not finite
-    uint64_t pixels_full[Layer::pixel_stages];
-    uint64_t pixels_empty[Layer::pixel_stages];
-    uint64_t weights_full[consumers][Layer::weight_stages];
-    uint64_t weights_empty[consumers][Layer::weight_stages];
+    uint64_t pixels_full[Layer::most_pixel_stages];
+    uint64_t pixels_empty[Layer::most_pixel_stages];
+    uint64_t weights_full[consumers][Layer::most_weight_stages];
+    uint64_t weights_empty[consumers][Layer::most_weight_stages];
     uint64_t places_full[2];
     uint64_t places_empty[2];
     uint64_t slices_full[slice_sets][halves];  // of the outputs, for the storers
     uint64_t slices_empty[slice_sets][halves];
     uint64_t leading;
 };
-static_assert(sizeof(Shared) <= Layer::shared_bytes, "the host allots enough");
+static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
+
+// Stages of weights of a consumer. Resident ones have a stage for each piece.
+template <typename Fields>
+TCONV_DEVICE int weight_stages(const Fields& arguments) {
+    return Layer::resident ? Layer::most_weight_stages : arguments.weight_stages;
+}
+
+// Where a consumer's weights start.
+template <typename Fields>
+TCONV_DEVICE unsigned char* weights_of(const Fields& arguments, Shared& shared, int consumer) {
+    auto* first = reinterpret_cast<unsigned char*>(&shared + 1);
+    return first + consumer * weight_stages(arguments) * weight_bytes;
+}
+
+// Where a stage of pixels starts.
+template <typename Fields>
+TCONV_DEVICE unsigned char* pixels_of(const Fields& arguments, Shared& shared, int stage) {
+    return weights_of(arguments, shared, consumers) + stage * arguments.pixel_bytes;
+}
 
 // The tiles of a block: every gridDim.x-th, or neighbours. No two blocks differ by more than one
 // tile.

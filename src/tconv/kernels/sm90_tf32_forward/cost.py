@@ -30,11 +30,11 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     fit = costs.load(__file__, VARIANTS[tile.half, tile.resident])
     pixels = laid.tile_rows * tile.columns  # that a patch serves
     products = laid.mean_pairs * pixels / 2
-    patch = (fit.mapped if problem.x_aligned else fit.loaded) * laid.patch_rows * laid.patch_columns
+    patch = (fit.mapped if laid.tensor_map else fit.loaded) * laid.patch_rows * laid.patch_columns
     consumers = CONSUMERS // laid.rings
     consumed = consumers * laid.mean_pairs * fit.pair + fit.product * products
     stage = fit.stage + max(consumed, patch + fit.beside * products)
-    if problem.x_aligned and laid.stages(target)[1] == 1:
+    if laid.tensor_map and laid.stages(target)[1] == 1:
         stage *= 1 + fit.single
     output = fit.output if problem.width.stride == 1 else fit.phased
     edge = fit.edge

@@ -73,7 +73,7 @@ def kernel_source(
     shared *= laid.rings
     shared += laid.output_bytes + laid.resident_bytes + laid.staged_bytes
     shared += UNIT_BYTES
-    shared += laid.rings * 8 if problem.x_aligned else laid.offset_bytes(index)
+    shared += laid.rings * 8 if laid.tensor_map else laid.offset_bytes(index)
     shared = -(-(shared + 256) // 1024) * 1024
     constants = (
         *_layer_constants(problem, laid, index),
@@ -87,7 +87,7 @@ def kernel_source(
         ("rolled", laid.rolled),
         ("rings", laid.rings),
         ("weight_words", (repairs or laid).weight_words),
-        ("tensor_map", problem.x_aligned),
+        ("tensor_map", laid.tensor_map),
         ("tile_columns", tile.columns),
         ("tile_step", laid.tile_step),
         ("tile_rows", tile.rows),
@@ -118,7 +118,7 @@ def kernel_source(
         stem=stem,
         constants=constants,
         arguments=(
-            *((("source_map", TENSOR_MAP),) if problem.x_aligned else ()),
+            *((("source_map", TENSOR_MAP),) if laid.tensor_map else ()),
             ("source", "const void*"),
             ("packed", "const void*"),
             ("status", "void*"),
@@ -233,7 +233,7 @@ def packed_launches(
         **input_image(problem),
         **output_rows(problem),
     }
-    if problem.x_aligned:
+    if laid.tensor_map:
         arguments["source_map"] = TensorMap(
             Address("x"),
             dims=tuple(reversed(problem.x_shape)),

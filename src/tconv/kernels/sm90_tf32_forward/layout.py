@@ -86,6 +86,11 @@ class Layout:
     rolled: bool = False
 
     @property
+    def tensor_map(self) -> bool:
+        """Whether a tensor map loads the patches. Else producers do, through registers."""
+        return self.problem.pattern.x_aligned
+
+    @property
     def depth(self) -> int:
         """Channels of a stage."""
         return 2 * CHANNELS if self.tile.half else CHANNELS
@@ -125,7 +130,7 @@ class Layout:
         """
         if self.imposed_skew is not None:
             return self.imposed_skew
-        if not self.problem.x_aligned:
+        if not self.tensor_map:
             return 0
         first = self.q_ranges[1].start - self.slots_x[-1]
         if self.tile_step % SECTOR == 0:
@@ -141,7 +146,7 @@ class Layout:
 
     def _patch_columns(self, skew: int) -> int:
         columns = skew + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
-        return -(-columns // 4) * 4 if self.problem.x_aligned else columns
+        return -(-columns // 4) * 4 if self.tensor_map else columns
 
     @property
     def patch_row(self) -> int:
@@ -151,7 +156,8 @@ class Layout:
     @property
     def vector(self) -> int:
         """Outputs that a lane writes at a time. Rows begin on a multiple of them."""
-        return next(width for width in (4, 2, 1) if self.problem.width.output_size % width == 0)
+        outputs = self.problem.pattern.width.output_size
+        return next(width for width in (4, 2, 1) if outputs % width == 0)
 
     @property
     def tile_step(self) -> int:
@@ -230,7 +236,7 @@ class Layout:
         return self._raw_bytes(self.patch_columns)
 
     def _raw_bytes(self, columns: int) -> int:
-        if not self.problem.x_aligned:
+        if not self.tensor_map:
             return 128
         return -(-CHANNELS * self.patch_rows * columns * 4 // 128) * 128
 
@@ -241,7 +247,7 @@ class Layout:
     def _stages(self, target: Target, skew: int) -> tuple[int, int]:
         columns = self._patch_columns(skew)
         for stages, raw_stages in COMMON_STAGES if self.tile.common else STAGES:
-            raw = raw_stages if self.problem.x_aligned else 1
+            raw = raw_stages if self.tensor_map else 1
             of_ring = stages * self._stage_bytes(columns) + raw * self._raw_bytes(columns)
             if self.rings * of_ring <= self._free(target):
                 return stages, raw
@@ -249,7 +255,7 @@ class Layout:
 
     def _free(self, target: Target) -> int:
         """Shared memory left for stages of both kinds."""
-        offsets = 0 if self.problem.x_aligned else self.offset_bytes("long long")
+        offsets = 0 if self.tensor_map else self.offset_bytes("long long")
         used = self.output_bytes + offsets + self.resident_bytes + self.staged_bytes
         return target.shared_per_block - 2048 - used
 
@@ -304,9 +310,9 @@ class Layout:
 
         With this number, patches touch the fewest lines of device memory. It must not add tiles.
         """
-        if not self.problem.x_aligned:
+        if not self.tensor_map:
             return 0
-        q_range, step = self.problem.width.q_range, self.tile_step
+        q_range, step = self.problem.pattern.width.q_range, self.tile_step
 
         def tiles_and_lines(lead: int) -> tuple[int, int]:
             first = q_range.start - lead - self.slots_x[-1]

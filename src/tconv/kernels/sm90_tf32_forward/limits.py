@@ -49,31 +49,30 @@ def shape_why_not(problem: Problem) -> str | None:
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
-    if tile.sums > MOST_SUMS and not problem.x_aligned:
+    laid = layout(problem, tile)
+    if tile.sums > MOST_SUMS and not laid.tensor_map:
         # Beyond it, registers spilled, or ptxas serialised the products.
         return f"{tile.sums} sums of a thread leave producers that load through registers too few"
-    if tile.sums > MOST_SUMS_OF_CLASSES and len(layout(problem, tile).classes) > 1:
+    if tile.sums > MOST_SUMS_OF_CLASSES and len(laid.classes) > 1:
         # Registers spilled beside the code of further classes.
         return f"{tile.sums} sums of a thread want row groups that all have the same slots"
-    if tile.common and tile.resident and tile.rows == 4 and layout(problem, tile).row_step > 1:
+    if tile.common and tile.resident and tile.rows == 4 and laid.row_step > 1:
         # 4 bytes by NVRTC 13.0, none by 13.5; kb78 takes 0.408 ms, 0.402 with three rows.
         return "spills where a row of pixels stands for several output rows"
-    if (tile.half and tile.resident and tile.columns == 88 and not problem.x_aligned) and max(
-        len(pairs) for pairs in layout(problem, tile).classes
-    ) == 1:
+    through_registers = tile.half and tile.resident and tile.columns == 88 and not laid.tensor_map
+    if through_registers and max(map(len, laid.classes)) == 1:
         # 388 bytes by NVRTC 13.5, none by 13.0.
         return "spills where pixels come through registers for one product of each row"
     if tile.half:
-        refusal = laid_why_not(layout(problem, tile).repairing, target, MOST_PRODUCTS, len)
+        refusal = laid_why_not(laid.repairing, target, MOST_PRODUCTS, len)
         if refusal is not None:
             return f"what repairs it: {refusal}"
     if tile.sectors:
         x = problem.width
-        if layout(problem, tile).tiles_yx[1] == 1:
+        if laid.tiles_yx[1] == 1:
             return "tiles would overlap in x, and there is one"
         if x.output_size % SECTOR == (x.q_range.start * x.stride - x.padding) % SECTOR == 0:
             return "pieces of rows are whole sectors without an overlap of tiles"
-    laid = layout(problem, tile)
 
     def unrolled(pairs: tuple[Pair, ...]) -> int:
         return len(pairs) // schedule(pairs, tile, laid.chunks)[0]
@@ -92,14 +91,14 @@ def laid_why_not(
         most_products: a bound on the unrolled products.
         unrolled: how many of a sequence of pairs are unrolled. Others are further turns of a loop.
     """
-    problem, tile = laid.problem, laid.tile
+    tile = laid.tile
     if laid.stages(target) == (0, 0):
         beside = f" beside {laid.resident_bytes} bytes of weights" if tile.resident else ""
         return (
             f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit "
             f"{target.arch}{beside}"
         )
-    if problem.x_aligned and max(laid.patch_columns, laid.patch_rows) > 256:
+    if laid.tensor_map and max(laid.patch_columns, laid.patch_rows) > 256:
         return f"a patch of {laid.patch_rows} x {laid.patch_columns} is over a tensor map's 256"
     products = 0 if laid.rolled else max(map(unrolled, laid.classes)) * tile.rows
     if products > most_products:

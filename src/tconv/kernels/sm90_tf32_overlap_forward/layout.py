@@ -120,7 +120,10 @@ class Layout:
     @property
     def used(self) -> int:
         """Pixels from `first_used` on that have outputs."""
-        x = self.problem.width
+        return self._used(self.problem)
+
+    def _used(self, problem: Problem) -> int:
+        x = problem.width
         return (x.output_size - 1 + self.offset_x) // x.stride + 1 - self.first_used
 
     @property
@@ -141,7 +144,15 @@ class Layout:
     @property
     def columns(self) -> int:
         """Pixels of a row that are copied: those that a strip's outputs need."""
-        needed = self.strip if self.strips > 1 else self.used
+        return self._columns(self.problem.pattern)
+
+    @property
+    def needed_columns(self) -> int:
+        """The same for this problem's image, whose kernel may be for another's."""
+        return self._columns(self.problem)
+
+    def _columns(self, problem: Problem) -> int:
+        needed = min(self.strip, self._used(problem))
         return round_up(self.skew + 2 * self.reach + needed, 4 if self.source_vectors else 2)
 
     @property
@@ -323,8 +334,9 @@ def reach_of(problem: Problem, lead: int) -> int:
 def vector_of(problem: Problem, lead: int) -> int:
     """`Layout.store_vector` for a lead."""
     x = problem.width
+    outputs = problem.pattern.width.output_size
     for width in (4, 2):
-        if 2 * x.stride % width == (x.padding + lead) % width == x.output_size % width == 0:
+        if 2 * x.stride % width == (x.padding + lead) % width == outputs % width == 0:
             return width
     return 1
 
@@ -370,6 +382,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         )
     if laid.chunks > MOST_CHUNKS:
         return f"an input row is {laid.chunks} stages, the limit is {MOST_CHUNKS}"
+    if laid.needed_columns > laid.columns:
+        return f"stages have {laid.columns} columns of a row, the image needs {laid.needed_columns}"
     if laid.stages(target) < 2:
         return (
             f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit {target.arch} "

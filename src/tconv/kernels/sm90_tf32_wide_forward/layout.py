@@ -111,6 +111,12 @@ class Layout:
         slots = [slot for class_ in self.classes for mask in class_ for slot in mask]
         return max((y for y, _ in slots), default=0), max((x for _, x in slots), default=0)
 
+    @functools.cached_property
+    def model(self) -> Layout:
+        """The tile over the problem that the kernel's constants are for."""
+        pattern = self.problem.pattern
+        return self if pattern is self.problem else layout(pattern, self.tile)
+
     @property
     def pitch(self) -> int:
         """Positions from one row to the next, in the line of all positions."""
@@ -129,6 +135,11 @@ class Layout:
     @property
     def copied(self) -> int:
         """Adjacent positions that a lane copies at a time."""
+        return self.model.most_copied
+
+    @property
+    def most_copied(self) -> int:
+        """`copied`, if the kernel is for this problem."""
         on_vectors = self.problem.x_aligned and self.problem.width.size % 4 == 0
         return 4 if on_vectors and (self.tile.rows or self.pitch % 4 == 0) else 1
 
@@ -150,7 +161,7 @@ class Layout:
         if self.tile.rows:
             return (self.tile.rows + y) * self.patch_columns
         # Rounded up, so that close widths share a kernel.
-        return -(-(self.tile.pixels + y * self.pitch + x + self.skew) // 32) * 32
+        return -(-(self.tile.pixels + y * self.model.pitch + x + self.skew) // 32) * 32
 
     @property
     def lane_copies(self) -> int:
@@ -339,6 +350,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if _part_columns(problem, tile) == 0:
         return f"{tile.columns} columns are too few for {x.stride} phases in x"
     laid = layout(problem, tile)
+    if not tile.rows and (laid.pitch > laid.model.pitch or laid.most_copied % laid.copied):
+        return f"stages are for rows of {laid.model.pitch} positions, the image has {laid.pitch}"
     if laid.pack_bytes > target.shared_per_block:
         return f"the packing has no room for {problem.taps} taps"
     if laid.lane_copies > MOST_LANE_COPIES:
@@ -355,8 +368,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
 
 def vector(problem: Problem) -> int:
     """Outputs of one pixel that a thread writes at a time, aligned to their size."""
-    x = problem.width
+    x, outputs = problem.width, problem.pattern.width.output_size
     for width in (4, 2):
-        if x.stride % width == x.padding % width == x.output_size % width == 0:
+        if x.stride % width == x.padding % width == outputs % width == 0:
             return width
     return 1

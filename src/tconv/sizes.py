@@ -1,0 +1,271 @@
+"""The kernels of a layer, by the size of its images.
+
+A kernel is compiled for a layer and a tile, and for some constants that depend on the image. A size
+that networks commonly have (`is_common`) gets the kernel that is best for it. All other sizes of a
+layer share `MOST_KERNELS` kernels, so that new sizes soon compile nothing: those that together cost
+the least at `SAMPLES` sizes, by the model. They follow from the layer and the GPU alone. So does
+the plan of a call, whatever was called before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import math
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tconv import settings
+from tconv.errors import TconvError
+from tconv.jit.cache import default_cache, source_digest
+from tconv.jit.compile import compile_cuda
+from tconv.jit.target import Target
+from tconv.kernels import source
+from tconv.plan import Candidate, Plan, family, make_plan, plan, usable
+from tconv.problem import Problem
+
+logger = logging.getLogger("tconv")
+
+COMMON_FACTORS = (1, 3, 5, 7)
+"""Odd factors of common sizes: 224 is 7 * 32, 640 is 5 * 128."""
+
+MOST_KERNELS = 5
+"""Kernels of a layer for sizes that are not common."""
+
+SAMPLES = 64
+"""Sizes that these kernels are chosen for."""
+
+SURVEYED = 16
+"""Samples for which all tiles are considered."""
+
+NEAR = 1.15
+"""Tiles within this factor of the best, at a surveyed sample, are considered at all samples."""
+
+LEAST_PIXELS, MOST_PIXELS, MOST_BATCH = 8, 512, 64
+"""Range of the samples: pixels along an axis, and images."""
+
+MOST_ELEMENTS = 1 << 30
+"""Elements of the largest tensor of a sample."""
+
+WORST = 100.0
+"""Where a kernel cannot serve, it counts as so many times slower than the best."""
+
+MANY = 3
+"""Image sizes of a layer that tell of more to come."""
+
+KEY_PREFIX = "sizes-"
+"""What the keys of cache entries start with that hold a layer's kernels."""
+
+_met: dict[tuple[object, ...], set[tuple[int, int]]] = {}
+_lock = threading.Lock()
+
+
+def planned(problem: Problem, target: Target) -> Plan:
+    """The plan of a call on a GPU.
+
+    Raises:
+        NoKernelError: no kernel can serve.
+    """
+    return _planned(problem, target, settings.kernel())
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
+    if is_common(problem) or problem.wide_offsets:
+        return plan(problem, target)
+    chosen = cheapest(kernels(problem, target), problem, target)
+    return plan(problem, target) if chosen is None else make_plan(problem, target, chosen)
+
+
+def is_common(problem: Problem) -> bool:
+    """Whether both sizes of the image are a small odd number times a power of two."""
+    sizes = (problem.height.size, problem.width.size)
+    return all(size // (size & -size) in COMMON_FACTORS for size in sizes)
+
+
+def kernels(problem: Problem, target: Target) -> tuple[Candidate, ...]:
+    """The kernels of a layer for all sizes that are not common.
+
+    Args:
+        problem: a call of the layer, of any size.
+        target: the GPU.
+
+    Raises:
+        NoKernelError: no kernel can serve.
+    """
+    height = 1 if _is_row(problem) else MOST_PIXELS
+    any_size = _sample(problem, 1, height, MOST_PIXELS) or problem
+    return _kernels(any_size, target, settings.kernel())
+
+
+def cheapest(among: Sequence[Candidate], problem: Problem, target: Target) -> Candidate | None:
+    """The cheapest by the model of kernels made for other sizes; None if none can serve."""
+    costs = [cost(kernel, problem, target) for kernel in among]
+    least = min(costs, default=math.inf)
+    if least == math.inf:
+        return None
+    return dataclasses.replace(among[costs.index(least)], cost=least)
+
+
+def cost(kernel: Candidate, problem: Problem, target: Target) -> float:
+    """Modelled seconds of a kernel made for another size; infinite if it cannot serve."""
+    like = kernel.like
+    if like is None or not like.serves(problem):
+        return math.inf
+    served = dataclasses.replace(problem, like=like)
+    of_kernel = family(kernel.stem)
+    if of_kernel.why_not(served, target) or of_kernel.tile_why_not(served, target, kernel.tile):
+        return math.inf
+    return of_kernel.cost(served, target, kernel.tile)
+
+
+def expect(problem: Problem, target: Target) -> None:
+    """Prepares for more sizes: a layer's third compiles the kernels of all, in the background."""
+    if is_common(problem) or problem.wide_offsets:
+        return
+    with _lock:
+        met = _met.setdefault((problem.layer, target), set())
+        if len(met) >= MANY:
+            return
+        met.add((problem.height.size, problem.width.size))
+        if len(met) < MANY:
+            return
+    threads = ThreadPoolExecutor(thread_name_prefix="tconv-sizes")
+    for kernel in kernels(problem, target):
+        assert kernel.like is not None
+        for launch in make_plan(kernel.like, target, kernel).launches:
+            threads.submit(compile_cuda, launch.source, target.arch)
+    threads.shutdown(wait=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernels(problem: Problem, target: Target, forced: str | None) -> tuple[Candidate, ...]:
+    entry = _entry(problem, target, forced)
+    found = _read(entry, problem)
+    if found is None:
+        found = _find(problem, target)
+        about = {"kind": "sizes", "stem": problem.direction, "arch": target.arch}
+        record = json.dumps([_record(kernel) for kernel in found], indent=1)
+        default_cache().put(entry, record.encode(), about)
+    logger.debug("%s at any size: %s", problem, ", ".join(f"{k.stem} {k.tile}" for k in found))
+    return found
+
+
+def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
+    """The kernels that together cost the least at the samples: greedily, one by one."""
+    samples = _samples(problem)
+    tiles: dict[tuple[str, Any], None] = {}
+    for sample in samples[:SURVEYED]:
+        of_sample = usable(sample, target)
+        near = [c for c in of_sample if c.cost <= NEAR * of_sample[0].cost]
+        tiles |= {(candidate.stem, candidate.tile): None for candidate in near}
+    # The best kernel of each sample. Several may have the same text.
+    pool: dict[tuple[object, ...], Candidate] = {}
+    for sample in samples:
+        made = [Candidate(stem, tile, None, math.inf, sample) for stem, tile in tiles]
+        best = cheapest(made, sample, target) or _own(sample, target)
+        launches = family(best.stem).launches(sample, target, best.tile)
+        pool.setdefault(tuple(launch.source for launch in launches), best)
+    among = list(pool.values())
+    times = [[cost(kernel, sample, target) for kernel in among] for sample in samples]
+    chosen: list[int] = []
+
+    def loss(index: int) -> float:
+        return sum(
+            math.log(min(min(row[i] for i in (*chosen, index)) / min(row), WORST)) for row in times
+        )
+
+    while len(chosen) < min(MOST_KERNELS, len(among)):
+        chosen.append(min((i for i in range(len(among)) if i not in chosen), key=loss))
+    return tuple(among[index] for index in chosen)
+
+
+def _own(problem: Problem, target: Target) -> Candidate:
+    """The kernel that is best for a problem, as one made for it."""
+    return dataclasses.replace(usable(problem, target)[0], like=problem)
+
+
+def _samples(problem: Problem) -> list[Problem]:
+    """Sizes, evenly distributed in the logarithm; the same for each layer that can have them."""
+    draw = random.Random(0)
+    found: list[Problem] = []
+    # The corners of the range come first, so that some kernel serves each of them.
+    corners = list(itertools.product((0, 1), repeat=3))
+    for index in range(4 * SAMPLES):
+        at = corners[index] if index < len(corners) else [draw.random() for _ in range(3)]
+        batch = int(MOST_BATCH ** at[0])
+        height, width = (
+            round(LEAST_PIXELS * (MOST_PIXELS / LEAST_PIXELS) ** part) for part in at[1:]
+        )
+        if _is_row(problem):  # a row as long as the image would have pixels
+            height, width = 1, height * width
+        sample = _sample(problem, batch, height, width)
+        if sample is not None and len(found) < SAMPLES:
+            found.append(sample)
+    return found or [problem]
+
+
+def _sample(problem: Problem, batch: int, height: int, width: int) -> Problem | None:
+    """The layer at another size; None if it has no output there, or is too large."""
+    try:
+        sample = problem.resized(batch, height, width)
+    except ValueError:
+        return None
+    largest = max(math.prod(sample.x_shape), math.prod(sample.y_shape))
+    return sample if largest <= MOST_ELEMENTS else None
+
+
+def _is_row(problem: Problem) -> bool:
+    """Whether it is of one dimension."""
+    height = problem.height
+    return height.size == height.kernel == height.stride == 1
+
+
+def _entry(problem: Problem, target: Target, forced: str | None) -> str:
+    """The cache's key: all that the choice depends on, the models of all kernels among it."""
+    parts = [repr(problem), repr(target), str(forced), _models()]
+    return f"{KEY_PREFIX}{problem.direction}-{source_digest('', [], parts)}"
+
+
+@functools.cache
+def _models() -> str:
+    """Digest of this file, and of the Python code and the costs of all kernels."""
+    folder = source.KERNEL_DIRECTORY
+    files = sorted(path for ending in ("py", "json") for path in folder.rglob(f"*.{ending}"))
+    return source_digest("", [], [path.read_text() for path in (*files, Path(__file__))])
+
+
+def _record(kernel: Candidate) -> dict[str, object]:
+    """A kernel as JSON values."""
+    like = kernel.like
+    assert like is not None
+    sizes = {"batch": like.batch, "height": like.height.size, "width": like.width.size}
+    return {"kernel": kernel.stem, "tile": str(kernel.tile), **sizes}
+
+
+def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
+    """The kernels in the cache; None if there are none, or none that can be read."""
+    payload = default_cache().get(entry)
+    if payload is None:
+        return None
+    try:
+        return tuple(
+            Candidate(
+                stem=one["kernel"],
+                tile=next(t for t in family(one["kernel"]).TILES if str(t) == one["tile"]),
+                refusal=None,
+                cost=math.inf,
+                like=problem.resized(one["batch"], one["height"], one["width"]),
+            )
+            for one in json.loads(payload)
+        )
+    except (ValueError, KeyError, TypeError, StopIteration, TconvError):
+        logger.warning("the cache entry %s holds no kernels; they are found again", entry)
+        return None

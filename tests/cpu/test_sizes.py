@@ -1,0 +1,207 @@
+"""Kernels that serve other sizes than the one they are made for, and their choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import threading
+from collections import Counter
+
+import pytest
+import torch
+
+from emulated_plans import HOPPER, assert_right, problem_of, run
+from layer_cases import Case, operands
+from tconv import sizes
+from tconv.kernels import FAMILIES
+from tconv.layers import Layer
+from tconv.plan import candidates, family, make_plan, plan
+from tconv.problem import Problem
+
+LAYERS = (
+    "64,64,3",
+    "64,64,3x7,padding=0x3",
+    "128,64,4,2,1",
+    "256,128,3,2,1,1",
+    "64,3,4,2,1",
+    "64,32,2,2",
+    "32,32,3",
+    "64,16,3,groups=2",
+    "256,256,4,2,1,groups=256",
+    "21,21,16,8,4",
+    "16,64,3,2,dilation=2",
+    "1d:256,1,512,128",
+    "3,1,5x4",
+)
+
+
+def problem(text: str, math: str = "tf32") -> Problem:
+    return Layer.parse(text).problem("forward", tf32=math == "tf32")
+
+
+def resized(of: Problem, draw: random.Random) -> Problem:
+    batch, height, width = draw.choice((1, 4, 32)), draw.randint(3, 70), draw.randint(3, 140)
+    found = of.resized(batch, 1 if of.height.size == 1 else height, width)
+    return dataclasses.replace(found, x_aligned=found.x_aligned and draw.random() < 0.8)
+
+
+def texts(of) -> tuple:
+    return tuple(launch.source for launch in of.launches)
+
+
+@pytest.mark.parametrize("math", ("tf32", "ieee"))
+def test_the_text_follows_the_pattern_alone(math):
+    draw = random.Random(3)
+    served = Counter()
+    for layer in LAYERS:
+        for _ in range(6):
+            like, other = (resized(problem(layer, math), draw) for _ in range(2))
+            if not like.serves(other):
+                continue
+            other = dataclasses.replace(other, like=like)
+            for candidate in candidates(like, HOPPER):
+                of_kernel = family(candidate.stem)
+                if candidate.refusal or of_kernel.tile_why_not(other, HOPPER, candidate.tile):
+                    continue
+                made = make_plan(other, HOPPER, candidate)
+                assert texts(made) == texts(make_plan(like, HOPPER, candidate)), made
+                served[candidate.stem] += 1
+    stems = {kernel.STEM for kernel in FAMILIES if kernel.DIRECTION == "forward"}
+    of_tf32 = {stem for stem in stems if "tf32" in stem or stem == "mma_frames_forward"}
+    other_math = of_tf32 if math == "ieee" else {"sm90_split_forward"}
+    assert served.keys() == stems - other_math
+
+
+# Sizes that a kernel is made for, and others that it serves: larger, smaller, unaligned.
+EMULATED = (
+    (Case(2, 20, 40, 1, (5, 9), (3, 5), (2, 3), (1, 1)), ((3, 7, 21), (1, 3, 4))),
+    (Case(1, 24, 33, 2, (6, 12), (4, 4), (2, 2), (1, 1)), ((2, 9, 24), (3, 3, 36))),
+    (Case(1, 16, 3, 1, (7, 9), (4, 4), (2, 2), (1, 1)), ((2, 4, 40), (1, 11, 5))),
+    (Case(1, 70, 64, 1, (6, 20), (3, 3)), ((2, 3, 8), (1, 9, 44))),
+    (Case(2, 6, 3, 2, (9, 30), (3, 3)), ((1, 20, 6), (3, 4, 70))),
+)
+
+
+@pytest.mark.parametrize("math", ("tf32", "ieee"))
+@pytest.mark.parametrize(("case", "others"), EMULATED, ids=[str(case) for case, _ in EMULATED])
+def test_a_kernel_for_another_size_is_right(case, others, math):
+    like = problem_of(case, math=math)
+    served = Counter()
+    for batch, height, width in others:
+        small = dataclasses.replace(case, batch=batch, size=(height, width))
+        t = operands(small, torch.float32, "contiguous", "cpu")
+        for candidate in candidates(like, HOPPER):
+            kernel = dataclasses.replace(candidate, like=like)
+            of_size = problem_of(small, math=math)
+            if candidate.refusal or sizes.cost(kernel, of_size, HOPPER) == float("inf"):
+                continue
+            if candidate.stem.startswith("general") or served[candidate.stem] >= 4:
+                continue
+            served[candidate.stem] += 1
+            made = make_plan(of_size, HOPPER, kernel)
+            assert_right(run(made, t), small, t, math)
+    assert served
+
+
+def test_kernels_that_cannot_serve():
+    aligned = problem("64,64,3").resized(1, 8, 32)
+    assert aligned.x_aligned and not aligned.serves(aligned.resized(1, 8, 33))
+    odd = aligned.resized(1, 8, 33)
+    assert odd.serves(aligned) and odd.serves(aligned.resized(7, 1, 31))
+    assert not odd.serves(problem("64,64,4").resized(1, 8, 33))
+    assert not odd.serves(problem("64,64,3", "ieee").resized(1, 8, 33))
+    wide = dataclasses.replace(odd, wide_offsets=True)
+    assert not wide.serves(wide)
+    with pytest.raises(ValueError, match=r"no kernel for .* can serve"):
+        dataclasses.replace(odd, like=aligned)
+
+
+def test_common_sizes():
+    layer = problem("64,64,3")
+    for height, width in ((1, 1), (7, 7), (56, 24), (640, 1024), (5, 6)):
+        assert sizes.is_common(layer.resized(2, height, width))
+    for height, width in ((9, 8), (8, 11), (33, 33), (30, 64), (1333, 800)):
+        assert not sizes.is_common(layer.resized(2, height, width))
+
+
+@pytest.fixture
+def no_choices(monkeypatch, tmp_path):
+    """No kernels are known yet, here and on disk."""
+    monkeypatch.setenv("TCONV_CACHE_DIR", str(tmp_path))
+
+    def forget():
+        sizes._kernels.cache_clear()
+        sizes._planned.cache_clear()
+        sizes._met.clear()
+
+    forget()
+    yield forget
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("layer", ("64,3,4,2,1", "256,256,4,2,1,groups=256", "1d:64,32,16,8,4"))
+def test_few_kernels_serve_all_sizes(layer, no_choices):
+    draw = random.Random(5)
+    of_layer = problem(layer)
+    found, slower = set(), []
+    for _ in range(80):
+        height, width = draw.randint(8, 512), draw.randint(8, 512)
+        if of_layer.height.size == 1:
+            height, width = 1, draw.randint(8, 1 << 16)
+        of_size = of_layer.resized(draw.randint(1, 16), height, width)
+        made = sizes.planned(of_size, HOPPER)
+        found.add(texts(made))
+        slower.append(made.cost / plan(of_size, HOPPER).cost)
+    assert len(found) <= sizes.MOST_KERNELS + 1
+    assert torch.tensor(slower).log().mean().exp() < 1.08
+
+
+def test_common_sizes_have_kernels_of_their_own(no_choices):
+    of_size = problem("64,64,3").resized(4, 56, 96)
+    assert sizes.planned(of_size, HOPPER) is plan(of_size, HOPPER)
+
+
+def test_the_choice_is_kept(no_choices, monkeypatch, caplog):
+    of_layer = problem("64,32,2,2")
+    first = sizes.kernels(of_layer, HOPPER)
+    assert 1 < len(first) <= sizes.MOST_KERNELS
+    no_choices()
+    with monkeypatch.context() as patch:
+        patch.setattr(sizes, "_find", lambda *_: pytest.fail("found again"))
+        kept = sizes.kernels(of_layer.resized(3, 9, 9), HOPPER)
+    assert [(k.stem, k.tile, k.like) for k in kept] == [(k.stem, k.tile, k.like) for k in first]
+    no_choices()
+    monkeypatch.setattr(sizes.default_cache(), "get", lambda key: b"[{}]")
+    with caplog.at_level(logging.WARNING, "tconv"):
+        assert sizes.kernels(of_layer, HOPPER) == first
+    assert "they are found again" in caplog.text
+
+
+def test_one_kernel_may_be_asked_for(no_choices, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "general_forward")
+    of_size = problem("64,64,3").resized(1, 9, 33)
+    assert sizes.planned(of_size, HOPPER).stem == "general_forward"
+    monkeypatch.delenv("TCONV_KERNEL")
+    assert sizes.planned(of_size, HOPPER).stem != "general_forward"
+
+
+def test_the_third_size_compiles_the_kernels_of_all(no_choices, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(sizes, "compile_cuda", lambda source, arch: compiled.append(source))
+    of_layer = problem("64,3,4,2,1")
+    for batch, height, width in ((1, 9, 9), (2, 9, 9), (1, 8, 8), (1, 9, 11)):
+        sizes.expect(of_layer.resized(batch, height, width), HOPPER)
+    assert not compiled
+    for height in (13, 17):  # the third, and a fourth, which has nothing to add
+        sizes.expect(of_layer.resized(1, height, 9), HOPPER)
+    for thread in threading.enumerate():
+        if thread.name.startswith("tconv-sizes"):
+            thread.join(30)
+    wanted = [
+        source
+        for kernel in sizes.kernels(of_layer, HOPPER)
+        for source in texts(make_plan(kernel.like, HOPPER, kernel))
+    ]
+    assert Counter(compiled) == Counter(wanted)
