@@ -27,7 +27,7 @@ from tconv.errors import TconvError
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
-from tconv.kernels import source
+from tconv.kernels.source import KERNEL_DIRECTORY, KernelSource
 from tconv.plan import Candidate, Plan, family, make_plan, plan, usable
 from tconv.problem import Problem
 
@@ -167,12 +167,14 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
         near = [c for c in of_sample if c.cost <= NEAR * of_sample[0].cost]
         tiles |= {(candidate.stem, candidate.tile): None for candidate in near}
     # The best kernel of each sample. Several may have the same text.
-    pool: dict[tuple[object, ...], Candidate] = {}
+    pool: dict[tuple[KernelSource, ...] | None, Candidate] = {}
     for sample in samples:
         made = [Candidate(stem, tile, None, math.inf, sample) for stem, tile in tiles]
         best = cheapest(made, sample, target) or _own(sample, target)
-        launches = family(best.stem).launches(sample, target, best.tile)
-        pool.setdefault(tuple(launch.source for launch in launches), best)
+        texts = _texts(best, target)
+        # A kernel that does not depend on the alignment of x serves any.
+        loose = dataclasses.replace(best, like=dataclasses.replace(sample, x_aligned=False))
+        pool.setdefault(texts, loose if _texts(loose, target) == texts else best)
     among = list(pool.values())
     times = [[cost(kernel, sample, target) for kernel in among] for sample in samples]
     chosen: list[int] = []
@@ -190,6 +192,14 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
 def _own(problem: Problem, target: Target) -> Candidate:
     """The kernel that is best for a problem, as one made for it."""
     return dataclasses.replace(usable(problem, target)[0], like=problem)
+
+
+def _texts(kernel: Candidate, target: Target) -> tuple[KernelSource, ...] | None:
+    """The sources of a kernel's launches; None if it does not serve its own problem."""
+    assert kernel.like is not None
+    if cost(kernel, kernel.like, target) == math.inf:
+        return None
+    return tuple(launch.source for launch in make_plan(kernel.like, target, kernel).launches)
 
 
 def _samples(problem: Problem) -> list[Problem]:
@@ -237,8 +247,8 @@ def _entry(problem: Problem, target: Target, forced: str | None) -> str:
 @functools.cache
 def _models() -> str:
     """Digest of this file, and of the Python code and the costs of all kernels."""
-    folder = source.KERNEL_DIRECTORY
-    files = sorted(path for ending in ("py", "json") for path in folder.rglob(f"*.{ending}"))
+    endings = ("py", "json")
+    files = sorted(path for e in endings for path in KERNEL_DIRECTORY.rglob(f"*.{e}"))
     return source_digest("", [], [path.read_text() for path in (*files, Path(__file__))])
 
 
@@ -247,7 +257,7 @@ def _record(kernel: Candidate) -> dict[str, object]:
     like = kernel.like
     assert like is not None
     sizes = {"batch": like.batch, "height": like.height.size, "width": like.width.size}
-    return {"kernel": kernel.stem, "tile": str(kernel.tile), **sizes}
+    return {"kernel": kernel.stem, "tile": str(kernel.tile), **sizes, "aligned": like.x_aligned}
 
 
 def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
@@ -262,7 +272,10 @@ def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
                 tile=next(t for t in family(one["kernel"]).TILES if str(t) == one["tile"]),
                 refusal=None,
                 cost=math.inf,
-                like=problem.resized(one["batch"], one["height"], one["width"]),
+                like=dataclasses.replace(
+                    problem.resized(one["batch"], one["height"], one["width"]),
+                    x_aligned=one["aligned"],
+                ),
             )
             for one in json.loads(payload)
         )
