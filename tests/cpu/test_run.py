@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tconv import run
+from tconv.jit import runtime
 from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.memory_format import is_channels_last, memory_format
@@ -35,9 +36,10 @@ class Recorded:
         self.launched.append((*self.of, stream, dependent))
 
 
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_kernel_behind_its_packing_is_a_dependent_launch(
-    monkeypatch: pytest.MonkeyPatch, packed: bool
+    monkeypatch: pytest.MonkeyPatch, packed: bool, captured: bool
 ) -> None:
     launched: list[tuple[Any, ...]] = []
     kernel = Recorded(launched)
@@ -46,9 +48,13 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
         device=0,
         partial_shape=None,
         packed_elements=5 if packed else 0,
+        launches=[SimpleNamespace(kernel=kernel)],
         launches_at=lambda addresses: launches,
     )
+    kept: list[object] = []
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    monkeypatch.setattr(runtime, "keep", kept.append)
     real = torch.zeros(1, 16, 4, 4)
     for _ in range(2):  # the second call's packing is no dependent launch either
         execution._launch(call, real, real, real, None)  # type: ignore[arg-type]
@@ -56,6 +62,7 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
     if packed:
         expected.insert(0, (7, b"packing", STREAM, False))
     assert launched == expected * 2
+    assert kept == [kernel] * 2 * captured, "a graph launches it again"
 
 
 @pytest.mark.parametrize(

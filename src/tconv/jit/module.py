@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterator
 from ctypes import addressof, c_char_p
 from typing import Any
@@ -28,8 +29,9 @@ _MOST_CONFIGURATIONS = 64
 class Kernel:
     """A kernel loaded on one device. Immutable and thread-safe.
 
-    It is loaded into the device's primary context, as torch's kernels are, and remains for the life
-    of the process. Loading is allowed during the capture of a CUDA graph. Launches are captured.
+    It is loaded into the device's primary context, as torch's kernels are. It is unloaded when
+    nothing refers to it any more, which a captured CUDA graph does not do (`runtime.keep`). Loading
+    is allowed during the capture of a CUDA graph. Launches are captured.
 
     Args:
         compiled: the cubin. Its `stem` is the entry point's name.
@@ -49,6 +51,7 @@ class Kernel:
     """
 
     __slots__ = (
+        "__weakref__",
         "_configurations",
         "_driver",
         "_function",
@@ -182,6 +185,7 @@ class Kernel:
         module = libraries.check(driver, answer, f"load {where}")
         answer = driver.cuModuleGetFunction(module, self.stem.encode())
         function = libraries.check(driver, answer, f"find the entry point of {where}")
+        weakref.finalize(self, _unload, self.device, module).atexit = False
         attributes = driver.CUfunction_attribute
 
         which = attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
@@ -340,6 +344,18 @@ def _adopt(device: int) -> bool:
         return False
     (result,) = driver.cuCtxSetCurrent(_primary_context(device))
     return not result
+
+
+def _unload(device: int, module: Any) -> None:
+    """Unloads a module, if the device can be waited for: kernels may still run.
+
+    It cannot be while a CUDA graph is captured. The module then remains.
+    """
+    driver = libraries.driver()
+    with _current_context(device), _relaxed_capture():
+        (result,) = driver.cuCtxSynchronize()
+        if not result:
+            driver.cuModuleUnload(module)
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""`load`: from a kernel's source to the kernel on a device, cached in memory."""
+"""`load`: from a kernel's source to the kernel on a device, cached in memory while it is in use."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Protocol
 
 from tconv.jit.compile import CudaSource, compile_cuda
@@ -25,7 +26,8 @@ class LaunchableSource(CudaSource, Protocol):
 
 
 _Key = tuple[LaunchableSource, int, str | None]
-_kernels: dict[_Key, Kernel] = {}
+_kernels: weakref.WeakValueDictionary[_Key, Kernel] = weakref.WeakValueDictionary()
+_kept: set[Kernel] = set()
 _loading: dict[_Key, threading.Lock] = {}
 _lock = threading.Lock()
 
@@ -33,8 +35,8 @@ _lock = threading.Lock()
 def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> Kernel:
     """The kernel of `source` on a device: compiled, or found in the cache, and loaded.
 
-    A call with an equal source returns the same object. Hashing a source takes a few microseconds,
-    so a caller with its own plan should keep the kernel with it.
+    A call with an equal source returns the same object, as long as anything refers to it. Hashing a
+    source takes a few microseconds, so a caller with its own plan should keep the kernel with it.
 
     Args:
         source: the kernel's source.
@@ -63,4 +65,11 @@ def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> K
                 device=device,
             )
             _kernels[key] = kernel
+    with _lock:
+        _loading.pop(key, None)
     return kernel
+
+
+def keep(kernel: Kernel) -> None:
+    """Keeps a kernel loaded for the life of the process: a CUDA graph launches it."""
+    _kept.add(kernel)

@@ -99,6 +99,11 @@ class Call:
             found = self._chosen.setdefault(choice, dataclasses.replace(self, choice=choice))
         return found
 
+    def forget_tried(self, chosen: Candidate | None) -> None:
+        """Lets go of the kernels of all candidates but the chosen one."""
+        for candidate in [candidate for candidate in self._chosen if candidate != chosen]:
+            del self._chosen[candidate]
+
     @functools.cached_property
     def _chosen(self) -> dict[Candidate, Call]:
         return {}

@@ -51,6 +51,7 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
     if mode != tuning.DEFAULT:
         candidate = tuning.choose(problem, device, launch, pytorch=not call.settings.own)
         if candidate is not None:
+            call.forget_tried(candidate)
             way = _way(call, candidate, "tuned")
             call.ways[mode] = way
             return way
@@ -67,6 +68,7 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
         if settings.timing():  # a later call may be timed
             return way
     else:
+        call.forget_tried(None)
         way = _way(call, PYTORCH if candidate is PYTORCH else None, "timed")
     call.ways[mode] = way
     return way

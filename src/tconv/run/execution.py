@@ -12,6 +12,7 @@ from tconv.aten import Gradients
 from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import LaunchError
+from tconv.jit import runtime
 from tconv.memory_format import memory_format, sizes_of
 from tconv.plan import Candidate
 from tconv.problem import Geometry, Pair, Sizes
@@ -171,6 +172,10 @@ def _launch(
             arguments = bound.launch.arguments(addresses, emulated_map.encode)
             bound.kernel.launch(bound.grid, arguments, allocations=memory)
         return partial
+    if torch.cuda.is_current_stream_capturing():
+        for bound in call.launches:
+            assert not isinstance(bound.kernel, EmulatedKernel)
+            runtime.keep(bound.kernel)
     stream = torch._C._cuda_getCurrentRawStream(device)
     # The packing waits for all that came before it; the kernel behind it need not wait to start.
     dependent = False

@@ -89,6 +89,29 @@ def test_load_and_launch():
     assert last_launch()[4] == 0
 
 
+def test_unloading():
+    def load(number):
+        return runtime.load(Source(static_bytes=4 * number), 0)
+
+    before = fake.fake_unloads()
+    kernel = load(100)
+    launch = kernel.prepare(1, bytes(24))
+    del kernel
+    launch.start()
+    assert fake.fake_unloads() == before, "the launch refers to it"
+    del launch
+    assert fake.fake_unloads() == before + 1
+    assert (fake.fake_capture_mode(), fake.fake_context_depth()) == (0, 0), "both put back"
+    load(100)
+    assert fake.fake_unloads() == before + 2, "it was loaded again"
+    runtime.keep(load(101))
+    assert fake.fake_unloads() == before + 2
+    fake.fake_synchronize_result(900)  # while a stream is captured
+    load(102)
+    fake.fake_synchronize_result(0)
+    assert fake.fake_unloads() == before + 2
+
+
 def test_dependent_launches():
     kernel = runtime.load(Source(), 0)
     for turn in range(2):  # the second by what the first has kept
@@ -225,7 +248,7 @@ def test_threads_load_once_and_launch_together():
 
     def work():
         kernel = runtime.load(source, 0)
-        kernels.add(id(kernel))
+        kernels.add(kernel)
         for _ in range(count):
             kernel.launch(1, bytes(24), 5)
 
