@@ -36,7 +36,7 @@ logger = logging.getLogger("tconv")
 COMMON_FACTORS = (1, 3, 5, 7)
 """Odd factors of common sizes: 224 is 7 * 32, 640 is 5 * 128."""
 
-MOST_KERNELS = 5
+MOST_KERNELS = 4
 """Kernels of a layer for sizes that are not common."""
 
 SAMPLES = 64
@@ -48,8 +48,8 @@ SURVEYED = 16
 NEAR = 1.15
 """Tiles within this factor of the best, at a surveyed sample, are considered at all samples."""
 
-LEAST_PIXELS, MOST_PIXELS, MOST_BATCH = 8, 512, 64
-"""Range of the samples: pixels along an axis, and images."""
+LEAST_PIXELS, MOST_PIXELS, MOST_BATCH = 8, 511, 64
+"""Range of the samples: pixels along an axis, and images. Rows of the most are not aligned."""
 
 MOST_ELEMENTS = 1 << 30
 """Elements of the largest tensor of a sample."""

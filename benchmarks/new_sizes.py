@@ -1,0 +1,213 @@
+"""What images of many sizes cost a layer: kernels, their times, and stalls.
+
+    PYTHONPATH=src python benchmarks/new_sizes.py --model            # needs no GPU
+    PYTHONPATH=src python benchmarks/new_sizes.py [--csv FILE]       # on a GPU
+
+`--model` plans 600 random sizes of each of ten layers, in all three directions, and counts the
+kernels that they need. The cost is the modelled time of the plans over that of each size's best
+kernel, as a geometric mean.
+
+On a GPU, the same is timed for 24 sizes. Then a process with an empty cache runs 200 sizes of each
+layer forward, and so does a second process with the cache that it filled. What the first calls of
+sizes take longer than their second calls is lost to planning, compiling and loading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from tconv import sizes
+from tconv.jit.target import Target
+from tconv.layers import DIRECTIONS, Layer
+from tconv.plan import Candidate, Plan, plan
+from tconv.problem import Problem
+
+LAYERS = {
+    "kb71": "32,32,3",
+    "kb81": "32,64,3,stride=5,padding=1,dilation=2",
+    "dcgan_16x16": "128,64,4,2,1",
+    "dcgan_rgb": "64,3,4,2,1",
+    "pix2pix_mid": "1024,256,4,2,1",
+    "maskrcnn": "256,256,2,2",
+    "pointpillars_k4s4": "256,128,4,4",
+    "bilinear_dw": "256,256,4,2,1,groups=256",
+    "k3s2op1": "256,128,3,2,1,1",
+    "fcn8s": "21,21,16,8,4",
+}
+MODELLED, TIMED, RUN = 600, 24, 200
+LEAST, MOST, MOST_BATCH = 8, 512, 16
+MOST_ELEMENTS = 1 << 28
+"""Of the larger tensor, so that 200 sizes take seconds."""
+
+
+def draw(layer: str, count: int, direction: str = "forward", tf32: bool = True) -> list[Problem]:
+    """Random sizes of a layer, the same at each call: uniform in height, width and batch."""
+    of_layer = Layer.parse(layer).problem(direction, tf32=tf32)  # type: ignore[arg-type]
+    numbers = random.Random(7)
+    found: list[Problem] = []
+    while len(found) < count:
+        size = [numbers.randint(LEAST, MOST) for _ in range(2)]
+        problem = of_layer.resized(numbers.randint(1, MOST_BATCH), *size)
+        if max(_elements(problem.x_shape), _elements(problem.y_shape)) <= MOST_ELEMENTS:
+            found.append(problem)
+    return found
+
+
+def _elements(shape: tuple[int, int, int, int]) -> int:
+    return shape[0] * shape[1] * shape[2] * shape[3]
+
+
+def model() -> list[dict[str, Any]]:
+    """Kernels and modelled cost of each layer, direction and math, for an H200."""
+    target = Target.named("sm_90a")
+    rows = []
+    for name, layer in LAYERS.items():
+        for direction, tf32 in ((d, t) for d in DIRECTIONS for t in (True, False)):
+            problems = draw(layer, MODELLED, direction, tf32)
+            started = time.perf_counter()
+            plans = [sizes.planned(problem, target) for problem in problems]
+            seconds = time.perf_counter() - started
+            own = [plan(problem, target) for problem in problems]
+            rows.append(
+                {
+                    "layer": name,
+                    "direction": direction,
+                    "math": problems[0].math,
+                    "kernels": len({_texts(found) for found in plans}),
+                    "kernels_of_own": len({_texts(found) for found in own}),
+                    "cost": geometric_mean(
+                        found.cost / best.cost for found, best in zip(plans, own, strict=True)
+                    ),
+                    "plan_ms": seconds / len(problems) * 1e3,
+                }
+            )
+            print("  ".join(_text(value) for value in rows[-1].values()), flush=True)
+    return rows
+
+
+def _texts(of: Plan) -> tuple[object, ...]:
+    return tuple(launch.source for launch in of.launches)
+
+
+def _text(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def timed() -> list[dict[str, Any]]:
+    """Measured time of the plans over that of each size's best kernel by the model."""
+    import torch
+
+    from tconv import conv_transpose2d, own_kernels
+    from tconv.bench.timing import timer
+    from tconv.tuning import using
+
+    clock, target = timer("cuda"), Target.for_device(0)
+    rows = []
+    for name, layer in LAYERS.items():
+        ratios = []
+        for problem in draw(layer, TIMED):
+            x, w = (
+                torch.randn(shape, device="cuda") for shape in (problem.x_shape, problem.w_shape)
+            )
+            stride, padding, output_padding, dilation, groups = Layer.parse(layer).geometry
+            options = (None, stride, padding, output_padding, groups, dilation)
+            of_size, own = sizes.planned(problem, target), plan(problem, target)
+
+            def call(of: Plan) -> Any:
+                candidate = Candidate(of.stem, of.tile, None, of.cost, of.problem.like)
+
+                def run() -> object:
+                    with using(candidate):
+                        return conv_transpose2d(x, w, *options)  # noqa: B023
+
+                return run
+
+            with own_kernels():
+                shared, best = clock.time([call(of_size), call(own)], 20)
+            ratios.append(shared.median / best.median)
+        rows.append({"layer": name, "timed": geometric_mean(ratios), "worst": max(ratios)})
+        print("  ".join(_text(value) for value in rows[-1].values()), flush=True)
+    return rows
+
+
+def epoch(layer: str) -> None:
+    """Prints the seconds lost to the first calls of the layer's sizes, in this process."""
+    import torch
+
+    from tconv import conv_transpose2d, own_kernels
+
+    stride, padding, output_padding, dilation, groups = Layer.parse(layer).geometry
+    torch.zeros(1, device="cuda").add_(1)
+    lost, stalls = 0.0, 0
+    with own_kernels():
+        for problem in draw(layer, RUN):
+            x, w = (
+                torch.randn(shape, device="cuda") for shape in (problem.x_shape, problem.w_shape)
+            )
+            seconds = []
+            for _ in range(2):
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                conv_transpose2d(x, w, None, stride, padding, output_padding, groups, dilation)
+                torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - started)
+            lost += seconds[0] - seconds[1]
+            stalls += seconds[0] - seconds[1] > 0.1
+    print(f"{lost:.3f} {stalls}")
+
+
+def epochs() -> list[dict[str, Any]]:
+    """Seconds lost over an epoch of each layer, with an empty cache and with a filled one."""
+    rows = []
+    for name, layer in LAYERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            row: dict[str, Any] = {"layer": name}
+            for state in ("cold", "warm"):
+                found = subprocess.run(
+                    [sys.executable, __file__, "--epoch", layer],
+                    env={**os.environ, "TCONV_CACHE_DIR": folder},
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
+                lost, stalls = found.stdout.split()[-2:]
+                row |= {f"{state}_s": float(lost), f"{state}_stalls": int(stalls)}
+        rows.append(row)
+        print("  ".join(_text(value) for value in row.values()), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Prints the tables; writes the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="store_true", help="plans alone: needs no GPU")
+    parser.add_argument("--epoch", metavar="LAYER", help="one layer's epoch, in this process")
+    parser.add_argument("--csv", type=Path)
+    parsed = parser.parse_args()
+    if parsed.epoch is not None:
+        epoch(parsed.epoch)
+        return
+    if parsed.model:
+        rows = model()
+    else:
+        lost = {row["layer"]: row for row in epochs()}
+        rows = [row | lost[row["layer"]] for row in timed()]
+    if parsed.csv is not None:
+        with parsed.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
