@@ -16,13 +16,16 @@ from torch import Tensor
 from tconv.bench.contestants import Tensors
 from tconv.layers import Layer
 from tconv.problem import Direction
-from tconv.reference import Expected, applied, round_to_tf32, with_height
+from tconv.reference import UNIT_ROUNDOFF, Expected, applied, round_to_tf32, with_height
 
 MOST_FLOPS = {"cuda": 2e10, "cpu": 2e9}
 """Most operations of the part. Each is done in float64, at most three times."""
 
 MOST_ELEMENTS = {"cuda": 2**28, "cpu": 2**24}
 """Most elements of the part's operands and result."""
+
+# The largest relative error of a rival's result: of its norm, in float32 that of TF32's rounding.
+_RIVAL = 2.0**-10
 
 # How far the whole result may be from PyTorch's, in sums of both errors of the part.
 _APART = 4.0
@@ -225,6 +228,28 @@ class Reference:
         exact = self.expected.exact
         off = self.of(result).double() - exact
         return float(off.norm() / exact.norm().clamp_min(1e-300))
+
+    def rival(self, result: Tensor) -> tuple[float | None, str | None]:
+        """The error of another package's whole result, and one sentence if it is another map.
+
+        It need not keep our contract: TF32 is as good as float32, whatever was allowed.
+        """
+        shape = {"forward": self.layer.y_shape, "input_gradient": self.layer.x_shape}.get(
+            self.direction, self.layer.w_shape
+        )
+        dtype = self.expected.dtype
+        result = self._whole(result)
+        if tuple(result.shape) != tuple(shape) or result.dtype != dtype:
+            return None, (
+                f"the result must be {dtype} of {tuple(shape)}, got {result.dtype} of "
+                f"{tuple(result.shape)}"
+            )
+        if not bool(torch.isfinite(result).all()):
+            return None, "the result has elements that were not written or are not finite"
+        error, bound = self.error(result), max(_RIVAL, 2 * UNIT_ROUNDOFF[dtype])
+        if error > bound:
+            return error, f"its relative error is {error:.2e}, the bound is {bound:.2e}"
+        return error, None
 
     def verdict(self, ours: Tensor, theirs: Tensor | None) -> Verdict:
         """Judges a whole result, and compares it with PyTorch's.

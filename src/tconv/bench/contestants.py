@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tconv import functional, ops
+from tconv.errors import MissingDependencyError
 from tconv.layers import Layer
 from tconv.memory_format import is_channels_last, memory_format
+from tconv.messages import one_line
 from tconv.problem import Direction
 from tconv.reference import applied
 from tconv.verify import tf32_flag
@@ -198,6 +202,47 @@ def compiled(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Ten
     """PyTorch's call under torch.compile, in its default mode."""
     torch.compiler.reset()
     return torch.compile(pytorch(layer, direction, t), dynamic=False)
+
+
+def flag_gems() -> Any:
+    """The package FlagGems, for its functions alone.
+
+    NOTE: Never call its `enable` or `use_gems` here: they put its kernels in the place of PyTorch's
+    operators, which are contestants too. Its import alone replaces none.
+
+    Raises:
+        MissingDependencyError: it cannot be imported here, or is too old.
+    """
+    try:
+        package = importlib.import_module("flag_gems")
+    except ModuleNotFoundError as error:
+        found = f"there is no module {error.name}"
+    except Exception as error:  # it looks for its GPU, and for Triton's driver, when imported
+        found = f"its import fails with {type(error).__name__}: {one_line(error)}"
+    else:
+        if hasattr(package, "conv_transpose2d"):
+            return package
+        version = getattr(package, "__version__", "of an unknown version")
+        found = f"FlagGems {version} has no conv_transpose2d"
+    raise MissingDependencyError(
+        "--against flaggems needs a GPU and FlagGems 5.3.0 or newer, the first with a "
+        f"conv_transpose2d, but {found}; `pip install git+https://github.com/flagos-ai/FlagGems` "
+        "installs it, and --against eager,best,compile does without"
+    )
+
+
+def flaggems(layer: Layer, direction: Direction, t: Tensors) -> Callable[[], Tensor]:
+    """FlagGems' own function, which runs its Triton kernels on contiguous tensors.
+
+    It copies others, within the call.
+
+    Raises:
+        NotImplementedError: of a gradient: it has no kernel for one.
+        MissingDependencyError: see `flag_gems`.
+    """
+    if direction != "forward":
+        raise NotImplementedError("FlagGems has no gradients of a transposed convolution")
+    return applied(layer, flag_gems(), t.x, t.w, t.bias)
 
 
 def _gradient(t: Tensors) -> Tensor:

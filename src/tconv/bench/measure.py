@@ -35,8 +35,8 @@ from tconv.reference import poisoned_memory
 from tconv.sizes import planned
 from tconv.verify import TORCH_DTYPES
 
-AGAINST = ("eager", "best", "compile")
-"""The contestants beside ours: PyTorch's default, its best setting, and torch.compile."""
+AGAINST = ("eager", "best", "compile", "flaggems")
+"""The contestants beside ours: PyTorch's default, its best setting, torch.compile, FlagGems."""
 
 WARM_UP = 3
 PROBES = 5
@@ -192,7 +192,7 @@ class Bench:
             self.empty_ms = timer.time([empty], options.repeats)[0].median
 
     def row(self, layer: Layer, direction: Direction) -> Row:
-        """One row; a contestant that fails leaves its columns empty, ours says why.
+        """One row; a contestant that fails leaves its times empty, and the row says why.
 
         Raises:
             MissingDependencyError: a compiler, a driver or a device is missing.
@@ -217,15 +217,19 @@ class Bench:
                 columns["wrong"] = f"{type(error).__name__}: {one_line(error)}"
             probed = self._probed(layer, direction, tensors)
             racing |= {way.name: _under(way.benchmark, way.call) for way in probed.ways}
-            if "compile" in options.against:
-                self.report("torch.compile")
-                compiled = contestants.compiled(layer, direction, tensors)
-                with contextlib.suppress(RuntimeError):
-                    self._warm_up(compiled)
-                    racing["compile"] = _under(False, compiled)
+            failed = {}
+            for name in ("compile", "flaggems"):
+                if name in options.against:
+                    try:
+                        racing[name] = self._rival(name, layer, direction, tensors, columns)
+                    except MissingDependencyError:
+                        raise
+                    except Exception as error:  # their errors are of any kind
+                        failed[name] = f"{type(error).__name__}: {one_line(error)}"
+            columns["failed"] = "; ".join(f"{name}: {why}" for name, why in failed.items())
             self.report("timing")
             times = self._race(racing)
-        for name in ("ours", "compile"):
+        for name in ("ours", "compile", "flaggems"):
             if name in times:
                 columns.update(_columns(name, times[name]))
         columns.update(self._of_settings(probed, times))
@@ -347,6 +351,37 @@ class Bench:
             "checked": verdict.checked,
             "wrong": verdict.wrong,
         }
+
+    def _rival(
+        self,
+        name: str,
+        layer: Layer,
+        direction: Direction,
+        tensors: Tensors,
+        columns: dict[str, Any],
+    ) -> Call:
+        """The call of `compile` or `flaggems`, warmed up.
+
+        The result of `flaggems`, which is not PyTorch's, is checked first; its error goes into
+        `columns`.
+
+        Raises:
+            ValueError: the result is wrong.
+        """
+        if name == "compile":
+            self.report("torch.compile")
+            call = contestants.compiled(layer, direction, tensors)
+        else:
+            self.report("FlagGems")
+            call = contestants.flaggems(layer, direction, tensors)
+            with poisoned_memory():
+                result = call()
+            reference = Reference(layer, direction, tensors, tf32=False)
+            columns["error_flaggems"], wrong = reference.rival(result)
+            if wrong is not None:
+                raise ValueError(wrong)
+        self._warm_up(call)
+        return _under(False, call)
 
     def _probed(self, layer: Layer, direction: Direction, tensors: Tensors) -> Probed:
         """PyTorch's settings that are worth timing in full."""

@@ -16,12 +16,14 @@ from tconv.jit.files import write_whole
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 
-_PAIRS = (("eager", "ours"), ("best", "ours"), ("compile", "ours"), ("ours", "floor"))
+_RIVALS = ("eager", "best", "compile", "flaggems")
+_PAIRS = (*((name, "ours") for name in _RIVALS), ("ours", "floor"))
 _NAMES = {
     "ours": "tconv",
     "eager": "PyTorch's default",
     "best": "PyTorch's best setting",
     "compile": "torch.compile",
+    "flaggems": "FlagGems",
     "floor": "floor",
 }
 
@@ -133,7 +135,7 @@ def _extreme(mean: Mean, which: str) -> str:
 
 def _table(group: Group) -> str:
     """The times and ratios of each layer."""
-    here = [n for n in ("eager", "best", "compile") if any(_ms(row, n) for row in group.rows)]
+    here = [name for name in _RIVALS if any(_ms(row, name) for row in group.rows)]
     timed = [*here, "ours", "floor"]
     pairs = [pair for pair in _PAIRS if pair[0] in timed]
     headings = ["layer", *(_NAMES[name] for name in timed)]

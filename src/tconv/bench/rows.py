@@ -18,7 +18,7 @@ from typing import Any
 
 from tconv.jit.files import write_whole
 
-CONTESTANTS = ("ours", "eager", "best", "compile")
+CONTESTANTS = ("ours", "eager", "best", "compile", "flaggems")
 """Each has a column with its median, and beside it p20 and p80."""
 
 
@@ -102,12 +102,15 @@ class Row(How, What):
     """One direction of one layer; times in milliseconds, None for what was not measured.
 
     Attributes:
-        ours_ms, eager_ms, best_ms, compile_ms: medians, with `_p20_` and `_p80_` of each.
+        ours_ms, eager_ms, best_ms, compile_ms, flaggems_ms: medians, with `_p20_` and `_p80_` of
+            each.
         floor_ms: the least time that the device allows, the empty kernel's included.
-        error, error_cudnn: relative errors against float64 of ours and of `eager`.
+        error, error_cudnn, error_flaggems: relative errors against float64 of ours, of `eager` and
+            of `flaggems`.
         apart: the whole result's distance from `eager`'s, as a share of its norm.
         checked: which part of the result the errors are of.
         wrong: one sentence if ours is wrong or failed, else None.
+        failed: why `compile` or `flaggems` has no time though it was asked for, "name: why; ...".
         best_setting: which of PyTorch's settings was the fastest.
         settings: the median of every setting that was tried, "name: ms; ...".
         kernel: the kernel and tile that the plan chose, "" where PyTorch computed ours.
@@ -132,12 +135,17 @@ class Row(How, What):
     compile_ms: float | None = None
     compile_p20_ms: float | None = None
     compile_p80_ms: float | None = None
+    flaggems_ms: float | None = None
+    flaggems_p20_ms: float | None = None
+    flaggems_p80_ms: float | None = None
     floor_ms: float | None = None
     error: float | None = None
     error_cudnn: float | None = None
+    error_flaggems: float | None = None
     apart: float | None = None
     checked: str = ""
     wrong: str | None = None
+    failed: str = ""
     best_setting: str = ""
     settings: str = ""
     kernel: str = ""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tconv.cli.shared import Commands
     from tconv.problem import Direction
 
-AGAINST = ("eager", "best", "compile")
+AGAINST = ("eager", "best", "compile", "flaggems")
 DEVICES = ("cuda", "cpu")
 LEAST_REPEATS = 30
 
@@ -93,7 +93,8 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         metavar="NAME,...",
         help="eager: PyTorch's call as it is; best: the fastest of its settings (cudnn.benchmark "
         "off and on, contiguous and channels_last, for stride 1 also conv2d with flipped "
-        "weights); compile: torch.compile; or all (default: eager,best)",
+        "weights); compile: torch.compile; flaggems: FlagGems' Triton kernels, forward "
+        "alone, where it is installed; or all (default: eager,best)",
     )
     how.add_argument(
         "--autotune", action="store_true", help="ours within tconv.autotune(): chosen by timing"
@@ -149,6 +150,7 @@ def run(parsed: argparse.Namespace) -> int:
         )
     device = _device(parsed.device)
 
+    from tconv.bench import contestants
     from tconv.bench.environment import commit, environment, short_name
     from tconv.bench.measure import Options
 
@@ -170,6 +172,8 @@ def run(parsed: argparse.Namespace) -> int:
             "--sweep times our kernels, which CPU tensors do not run: it needs a GPU; without one "
             "`tconv explain` lists the candidates with their modelled times"
         )
+    if "flaggems" in options.against and not parsed.sweep:
+        contestants.flag_gems()  # before anything is timed: it may be missing
     if not parsed.bias:
         layers = [dataclasses.replace(layer, bias=False) for layer in layers]
     asked = [(layer, direction) for direction in parsed.direction for layer in layers]
@@ -234,6 +238,11 @@ def _notes(options: Options, bias: bool) -> Iterator[str]:
                 "but for the Python on the way."
             )
         yield f"Medians of {options.repeats} timings by the clock; nothing is flushed."
+    if "flaggems" in options.against and options.dtype == "float32":
+        yield (
+            "FlagGems heeds no TF32 flag: it computes float32 about as exactly as float32 itself "
+            "(each product is three of TF32), and takes the time of that."
+        )
     if options.repeats < LEAST_REPEATS:
         yield (
             f"Fewer than {LEAST_REPEATS} timings: a look, not a figure that counts "
@@ -360,7 +369,10 @@ def _kept(stem: Path, options: Options) -> tuple[list[Row], set[Key]]:
         if row.commit == options.commit
         and row.repeats >= options.repeats
         and row.wrong is None
-        and all(getattr(row, f"{name}_ms") is not None for name in ("ours", *options.against))
+        and all(
+            getattr(row, f"{name}_ms") is not None or f"{name}: " in row.failed
+            for name in ("ours", *options.against)
+        )
     }
     return kept, done
 
@@ -409,8 +421,18 @@ def _show(rows: Sequence[Row], shown: Console) -> None:
             state = "[green]ok" if row.wrong is None else "[bold red]FAILED"
             table.add_row(escape(row.layer), *cells, state)
         print_whole(table, shown)
-        for line in _means(group, here, floors):
+        for line in [*_failures(group), *_means(group, here, floors)]:
             shown.print(line, markup=False, soft_wrap=True)
+
+
+def _failures(group: Group) -> Iterator[str]:
+    """The contestants that have no time, and why; layers with one reason in one line."""
+    layers: dict[str, list[str]] = {}
+    for row in group.rows:
+        if row.failed:
+            layers.setdefault(row.failed, []).append(row.layer)
+    for why, names in layers.items():
+        yield f"Not timed for {', '.join(names)}: {why}"
 
 
 def _means(group: Group, here: Sequence[str], floors: bool) -> Iterator[str]:

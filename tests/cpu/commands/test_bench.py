@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import sys
 import time
+import types
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tconv.emulator.compile import compiler
 from tconv.errors import MissingDependencyError
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import candidates, plan
-from tconv.reference import random_layers
+from tconv.reference import random_layers, round_to_tf32
 
 ISSUE_KEYS = (
     "layer dtype layout math direction device commit "
@@ -160,6 +162,171 @@ def test_against(bench, monkeypatch):
     assert row["eager_ms"] > 0
     assert row["compile_p20_ms"] <= row["compile_ms"]
     assert "compile / tconv" in text
+
+
+def test_a_rival_that_fails_says_why(bench, monkeypatch):
+    def compiled(*arguments):
+        def call():
+            raise RuntimeError("no backend\nand more")
+
+        return call
+
+    monkeypatch.setattr(contestants, "compiled", compiled)
+    text, out = bench("--against", "eager,compile")
+    assert "Not timed for up, grouped: compile: RuntimeError: no backend; and more" in text
+    assert [row["compile_ms"] for row in records(out)] == [None, None]
+    assert all(row["eager_ms"] > 0 for row in records(out))
+
+
+@pytest.fixture
+def flag_gems(monkeypatch):
+    """FlagGems as far as we may use it: two functions, with its own signatures.
+
+    Its `transform` is put on each result, so that a test can make it another package's mistake.
+    """
+    package = types.ModuleType("flag_gems")
+    package.calls, package.transform = [], lambda result: result
+
+    def patches_torch(*arguments, **options):
+        raise AssertionError("it would put itself in the place of PyTorch's operators")
+
+    def function(name):
+        honest = getattr(F, name)
+
+        def call(
+            input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+        ):
+            given = stride, padding, output_padding, groups, dilation
+            package.calls.append((name, tuple(input.shape), bias is not None, *given))
+            return package.transform(honest(input, weight, bias, *given))
+
+        return call
+
+    package.conv_transpose1d, package.conv_transpose2d = map(
+        function, ("conv_transpose1d", "conv_transpose2d")
+    )
+    package.enable = package.only_enable = package.use_gems = patches_torch
+    monkeypatch.setitem(sys.modules, "flag_gems", package)
+    return package
+
+
+def test_flaggems(bench, flag_gems):
+    text, out = bench("--against", "eager,flaggems")
+    for row in records(out):
+        assert row["flaggems_p20_ms"] <= row["flaggems_ms"] <= row["flaggems_p80_ms"]
+        assert row["error_flaggems"] < 1e-6
+        assert row["failed"] == ""
+    assert "flaggems / tconv" in text
+    assert "FlagGems heeds no TF32 flag" in text
+    assert "Not timed" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "expected"),
+    [
+        (
+            "6,4,3x5,stride=3x2,padding=1x2,output_padding=2x1,groups=2,dilation=1x2",
+            "2x5x4",
+            ("conv_transpose2d", (2, 6, 5, 4), True, (3, 2), (1, 2), (2, 1), 2, (1, 2)),
+        ),
+        (
+            "1d:6,4,8,stride=4,padding=2,output_padding=1,groups=2,dilation=3",
+            "2x7",
+            ("conv_transpose1d", (2, 6, 7), True, (4,), (2,), (1,), 2, (3,)),
+        ),
+    ],
+)
+def test_flaggems_gets_the_layer(flag_gems, tmp_path, text, size, expected):
+    """Every argument in its place, in both dimensions, and the bias where it is asked for."""
+    given = ["--layer", text, "--input", size, "--device", "cpu", "--repeat", "1", "--bias"]
+    assert cli.main(["bench", *given, "--against", "flaggems", "--out", str(tmp_path)]) == 0
+    (row,) = records(tmp_path)
+    assert row["error_flaggems"] < 1e-6 and row["flaggems_ms"] > 0
+    assert set(flag_gems.calls) == {expected}
+
+
+def test_a_layer_that_flaggems_does_not_serve_is_a_row(bench, flag_gems, monkeypatch):
+    honest = flag_gems.conv_transpose2d
+
+    def only_some(*arguments):
+        if arguments[6] != 1:
+            raise NotImplementedError("no groups")
+        return honest(*arguments)
+
+    flag_gems.conv_transpose2d = only_some
+    text, out = bench("--against", "eager,flaggems", "--direction", "forward,weight_gradient")
+    up, grouped, *gradients = records(out)
+    assert up["flaggems_ms"] > 0 and up["failed"] == ""
+    assert grouped["flaggems_ms"] is None and grouped["eager_ms"] > 0
+    assert "Not timed for grouped: flaggems: NotImplementedError: no groups" in text
+    assert "Not timed for up, grouped: flaggems: NotImplementedError: FlagGems has no grad" in text
+    assert [(row["flaggems_ms"], row["eager_ms"] > 0) for row in gradients] == [(None, True)] * 2
+    assert "All 4 results are right" in text
+    # What it does not serve need not be tried again.
+    given = ("--against", "eager,flaggems", "--direction", "forward,weight_gradient")
+    assert "4 of 4 rows are in" in bench(*given, "--resume")[0]
+
+
+@pytest.mark.parametrize(
+    ("transform", "says"),
+    [
+        (lambda result: result * 1.01, "its relative error is 1.00e-02, the bound is 9.77e-04"),
+        (lambda result: torch.empty(result.shape), "were not written"),
+        (lambda result: result[:, :, 1:], r"must be torch.float32 of (2, 3, 10, 12), got"),
+        (lambda result: result.double(), "got torch.float64"),
+    ],
+)
+def test_a_wrong_result_of_flaggems_has_no_time(bench, flag_gems, transform, says):
+    flag_gems.transform = transform
+    text, out = bench("--only", "up", "--against", "flaggems")
+    (row,) = records(out)
+    assert row["flaggems_ms"] is None and row["wrong"] is None
+    assert says in row["failed"]
+    assert says in text
+
+
+def test_the_exactness_of_tf32_is_right_for_a_rival(bench, flag_gems):
+    """Its operands may be rounded, though ours may not: PyTorch on a CPU has no TF32."""
+    honest = flag_gems.conv_transpose2d
+
+    def rounds(x, w, *rest):
+        return honest(round_to_tf32(x), round_to_tf32(w), *rest)
+
+    flag_gems.conv_transpose2d = rounds
+    _, out = bench("--only", "up", "--against", "flaggems")
+    (row,) = records(out)
+    assert 1e-5 < row["error_flaggems"] < 1e-3
+    assert row["flaggems_ms"] > 0
+
+
+@pytest.mark.parametrize("against", ["eager,flaggems", "all"])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (None, "there is no module flag_gems"),
+        ("import a_module_of_its_own", "there is no module a_module_of_its_own"),
+        ("raise RuntimeError('No device')", "its import fails with RuntimeError: No device"),
+        ("__version__ = '5.0.2'", "FlagGems 5.0.2 has no conv_transpose2d"),
+    ],
+)
+def test_without_flaggems_nothing_runs(
+    layers, tmp_path, monkeypatch, capsys, against, source, says
+):
+    monkeypatch.delitem(sys.modules, "flag_gems", raising=False)
+    if source is None:
+        monkeypatch.setitem(sys.modules, "flag_gems", None)
+    else:
+        (tmp_path / "flag_gems.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(measure.Bench, "row", lambda *a: pytest.fail("it ran"))
+    given = ["--layers", str(layers), "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert cli.main(["bench", *given, "--against", against]) == 1
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert "FlagGems 5.3.0 or newer" in captured.err and "pip install git+https" in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    sys.modules.pop("flag_gems", None)
 
 
 def test_no_contestant_adds_a_bias_unless_asked(bench, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -60,6 +61,15 @@ def test_page_is_self_contained_and_has_every_layer(report, tmp_path):
     pictures = sorted((tmp_path / "page").glob("*.png"))
     assert [path.name.partition("-")[0] for path in pictures] == ["floor", "roofline", "speedup"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
+def test_every_rival_that_was_timed_has_a_column(report, tmp_path):
+    write_rows(tmp_path / "rows", rows())
+    assert "FlagGems / tconv" not in report(tmp_path / "rows.json")
+    timed = [dataclasses.replace(row, flaggems_ms=3.0) for row in rows()]
+    write_rows(tmp_path / "rows", timed)
+    page = report(tmp_path / "rows.json")
+    assert re.search(r"FlagGems / tconv</td><td[^>]*>3.00</td>", page)
 
 
 def test_rows_of_a_cpu_have_no_floor_and_it_is_said(report, tmp_path, capsys):
