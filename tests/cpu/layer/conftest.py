@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("TCONV_"):
+        if name.startswith("TCONV_") and name != "TCONV_CACHE_DIR":  # the tests' own
             monkeypatch.delenv(name)
     torch.manual_seed(0)
 
