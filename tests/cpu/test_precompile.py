@@ -464,6 +464,8 @@ def test_interrupted_it_leaves_whole_kernels(folder):
         env=os.environ | {"TCONV_STRICT": "1"},
         stderr=subprocess.PIPE,
         text=True,
+        # A shell has what it starts in the background ignore it, which is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     until = time.monotonic() + 60
     while not list(folder.glob(f"*{caches.SUFFIX}")) and time.monotonic() < until:
