@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tconv.emulator.launch import EmulatedKernel
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels.launch import OPERANDS, Launch
+from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, candidates, make_plan
 from tconv.problem import Axis, Problem
 
@@ -108,6 +110,14 @@ def arguments_of(
     return launch.bind(strides).arguments(addresses, tensor_map.encode)
 
 
+@functools.lru_cache(maxsize=1024)
+def emulated(source: KernelSource, sanitize: bool = False) -> EmulatedKernel:
+    """The same for all launches: to find its library reads every header, which takes as long as a
+    small launch.
+    """
+    return EmulatedKernel(source, sanitize=sanitize)
+
+
 def run(
     chosen: Plan,
     t,
@@ -136,9 +146,9 @@ def run(
         if packs and given:
             continue
         grid = launch.grid if packs else min(launch.grid, blocks or launch.grid)
-        kernel = EmulatedKernel(launch.source, schedule=schedule, sanitize=sanitize)
         arguments = arguments_of(launch, x=t.x, w=t.w, y=out, bias=t.bias, packed=packed)
-        kernel.launch(grid, arguments, allocations=memory)
+        kernel = emulated(launch.source, sanitize)
+        kernel.launch(grid, arguments, allocations=memory, schedule=schedule)
     return out
 
 
@@ -221,7 +231,8 @@ def run_general(
     out = torch.full(shapes[direction], float("nan"), dtype=x.dtype)
     own = {"forward": "y", "input_gradient": "x", "weight_gradient": "partial"}[direction]
     arguments = arguments_of(chosen.kernel, **({"x": x, "w": w, "y": y} | {own: out}))
-    kernel = EmulatedKernel(chosen.kernel.source, schedule=schedule)
     memory = allocations([x, w, y, out])
-    kernel.launch(chosen.kernel.grid, arguments, allocations=memory)
+    emulated(chosen.kernel.source).launch(
+        chosen.kernel.grid, arguments, allocations=memory, schedule=schedule
+    )
     return out.sum(0) if direction == "weight_gradient" else out

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from emulated_plans import allocations, arguments_of, plans, problem_of
+from emulated_plans import allocations, arguments_of, emulated, plans, problem_of
 from layer_cases import LAYOUTS, Case, operands, round_to_tf32
-from tconv.emulator.launch import EmulatedKernel
 from tconv.plan import Plan
 from tconv.reference import UNIT_ROUNDOFF
 from tiers import quick
@@ -103,8 +102,11 @@ def run_plan(
     used = {"x": x, "w": w, "y": y, "bias": bias, "packed": packed, "partial": partial}
     tensors = [x, w, y, packed, partial, *([] if bias is None else [bias])]
     for launch in plan.launches:
-        EmulatedKernel(launch.source, schedule=schedule).launch(
-            launch.grid, arguments_of(launch, **used), allocations=allocations(tensors)
+        emulated(launch.source).launch(
+            launch.grid,
+            arguments_of(launch, **used),
+            allocations=allocations(tensors),
+            schedule=schedule,
         )
     return partial.sum(0) if problem.direction == "weight_gradient" else out
 
