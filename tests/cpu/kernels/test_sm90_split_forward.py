@@ -81,10 +81,14 @@ def test_every_tile_that_serves(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     served = plans(problem_of(case))
     assert served
+    # That the repair did not compute it is asked of every tile by the first cases, and of the
+    # first and the last tile by the others: it takes a second kernel.
+    asked = served if CASES.index(case) in (*QUICK, *FEW) else (served[0], served[-1])
     for chosen in served:
         out = run(chosen, t)
         assert_right(out, case, t)
-        assert same_bits(out, run(alone(chosen), t)), "the repair computed it"
+        if chosen in asked:
+            assert same_bits(out, run(alone(chosen), t)), "the repair computed it"
 
 
 @pytest.mark.parametrize("case", quick(CASES, 2, 17, FEW[0]), ids=str)
