@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tconv
-from tconv import aten, choice, cli, filling
+from tconv import aten, choice, cli, filling, sizes
 from tconv.errors import CompileError, TconvError
 from tconv.filling import fill
 from tconv.jit import cache as caches
@@ -22,7 +22,7 @@ from tconv.jit.cache import default_cache
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.layers import DIRECTIONS, Layer
-from tconv.plan import plan
+from tconv.plan import make_plan, plan
 from tconv.recording import record
 from tconv.run import execution
 
@@ -353,6 +353,9 @@ def test_kernels_are_found_by_a_second_call_and_by_the_calls_plans(folder, monke
     assert (first.calls, first.pytorchs, first.found) == (3, 0, 0)
     assert first.architectures == archs
     entries = default_cache().entries()
+    choices = [entry for entry in entries if entry.metadata["kind"] == "sizes"]
+    entries = [entry for entry in entries if entry not in choices]
+    assert len(choices) == len(archs) * first.calls, "for sizes that are not common"
     assert first.compiled == len(entries) > 3
     assert first.nbytes == sum(entry.nbytes for entry in entries)
     assert {entry.metadata["arch"] for entry in entries} == {"sm_80", "sm_90a"}
@@ -365,10 +368,13 @@ def test_kernels_are_found_by_a_second_call_and_by_the_calls_plans(folder, monke
     keys = set()
     for target in (Target.named("sm_80"), Target.parse("sm_90a:114")):
         for problem in record(model, (example,), {}, backward=True, autocast=None):
-            for launch in plan(problem, target).launches:
-                compiled = compile_cuda(launch.source, target.arch)
-                assert compiled.cached
-                keys.add(compiled.key)
+            others = sizes.kernels(problem, target)
+            plans = [make_plan(other.like, target, other) for other in others]
+            for one in (sizes.planned(problem, target), *plans):
+                for launch in one.launches:
+                    compiled = compile_cuda(launch.source, target.arch)
+                    assert compiled.cached
+                    keys.add(compiled.key)
     assert keys == {entry.key for entry in entries}
 
 

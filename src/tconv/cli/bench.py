@@ -173,7 +173,17 @@ def run(parsed: argparse.Namespace) -> int:
             "`tconv explain` lists the candidates with their modelled times"
         )
     if "flaggems" in options.against and not parsed.sweep:
-        contestants.flag_gems()  # before anything is timed: it may be missing
+        # Before anything is timed. Of "all", what is missing is left out, with a note.
+        try:
+            contestants.flag_gems()
+        except MissingDependencyError as error:
+            if set(options.against) != set(AGAINST):
+                raise
+            console(stderr=True).print(
+                f"flaggems is left out: {error}", markup=False, style="yellow", soft_wrap=True
+            )
+            here = tuple(name for name in options.against if name != "flaggems")
+            options = dataclasses.replace(options, against=here)
     if not parsed.bias:
         layers = [dataclasses.replace(layer, bias=False) for layer in layers]
     asked = [(layer, direction) for direction in parsed.direction for layer in layers]

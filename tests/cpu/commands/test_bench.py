@@ -299,7 +299,18 @@ def test_the_exactness_of_tf32_is_right_for_a_rival(bench, flag_gems):
     assert row["flaggems_ms"] > 0
 
 
-@pytest.mark.parametrize("against", ["eager,flaggems", "all"])
+def test_of_all_what_is_missing_is_left_out(layers, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "flag_gems", None)
+    against = []
+    monkeypatch.setattr(
+        "tconv.cli.bench._bench", lambda asked, options, *a: against.extend(options.against) or 0
+    )
+    given = ["--layers", str(layers), "--device", "cpu", "--against", "all"]
+    assert cli.main(["bench", *given]) == 0
+    assert against == ["eager", "best", "compile"]
+    assert "flaggems is left out: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -309,9 +320,7 @@ def test_the_exactness_of_tf32_is_right_for_a_rival(bench, flag_gems):
         ("__version__ = '5.0.2'", "FlagGems 5.0.2 has no conv_transpose2d"),
     ],
 )
-def test_without_flaggems_nothing_runs(
-    layers, tmp_path, monkeypatch, capsys, against, source, says
-):
+def test_without_flaggems_nothing_runs(layers, tmp_path, monkeypatch, capsys, source, says):
     monkeypatch.delitem(sys.modules, "flag_gems", raising=False)
     if source is None:
         monkeypatch.setitem(sys.modules, "flag_gems", None)
@@ -320,7 +329,7 @@ def test_without_flaggems_nothing_runs(
         monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(measure.Bench, "row", lambda *a: pytest.fail("it ran"))
     given = ["--layers", str(layers), "--device", "cpu", "--out", str(tmp_path / "out")]
-    assert cli.main(["bench", *given, "--against", against]) == 1
+    assert cli.main(["bench", *given, "--against", "eager,flaggems"]) == 1
     captured = capsys.readouterr()
     assert says in captured.err
     assert "FlagGems 5.3.0 or newer" in captured.err and "pip install git+https" in captured.err
