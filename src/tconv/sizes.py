@@ -151,7 +151,7 @@ def _kernels(problem: Problem, target: Target, forced: str | None) -> tuple[Cand
     found = _read(entry, problem)
     if found is None:
         found = _find(problem, target)
-        about = {"kind": "sizes", "stem": problem.direction, "arch": target.arch}
+        about = {"kind": "sizes", "stem": KEY_PREFIX + problem.direction, "arch": target.arch}
         record = json.dumps([_record(kernel) for kernel in found], indent=1)
         default_cache().put(entry, record.encode(), about)
     logger.debug("%s at any size: %s", problem, ", ".join(f"{k.stem} {k.tile}" for k in found))
