@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tconv import run
+from tconv import private, run
 from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.memory_format import is_channels_last, memory_format
@@ -48,7 +48,7 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
         packed_elements=5 if packed else 0,
         launches_at=lambda addresses: launches,
     )
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(private, "raw_stream", lambda device: STREAM)
     real = torch.zeros(1, 16, 4, 4)
     for _ in range(2):  # the second call's packing is no dependent launch either
         execution._launch(call, real, real, real, None)  # type: ignore[arg-type]
