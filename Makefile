@@ -54,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@quiet=-qq; if [ -t 1 ]; then quiet=; fi; \
 	  $(VENV)/bin/python -m pip install $$quiet --disable-pip-version-check \
-	    --constraint constraints.txt --editable ".[test,dev,demo]"
+	    --constraint constraints.txt --editable ".[cuda13,test,dev,demo]"
 	@touch $(STAMP)
 
 demo: $(SETUP)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tconv.jit.compile import locale_kept
+
 FOLDER = Path(__file__).resolve().parents[1] / ".pytest_cache" / "nvrtc"
 
 WHEELS = {
@@ -62,21 +64,17 @@ class Nvrtc:
             "nvrtcCreateProgram", ctypes.byref(program), encoded, b"exported.cu", 0, None, None
         )
         options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
-        # NOTE: 11.8 and 12.1 leave the thread in the C locale, where Python reads files as ASCII.
-        libc = ctypes.CDLL(None)
-        libc.uselocale.restype = ctypes.c_void_p
-        before = ctypes.c_void_p(libc.uselocale(None))
         try:
-            result = self._library.nvrtcCompileProgram(
-                program, len(options), (ctypes.c_char_p * len(options))(*options)
-            )
+            with locale_kept():
+                result = self._library.nvrtcCompileProgram(
+                    program, len(options), (ctypes.c_char_p * len(options))(*options)
+                )
             size = ctypes.c_size_t()
             self._call("nvrtcGetProgramLogSize", program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             self._call("nvrtcGetProgramLog", program, log)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
-            libc.uselocale(before)
         message = log.value.decode(errors="replace")
         assert result == 0, f"NVRTC {self.version} for {arch}:\n{message[:6000]}"
         return message
