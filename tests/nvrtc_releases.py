@@ -17,7 +17,7 @@ import pytest
 
 from tconv.jit.compile import locale_kept
 
-FOLDER = Path(__file__).resolve().parents[1] / ".pytest_cache" / "nvrtc"
+FOLDER = Path(__file__).resolve().parents[1] / ".pytest_cache" / "nvrtc-releases"
 
 WHEELS = {
     "11.8": "nvidia-cuda-nvrtc-cu11==11.8.89",
@@ -95,6 +95,7 @@ def nvrtc(release: str) -> Nvrtc:
 
 def _installed(wheel: str) -> Path:
     folder = FOLDER / wheel.replace("==", "-")
+    library = "nvidia/cuda_nvrtc/lib/nvrtc.so"
     if not folder.is_dir():
         scratch = folder.with_name(f"{folder.name}.{id(folder)}")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
@@ -103,9 +104,11 @@ def _installed(wheel: str) -> Path:
         if result.returncode != 0:
             last = (result.stderr.strip().splitlines() or ["no message"])[-1]
             pytest.skip(f"pip cannot install {wheel}: {last}")
+        # Under a name by which tconv does not take it for the NVRTC that it uses.
+        (path,) = (scratch / library).parent.glob("libnvrtc.so.*")
+        path.rename(scratch / library)
         try:
             scratch.rename(folder)
         except OSError:  # another worker was first
             assert folder.is_dir()
-    (path,) = folder.glob("nvidia/cuda_nvrtc/lib/libnvrtc.so.*")
-    return path
+    return folder / library
