@@ -139,11 +139,16 @@ def test_without_them_any_call_may_be_observed() -> None:
     assert private.has_nodes_below_transforms and not public.has_nodes_below_transforms
 
 
-# What says nothing about who runs a call, nor about PyTorch's own derivatives of its backward
-# operator, which lack output paddings.
+# What says nothing about who runs a call, nor about what PyTorch's own operators cannot do in our
+# place: the derivatives of its backward operator lack output paddings, and on torch 2.6 sizes that
+# are symbols.
 VALUES = [
     *("test_compile.py", "test_function.py", "test_operators.py"),
-    *("-k", "not ours and not grouped and not phases and not wanted and not saves and not profile"),
+    *(
+        "-k",
+        "not ours and not grouped and not phases and not wanted and not saves and not profile"
+        " and not opcheck and not data_decides",
+    ),
 ]
 OURS = ["test_our_kernels.py::test_forward_and_both_gradients_run_ours"]
 
