@@ -2,6 +2,7 @@
 # make test       ruff, clang-format, mypy, and the quick tests of tests/cpu; needs no GPU
 # make test-all   the same with every test of tests/cpu: what CI runs
 # make test-gpu   pytest tests/gpu, on a machine with a CUDA device
+# make test-matrix   the quick tests on several versions of torch, and a table of them
 # make docs       the documentation as a site, in site/
 # make format     let ruff and clang-format rewrite the sources
 # make clean      remove what the targets above made, the virtual environment included
@@ -40,11 +41,11 @@ SETUP := $(STAMP)
 RUN := $(VENV)/bin/python
 endif
 
-.PHONY: help demo test test-all lint types test-cpu test-cpu-quick test-gpu docs format setup clean
+.PHONY: help demo test test-all lint types test-cpu test-cpu-quick test-gpu test-matrix docs format setup clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,/^$$/p; /^PYTHON/q' Makefile | head -n 7
+	@sed -n 's/^# \{0,1\}//; 1,/^$$/p; /^PYTHON/q' Makefile | head -n 8
 
 setup: $(SETUP)
 
@@ -54,7 +55,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@quiet=-qq; if [ -t 1 ]; then quiet=; fi; \
 	  $(VENV)/bin/python -m pip install $$quiet --disable-pip-version-check \
-	    --constraint constraints.txt --editable ".[test,dev,demo]"
+	    --constraint constraints.txt --editable ".[cuda13,test,dev,demo]"
 	@touch $(STAMP)
 
 demo: $(SETUP)
@@ -85,6 +86,10 @@ test-cpu-quick: $(SETUP)
 
 test-gpu: $(SETUP)
 	@$(RUN) -m pytest tests/gpu $(ARGS)
+
+# It makes virtual environments of its own, in build/matrix. ARGS="--help" tells more.
+test-matrix:
+	@$(PYTHON) tests/matrix.py $(ARGS)
 
 # The site needs no torch: mkdocstrings reads the sources. It has a virtual environment of its own.
 DOCS_STAMP := .venv-docs/.tconv-installed

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[1] / ".pytest_cache" / "nvrtc"
+from tconv.jit.compile import locale_kept
+
+FOLDER = Path(__file__).resolve().parents[1] / ".pytest_cache" / "nvrtc-releases"
 
 WHEELS = {
     "11.8": "nvidia-cuda-nvrtc-cu11==11.8.89",
@@ -62,21 +64,17 @@ class Nvrtc:
             "nvrtcCreateProgram", ctypes.byref(program), encoded, b"exported.cu", 0, None, None
         )
         options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
-        # NOTE: 11.8 and 12.1 leave the thread in the C locale, where Python reads files as ASCII.
-        libc = ctypes.CDLL(None)
-        libc.uselocale.restype = ctypes.c_void_p
-        before = ctypes.c_void_p(libc.uselocale(None))
         try:
-            result = self._library.nvrtcCompileProgram(
-                program, len(options), (ctypes.c_char_p * len(options))(*options)
-            )
+            with locale_kept():
+                result = self._library.nvrtcCompileProgram(
+                    program, len(options), (ctypes.c_char_p * len(options))(*options)
+                )
             size = ctypes.c_size_t()
             self._call("nvrtcGetProgramLogSize", program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             self._call("nvrtcGetProgramLog", program, log)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
-            libc.uselocale(before)
         message = log.value.decode(errors="replace")
         assert result == 0, f"NVRTC {self.version} for {arch}:\n{message[:6000]}"
         return message
@@ -97,6 +95,7 @@ def nvrtc(release: str) -> Nvrtc:
 
 def _installed(wheel: str) -> Path:
     folder = FOLDER / wheel.replace("==", "-")
+    library = "nvidia/cuda_nvrtc/lib/nvrtc.so"
     if not folder.is_dir():
         scratch = folder.with_name(f"{folder.name}.{id(folder)}")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
@@ -105,9 +104,11 @@ def _installed(wheel: str) -> Path:
         if result.returncode != 0:
             last = (result.stderr.strip().splitlines() or ["no message"])[-1]
             pytest.skip(f"pip cannot install {wheel}: {last}")
+        # Under a name by which tconv does not take it for the NVRTC that it uses.
+        (path,) = (scratch / library).parent.glob("libnvrtc.so.*")
+        path.rename(scratch / library)
         try:
             scratch.rename(folder)
         except OSError:  # another worker was first
             assert folder.is_dir()
-    (path,) = folder.glob("nvidia/cuda_nvrtc/lib/libnvrtc.so.*")
-    return path
+    return folder / library

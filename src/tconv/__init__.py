@@ -11,6 +11,7 @@ name. A CUDA call runs on our kernel or on PyTorch's operator, whichever is fast
 
 import torch
 
+from . import requirements  # first: it checks torch's version
 from .choice import own_kernels
 from .counts import statistics
 from .errors import (
@@ -54,4 +55,4 @@ __all__ = [
 # PyTorch's CUDA builds come with NVRTC; others call no GPU.
 if torch.version.cuda is not None:
     libraries.preload()
-del libraries, torch
+del libraries, requirements, torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tconv.memory_format import empty, is_channels_last
+from tconv.memory_format import empty, is_channels_last, memory_format
 from tconv.problem import Geometry, Pair, dense_strides
 
 # It has no faster name in Python, as `torch.convolution` has.
@@ -106,4 +106,4 @@ def _with_format(tensor: Tensor, channels_last: bool) -> Tensor:
     shape = tuple(max(size, 1) for size in tensor.shape)
     if tensor.stride() == dense_strides(shape, channels_last):
         return tensor
-    return empty(tensor, tensor.shape, channels_last).copy_(tensor)
+    return tensor.clone(memory_format=memory_format(channels_last))

@@ -118,9 +118,15 @@ def precompile(
         CompileError: a kernel does not compile, or this NVRTC does not know an architecture.
         MissingDependencyError: cuda-bindings or NVRTC is not installed.
     """
+    import torch
     from torch.nn import Module
 
-    from tconv.recording import record
+    try:
+        from tconv.recording import record
+    except ImportError as error:  # modes and fake tensors have private names alone
+        raise TconvError(
+            f"precompile cannot run a model without a GPU on torch {torch.__version__}: {error}"
+        ) from error
 
     if not isinstance(model, Module):
         raise TypeError(f"precompile takes a torch.nn.Module, got {type(model).__name__}")

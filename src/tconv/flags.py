@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-import torch
+from tconv import private
 
 
 def tf32_allowed() -> bool:
@@ -13,20 +13,15 @@ def tf32_allowed() -> bool:
     Not where its flags forbid it, cuDNN is off (`torch.backends.cudnn.enabled`), or
     NVIDIA_TF32_OVERRIDE=0 was set by the first call.
     """
-    if _TF32_FORBIDDEN or not torch._C._get_cudnn_enabled():
+    if _TF32_FORBIDDEN or not private.is_cudnn_enabled():
         return False
-    if _PRECISION is None:  # torch before 2.9
-        return torch.backends.cudnn.allow_tf32
-    return bool(_PRECISION("cuda", "conv") == "tf32")
+    return private.allows_tf32()
 
 
 def is_deterministic() -> bool:
     """Whether PyTorch's own operators must be deterministic."""
-    return torch._C._get_cudnn_deterministic() or torch._C._get_deterministic_algorithms()
+    return private.is_cudnn_deterministic() or private.is_deterministic()
 
 
 # Read once, as cuDNN and cuBLAS do. cuDNN ignores other values.
 _TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
-
-# What torch.backends.cudnn.conv.fp32_precision reads, in half its time.
-_PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)

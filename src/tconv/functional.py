@@ -20,28 +20,28 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import ops, settings, tuning
+from . import ops, private, settings, tuning
 from .counts import Counter, counter
 from .problem import Geometry
 
 logger = logging.getLogger("tconv")
 
-_pytorch = torch._C._VariableFunctions.conv_transpose2d
-_pytorch1d = torch._C._VariableFunctions.conv_transpose1d
+_pytorch = torch.conv_transpose2d
+_pytorch1d = torch.conv_transpose1d
 """PyTorch's own functions, which `enable` leaves alone."""
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
+# NOTE: a tuple, since torch.compile before 2.9 cannot look for a class in a set.
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
 _STRIDED = torch.strided
 _DEFAULT_RULES = (
     Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
-    torch._C._disabled_torch_function_impl,
+    torch.nn.Parameter.__torch_function__,  # none at all
 )
 
 # PyTorch serves longer strides and dilations; most of its kernels read 32 bits of them and raise.
 _MAX_STEP = 2**31 - 1
 
 _is_grad_enabled = torch.is_grad_enabled
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 _declined: set[str] = set()
 
@@ -142,10 +142,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _has_escaped_vmap(*tensors: Tensor | None) -> bool:
     """Whether one of them is of a torch.vmap that has ended, which PyTorch refuses."""
-    if torch._C._are_functorch_transforms_active():
+    if private.are_transforms_active():
         return False
-    is_batched = torch._C._functorch.is_batchedtensor
-    return any(tensor is not None and is_batched(tensor) for tensor in tensors)
+    return any(tensor is not None and private.is_batched(tensor) for tensor in tensors)
 
 
 def _is_valid(
@@ -260,7 +259,7 @@ def _left_key(input: Tensor, weight: Tensor) -> tuple[object, ...] | None:
             input.stride(),
             input.dtype,
             _is_grad_enabled(),
-            _is_any_autocast_enabled(),
+            private.is_any_autocast_enabled(),
         )
     except RuntimeError:  # a sparse tensor has no strides
         return None
@@ -287,7 +286,7 @@ def _convolve(
     unobserved = not compiling and ops.unobserved(input, weight, bias)
     if not unobserved:
         if type(input) not in _PLAIN or type(weight) not in _PLAIN or type(bias) not in _PLAIN:
-            kinds: set[Any] = {type(input), type(weight), type(bias)} - _PLAIN
+            kinds: set[Any] = {type(input), type(weight), type(bias)}.difference(_PLAIN)
             if not all(issubclass(kind, Tensor) for kind in kinds):
                 if has_torch_function_variadic(input, weight, bias):
                     # What stands in for a tensor, such as torch.fx's proxy, notes our function.
@@ -451,8 +450,8 @@ def conv_transpose2d(
 
 
 # TorchScript cannot compile the above; it takes PyTorch's operator wherever it meets our function.
-torch.jit._builtins._register_builtin(conv_transpose1d, "aten::conv_transpose1d")
-torch.jit._builtins._register_builtin(conv_transpose2d, "aten::conv_transpose2d")
+private.register_builtin(conv_transpose1d, "aten::conv_transpose1d")
+private.register_builtin(conv_transpose2d, "aten::conv_transpose2d")
 
 
 @dataclasses.dataclass(frozen=True)

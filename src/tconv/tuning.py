@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from tconv import choice, settings
+from tconv import choice, private, settings
 from tconv.choice import Timed, ours_is_faster
 from tconv.errors import NoKernelError
 from tconv.jit.cache import default_cache, source_digest
@@ -125,17 +125,13 @@ def mode() -> int:
     """
     if _forced.get() is not None:
         return FORCED
-    # What torch.backends.cudnn.benchmark reads, which takes a microsecond to get there.
-    return _epoch if _depth > 0 or torch._C._get_cudnn_benchmark() else DEFAULT
+    return _epoch if _depth > 0 or private.is_cudnn_benchmark() else DEFAULT
 
 
 def may_choose() -> bool:
     """Whether anything but the defaults decides who runs a call, on this thread."""
     return (
-        _depth > 0
-        or _forced.get() is not None
-        or torch._C._get_cudnn_benchmark()
-        or choice.own_only()
+        _depth > 0 or _forced.get() is not None or private.is_cudnn_benchmark() or choice.own_only()
     )
 
 

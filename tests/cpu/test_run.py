@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tconv import run
+from tconv import private, run
 from tconv.jit import runtime
 from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
@@ -52,7 +52,7 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
         launches_at=lambda addresses: launches,
     )
     kept: list[object] = []
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(private, "raw_stream", lambda device: STREAM)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
     monkeypatch.setattr(runtime, "keep", kept.append)
     real = torch.zeros(1, 16, 4, 4)

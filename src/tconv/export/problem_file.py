@@ -6,6 +6,7 @@ The text is edited at positions from `ast`, so that comments and layout stay as 
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 import types
@@ -222,7 +223,8 @@ def _pair(value: Any, dimensions: int, of_height: int) -> Pair:
 def _recorded(text: str, name: str, device: str) -> list[Call]:
     # NOTE: PyTorch imports this at the first use of some of its functions, and with another default
     # device the import breaks off in the middle, for good.
-    import torch._dynamo
+    with contextlib.suppress(ImportError):
+        import torch._dynamo
 
     module = types.ModuleType("tconv_exported_problem")
     with (

@@ -6,13 +6,15 @@ compilation, and `--ptxas-options=-v` reports the kernel's resources.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import functools
 import re
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -322,6 +324,22 @@ def check_arch(arch: str, what: str) -> None:
     )
 
 
+@contextlib.contextmanager
+def locale_kept() -> Iterator[None]:
+    """Give this thread its locale back: NVRTC 12.4 and older leave it in C's.
+
+    There Python opens text files as ASCII.
+    """
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.argtypes = [ctypes.c_void_p]
+    uselocale.restype = ctypes.c_void_p
+    before = uselocale(None)
+    try:
+        yield
+    finally:
+        uselocale(before)
+
+
 def _run_nvrtc(
     stem: str, text: str, arch: str, options: tuple[str, ...], key: str
 ) -> tuple[bytes, str]:
@@ -346,7 +364,8 @@ def _run_nvrtc(
         raise CompileError(f"NVRTC did not take the source of {stem}: {result.name}")
     try:
         encoded = [option.encode() for option in options]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        with locale_kept():
+            (result,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         log = fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         log_text = log.rstrip(b"\0").decode(errors="replace").strip()
         if int(result) != 0:

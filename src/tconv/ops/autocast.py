@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tconv import private
 from tconv.ops import schema
 
 
 def dtype_for(tensor: Tensor) -> torch.dtype | None:
     """The dtype that autocast computes a call on this tensor in; None where it is off."""
-    if not torch._C._is_any_autocast_enabled():
+    if not private.is_any_autocast_enabled():
         return None
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -35,12 +36,11 @@ def cast(tensor: Any, device: str, dtype: torch.dtype) -> Any:
 
 def dispatched(device: str) -> Callable[..., Tensor]:
     """What the dispatcher runs for the autocast key of a device."""
-    key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
-    excluded = torch._C.DispatchKeySet(key)
+    without_autocast = private.without_autocast(device)
 
     def kernel(*arguments: Any) -> Tensor:
         dtype = torch.get_autocast_dtype(device)
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
+        with without_autocast():
             return schema.forward(*(cast(argument, device, dtype) for argument in arguments))
 
     return kernel

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
+from tconv import private
 from tconv.counts import Counter
 from tconv.memory_format import is_channels_last, lies_channels_last, sizes_of
 from tconv.ops import autocast, compute, schema
@@ -23,7 +21,7 @@ from tconv.ops.schema import Map
 from tconv.problem import Geometry, Pair
 
 
-class _Node(_SingleLevelFunction):
+class _Node(private.Node):
     """A differentiable call of one operator.
 
     NOTE: this is `torch.autograd.Function` without its Python-level `apply`, which would send a
@@ -38,7 +36,7 @@ def _save(ctx: Any, first: Tensor, second: Tensor) -> None:
     """Save those of a bilinear map's two arguments that the wanted derivatives read."""
     needs_first, needs_second = ctx.needs_input_grad[1:3]
     ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
-    if forward_ad._current_level >= 0:
+    if private.forward_ad._current_level >= 0:
         ctx.save_for_forward(first, second)
         # An argument without a tangent reaches `jvp` as None, not as zeros.
         ctx.set_materialize_grads(False)
@@ -238,10 +236,13 @@ class TconvWeightGradient(_Node):
 
 
 def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What the dispatcher runs for an operator's autograd keys."""
+    """What the dispatcher runs for an operator's autograd keys.
+
+    It needs `private.has_nodes_below_transforms`.
+    """
 
     def below(*arguments: Any) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
+        with private.below_autograd():
             return operator(*arguments)
 
     def compute_eager(
@@ -251,39 +252,26 @@ def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[.
 
     def compute_transformed(*arguments: Any) -> Tensor:
         # A node computes with gradients off; transforms further out need them on.
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        with torch.enable_grad(), private.set_forward_grad_enabled(True):
             return compute_eager(*arguments)
 
     def kernel(*arguments: Any) -> Tensor:
-        differentiable = torch.is_grad_enabled() and _any_requires_grad(*arguments)
-        if not differentiable and forward_ad._current_level < 0:
+        differentiable = torch.is_grad_enabled() and private.any_requires_grad(*arguments)
+        if not differentiable and private.forward_ad._current_level < 0:
             return below(*arguments)
         arguments = schema.pack(arguments)
-        if not torch._C._are_functorch_transforms_active():
+        if not private.are_transforms_active():
             return node.apply(compute_eager, *arguments)
-        with enable_single_level_autograd_function():
+        with private.single_level():
             return node.apply(compute_transformed, *arguments)
 
     return kernel
 
 
-def _some_requires_grad(*arguments: Any) -> bool:
-    return any(isinstance(one, Tensor) and one.requires_grad for one in arguments)
-
-
-# torch 2.6 lacks it.
-_any_requires_grad: Callable[..., bool] = getattr(
-    torch._C, "_any_requires_grad", _some_requires_grad
-)
-
-_pytorch = torch._C._VariableFunctions.conv_transpose2d
-"""PyTorch's own function, whatever `tconv.enable` has put in its place."""
+_pytorch = torch.conv_transpose2d
+"""PyTorch's own function, whatever `tconv.enable` puts in its place."""
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
-# NOTE: a tensor of a torch.func level is a plain Tensor to Python, and stays one when its level has
-# ended and no transform is active: it is the dispatcher that unwraps it, or says what is wrong.
-_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
@@ -301,17 +289,19 @@ def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
             third is None
             or (
                 type(third) in _PLAIN
-                and not (third.is_neg() or third._is_zerotensor() or _is_wrapped(third))
+                and not third.is_neg()
+                and not private.is_zerotensor(third)
+                and not private.is_wrapped(third)
             )
         )
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._is_tracing()
-        and not torch._C._autograd._profiler_enabled()
-        and forward_ad._current_level < 0
-        and not (first.is_neg() or first._is_zerotensor() or _is_wrapped(first))
-        and not (second.is_neg() or second._is_zerotensor() or _is_wrapped(second))
+        and not private.len_dispatch_stack()
+        and not private.len_function_stack()
+        and not private.are_transforms_active()
+        and not private.is_tracing()
+        and not private.is_profiler_enabled()
+        and private.forward_ad._current_level < 0
+        and not (first.is_neg() or private.is_zerotensor(first) or private.is_wrapped(first))
+        and not (second.is_neg() or private.is_zerotensor(second) or private.is_wrapped(second))
     )
 
 
@@ -344,7 +334,7 @@ def forward_unobserved(
     dtype = autocast.dtype_for(input)
     if dtype is not None:
         input, weight, bias = _cast(dtype, input, weight, bias)
-    if torch.is_grad_enabled() and _any_requires_grad(input, weight, bias):
+    if torch.is_grad_enabled() and private.any_requires_grad(input, weight, bias):
         return TconvForward.apply(compute.forward, input, weight, bias, geometry)
     return compute.forward(input, weight, bias, geometry)
 
@@ -371,7 +361,7 @@ def cached_forward(
     run = compute.runner().known(input, weight, bias, geometry, dtype)
     if run is None:
         return None
-    differentiable = torch.is_grad_enabled() and _any_requires_grad(input, weight, bias)
+    differentiable = torch.is_grad_enabled() and private.any_requires_grad(input, weight, bias)
     served = run.pytorchs(differentiable)
     if served is not None:
         served.add()
@@ -431,7 +421,7 @@ def input_gradient(
     if torch.compiler.is_compiling() or not unobserved(grad_output, weight):
         return schema.input_gradient(grad_output, weight, input_size, *geometry)
     arguments = (grad_output, weight, input_size, geometry)
-    if torch.is_grad_enabled() and _any_requires_grad(grad_output, weight):
+    if torch.is_grad_enabled() and private.any_requires_grad(grad_output, weight):
         return TconvInputGradient.apply(compute.input_gradient, *arguments)
     return compute.input_gradient(*arguments)
 
@@ -454,6 +444,6 @@ def weight_gradient(
     if torch.compiler.is_compiling() or not unobserved(input, grad_output):
         return schema.weight_gradient(input, grad_output, kernel_size, *geometry, channels_last)
     arguments = (input, grad_output, kernel_size, geometry, channels_last)
-    if torch.is_grad_enabled() and _any_requires_grad(input, grad_output):
+    if torch.is_grad_enabled() and private.any_requires_grad(input, grad_output):
         return TconvWeightGradient.apply(compute.weight_gradient, *arguments)
     return compute.weight_gradient(*arguments)

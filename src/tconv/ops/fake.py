@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from tconv import private
 from tconv.memory_format import empty, is_channels_last
 from tconv.problem import Geometry, Pair
 
@@ -24,7 +24,7 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     image = input.shape[2:]
     spatial = output_size(image, weight.shape[2:], geometry)
     for size in spatial:
-        torch._check(
+        private.check(
             size >= 0,
             lambda: (
                 f"Given input size per channel: {list(image)}. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from tconv import aten, private
 from tconv.ops import autocast, autograd, compute, fake, schema, vmap
 
 
@@ -36,12 +38,19 @@ def _weight_gradient_flops(input: Sequence[int], *_: Any, out_shape: Sequence[in
 
 def register() -> None:
     """Give the operators all that they need; once in a process."""
-    for operator, implementation, fake_map, node, vmap_rule, flops in (
+    if not private.has_nodes_below_transforms:
+        logging.getLogger("tconv").warning(
+            "torch %s lacks what tconv's own derivatives need: under torch.compile, torch.func, "
+            "modes and forward-mode differentiation PyTorch's operators run",
+            torch.__version__,
+        )
+    for operator, implementation, fake_map, node, pytorchs, vmap_rule, flops in (
         (
             schema.forward,
             compute.forward_of_any_size,
             fake.forward,
             autograd.TconvForward,
+            aten.forward,
             vmap.forward,
             _forward_flops,
         ),
@@ -50,6 +59,7 @@ def register() -> None:
             compute.input_gradient,
             fake.input_gradient,
             autograd.TconvInputGradient,
+            aten.input_gradient,
             vmap.input_gradient,
             _input_gradient_flops,
         ),
@@ -58,6 +68,7 @@ def register() -> None:
             compute.weight_gradient,
             fake.weight_gradient,
             autograd.TconvWeightGradient,
+            aten.weight_gradient,
             vmap.weight_gradient,
             _weight_gradient_flops,
         ),
@@ -66,7 +77,11 @@ def register() -> None:
         unqualified = name.removeprefix("tconv::")
         library = schema.library
         library.impl(unqualified, schema.flat(implementation), "CompositeExplicitAutograd")
-        library.impl(unqualified, autograd.dispatched(node, operator), "Autograd")
+        if private.has_nodes_below_transforms:
+            differentiable = autograd.dispatched(node, operator)
+        else:
+            differentiable = schema.flat(pytorchs)
+        library.impl(unqualified, differentiable, "Autograd")
         torch.library.register_fake(name, schema.flat(fake_map), lib=library)
         torch.library.register_vmap(name, vmap_rule, lib=library)
         register_flop_formula(operator.overloadpacket)(flops)

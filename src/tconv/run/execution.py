@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from tconv import aten, tuning
+from tconv import aten, private, tuning
 from tconv.aten import Gradients
 from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
@@ -130,20 +130,13 @@ def _weight_gradient(call: Call, input: Tensor, grad_output: Tensor, channels_la
 def _empty_strided(like: Tensor, size: Sizes, strides: Sizes, dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the device of `like`."""
     if (
-        _EMPTY_CUDA is not None
+        private.empty_strided_cuda is not None
         and like.is_cuda
-        and torch._C._cuda_getDevice() == like.get_device()  # it allocates on the current one
-        and not torch._C._get_deterministic_algorithms()  # which may fill it
+        and private.current_device() == like.get_device()  # it allocates on the current one
+        and not private.is_deterministic()  # which may fill it
     ):
-        return _EMPTY_CUDA(size, strides, dtype)
+        return private.empty_strided_cuda(size, strides, dtype)
     return like.new_empty_strided(size, strides, dtype=dtype)
-
-
-# What torch.compile's code allocates with, past the dispatcher: 2.1 us on a host where
-# `new_empty_strided` took 3.6.
-_EMPTY_CUDA: Callable[..., Tensor] | None = getattr(
-    torch._C._dynamo.guards, "_empty_strided_cuda", None
-)
 
 
 def _launch(
@@ -176,7 +169,7 @@ def _launch(
         for bound in call.launches:
             assert not isinstance(bound.kernel, EmulatedKernel)
             runtime.keep(bound.kernel)
-    stream = torch._C._cuda_getCurrentRawStream(device)
+    stream = private.raw_stream(device)
     # The packing waits for all that came before it; the kernel behind it need not wait to start.
     dependent = False
     try:

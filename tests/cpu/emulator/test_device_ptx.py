@@ -11,6 +11,7 @@ from cpu.emulator.feature_cases import simple_cases
 from cpu.emulator.inline_kernel import Case
 from cpu.emulator.wgmma_cases import wgmma_cases
 from tconv.emulator.compile import EMULATOR_DIRECTORY
+from tconv.jit.compile import locale_kept, supported_architectures
 from tconv.kernels.source import KERNEL_DIRECTORY
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
@@ -49,7 +50,8 @@ def compiled(text: str, arch: str) -> str:
     status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"test.cu", 0, [], [])
     options = [f"--gpu-architecture={arch}", f"-I{KERNEL_DIRECTORY}", "-std=c++17", "-DDEVICE"]
     encoded = [option.encode() for option in options]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    with locale_kept():
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
     log = bytearray(size)
     nvrtc.nvrtcGetProgramLog(program, log)
@@ -73,6 +75,8 @@ def number(arch: str) -> int:
 def test_device_side_compiles(name: str) -> None:
     text, least = sources()[name]
     for arch in ARCHITECTURES:
+        if arch not in supported_architectures():  # before NVRTC 12.8, sm_100 and sm_120
+            continue
         if number(arch) < number(least) or ("wgmma" in text and arch != "sm_90a"):
             continue
         assert compiled(text, arch) == "", arch

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import locale
 import re
 import struct
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -315,6 +318,32 @@ def test_threads_compile_once(monkeypatch: pytest.MonkeyPatch, text_source: type
     for thread in threads:
         thread.join()
     assert runs == ["tiny"]
+
+
+def test_a_thread_keeps_its_locale(text_source: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC 12.4 and older leave it in C's, where Python reads files as ASCII."""
+    libc = ctypes.CDLL(None)
+    for function in (libc.uselocale, libc.newlocale):
+        function.restype = ctypes.c_void_p
+    libc.newlocale.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p]
+    libc.uselocale.argtypes = [ctypes.c_void_p]
+    real = compile_module.libraries.nvrtc()
+    of_c = libc.newlocale(1 << locale.LC_CTYPE, b"C", None)
+
+    def compile_as_12_4(*arguments: Any) -> Any:
+        result = real.nvrtcCompileProgram(*arguments)
+        libc.uselocale(of_c)
+        return result
+
+    stand_in = SimpleNamespace(**{**vars(real), "nvrtcCompileProgram": compile_as_12_4})
+    monkeypatch.setattr(compile_module.libraries, "nvrtc", lambda: stand_in)
+    before = libc.uselocale(None)
+    assert before != of_c
+    try:
+        assert not compile_cuda(text_source(), "sm_80").cached
+        assert libc.uselocale(None) == before
+    finally:
+        libc.uselocale(before)
 
 
 def test_processes_compile_the_same_key_at_once(

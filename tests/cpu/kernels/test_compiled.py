@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from tconv.jit.compile import compile_cuda
+from tconv.jit.compile import compile_cuda, supported_architectures
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
 from tconv.plan import candidates, make_plan
@@ -58,6 +58,8 @@ def check(problem: Problem, arch: str) -> int:
 @pytest.mark.parametrize("arch", quick(ARCHITECTURES, 0, -1))
 def test_every_tile_on_every_architecture(arch, stem):
     """One layer and dtype for each architecture in turn, all tiles; sm_90a takes them all below."""
+    if arch not in supported_architectures():
+        pytest.skip(f"this NVRTC does not know {arch}")
     direction = next(f.DIRECTION for f in GENERAL if stem == f.STEM)
     turn = ARCHITECTURES.index(arch)
     layer = list(LAYERS.values())[turn % len(LAYERS)]

@@ -20,6 +20,7 @@ from emulated_plans import (
     run,
 )
 from layer_cases import Case, operands, random_cases, reference
+from tconv.jit.compile import nvrtc_version
 from tconv.jit.target import Target
 from tconv.kernels import mma_forward as family
 from tconv.kernels import mma_rows_forward as rows_family
@@ -521,14 +522,25 @@ def test_nothing_spills_in_any_variant(changes):
         assert compiled(problem_of(LAYERS[name], **changes)) > 0
 
 
+def expect_spills_of_12_4(request):
+    """Mark a test that a few bytes make fail: of one strict tile, only NVRTC 12.4 spills them."""
+    if nvrtc_version() == (12, 4):
+        reason = "NVRTC 12.4 spills up to 20 bytes in the tile 16x1x256/8x1/split, 12.8 none"
+        request.applymarker(pytest.mark.xfail(reason=reason))
+
+
 @pytest.mark.parametrize("name", quick(STRICT_LAYERS, 0, 3))
-def test_strict_tiles_spill_nowhere(name):
+def test_strict_tiles_spill_nowhere(name, request):
+    if name == "3x5 s2x3 d2x1, 8 to 16":
+        expect_spills_of_12_4(request)
     for arch in ("sm_80", "sm_90a"):
         assert compiled(strict(STRICT_LAYERS[name]), arch) > 0
 
 
 @pytest.mark.parametrize("arch", quick(("sm_90", "sm_90a", "sm_100a", "sm_120a"), 1))
-def test_bulk_copies_compile_with_a_dynamic_tail_and_without(arch):
+def test_bulk_copies_compile_with_a_dynamic_tail_and_without(arch, request):
+    if arch == "sm_90a":
+        expect_spills_of_12_4(request)
     problems = (problem_of(LAYERS["3x3 s5 d2"]), *map(strict, STRICT_LAYERS.values()))
     target = Target.named(arch)
     both = (*problems, *(dataclasses.replace(problem, batch=1) for problem in problems))
@@ -539,7 +551,9 @@ def test_bulk_copies_compile_with_a_dynamic_tail_and_without(arch):
 
 
 @pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
-def test_strict_tiles_spill_in_no_variant(changes):
+def test_strict_tiles_spill_in_no_variant(changes, request):
+    if "x_aligned" in changes:
+        expect_spills_of_12_4(request)
     for name in ("3x5 s2x3 d2x1, 8 to 16", "3x3 s5 d2"):
         assert compiled(strict(STRICT_LAYERS[name], **changes)) > 0
 

@@ -171,9 +171,14 @@ def test_what_our_kernels_do_not_serve_is_said_once_for_each(caplog, monkeypatch
     assert len(caplog.records) == 2
 
 
-def test_importing_starts_nothing():
+@pytest.mark.parametrize("cuda", [None, "13.0"], ids=["CPU build", "CUDA build"])
+def test_importing_starts_nothing(cuda):
+    """Of CUDA builds, the libraries alone: their driver is neither loaded nor initialised."""
     script = (
-        "import os, sys, torch\n"
+        "import os, pathlib, sys, torch\n"
+        f"torch.version.cuda = {cuda!r}\n"
+        "def has_driver(): return 'libcuda.so' in pathlib.Path('/proc/self/maps').read_text()\n"
+        "had_driver = has_driver()\n"
         "opened = []\n"
         "sys.addaudithook(lambda event, arguments: event == 'open' and opened.append(arguments))\n"
         "before, modules = set(os.environ.items()), set(sys.modules)\n"
@@ -182,8 +187,12 @@ def test_importing_starts_nothing():
         "assert not written, written\n"
         "assert set(os.environ.items()) == before\n"
         "assert not torch.cuda.is_initialized()\n"
-        "new = set(sys.modules) - modules\n"
-        "assert not any(name.startswith('cuda') for name in new), 'for the first launch'\n"
+        "new = {name for name in set(sys.modules) - modules if name.startswith('cuda')}\n"
+        "if torch.version.cuda is None: assert not new, 'for the first launch'\n"
+        "else: assert 'cuda.bindings.nvrtc' in new, new\n"
+        "assert has_driver() == had_driver\n"
+        "from tconv.jit import libraries\n"
+        "assert libraries.driver.cache_info().currsize == 0\n"
         "print(sorted(tconv.__all__))\n"
     )
     done = subprocess.run(

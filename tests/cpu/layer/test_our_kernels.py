@@ -59,6 +59,8 @@ def test_calls_at_the_edge_of_what_is_sound_run_ours(run, options):
     input, weight, _ = sample()
     actual = tconv.conv_transpose2d(input, weight, None, **options)
     assert run.calls == ["forward"]
+    if "padding" in options:  # torch 2.9 reads no tensor here, 2.13 does
+        options = {**options, "padding": torch.as_tensor(options["padding"]).tolist()}
     assert torch.equal(actual, F.conv_transpose2d(input, weight, None, **options))
 
 
