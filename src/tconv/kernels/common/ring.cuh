@@ -5,19 +5,6 @@
 
 namespace {
 
-// A `Turn` of a ring whose stages are counted at run time.
-struct CountedTurn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    TCONV_DEVICE void advance(int stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // The next stage of a ring, and the parity of the phase that its mbarriers complete then.
 template <int stages>
 struct Turn {

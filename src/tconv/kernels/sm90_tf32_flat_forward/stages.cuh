@@ -93,6 +93,19 @@ TCONV_DEVICE int weight_stages(const Fields& arguments) {
     return Layer::resident ? Layer::most_weight_stages : arguments.weight_stages;
 }
 
+// A `Turn` of a ring whose stages are counted at run time.
+struct CountedTurn {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    TCONV_DEVICE void advance(int stages) {
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
 // Where a consumer's weights start.
 template <typename Fields>
 TCONV_DEVICE unsigned char* weights_of(const Fields& arguments, Shared& shared, int consumer) {
