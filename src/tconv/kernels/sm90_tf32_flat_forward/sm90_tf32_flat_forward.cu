@@ -101,12 +101,10 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
     CountedTurn pixels, weights;
     Turn<2> places;  // where the consumers write
     uint32_t slice_parity = 0;  // where they do not
-    uint64_t pixel_matrix =
-        ptx::matrix_descriptor(pixels_of(arguments, shared, 0), 16, 8 * line_bytes,
-                               ptx::Swizzle::bytes_128);
-    uint64_t weight_matrix =
-        ptx::matrix_descriptor(weights_of(arguments, shared, consumer), 16, 8 * line_bytes,
-                               ptx::Swizzle::bytes_128);
+    uint64_t pixel_matrix = ptx::matrix_descriptor(pixels_of(arguments, shared, 0), 16,
+                                                   8 * line_bytes, ptx::Swizzle::bytes_128);
+    uint64_t weight_matrix = ptx::matrix_descriptor(weights_of(arguments, shared, consumer), 16,
+                                                    8 * line_bytes, ptx::Swizzle::bytes_128);
     find_unit(arguments, shared);
     if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
     int until_lead = arguments.lead;
