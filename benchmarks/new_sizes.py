@@ -22,12 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from tconv import sizes
+from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
+from tconv.kernels.source import KernelSource
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import Candidate, Plan, plan
 from tconv.problem import Problem
@@ -95,7 +98,7 @@ def model() -> list[dict[str, Any]]:
     return rows
 
 
-def _texts(of: Plan) -> tuple[object, ...]:
+def _texts(of: Plan) -> tuple[KernelSource, ...]:
     return tuple(launch.source for launch in of.launches)
 
 
@@ -115,7 +118,18 @@ def timed() -> list[dict[str, Any]]:
     rows = []
     for name, layer in LAYERS.items():
         ratios = []
-        for problem in draw(layer, TIMED):
+        problems = draw(layer, TIMED)
+        wanted = {
+            source: None
+            for problem in problems
+            for source in (
+                *_texts(sizes.planned(problem, target)),
+                *_texts(plan(problem, target)),
+            )
+        }
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda source: compile_cuda(source, target.arch), wanted))
+        for problem in problems:
             x, w = (
                 torch.randn(shape, device="cuda") for shape in (problem.x_shape, problem.w_shape)
             )

@@ -1,12 +1,14 @@
-"""The CUDA text of exported files, compiled by NVRTC 11.8, 12.1 and 13."""
+"""The CUDA text of exported files, compiled by NVRTC 11.8, 12.1 and 13, and by nvcc if present."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 
 import pytest
 
-from exported import export_half, load, planned_launches
+from exported import KERNELBENCH, export_half, load, planned_launches
 from nvrtc_releases import RELEASES, nvrtc
 from tconv.jit.target import Target
 from tiers import quick
@@ -81,3 +83,28 @@ def test_kernels_that_repair_compile_beside_what_they_repair(release, name, tmp_
     log = compiler.compile(float32_alone(module), "sm_90a")
     entries = re.findall(r"Compiling entry function '(sm90\w+)'", log)
     assert sorted(entries) == sorted(launch.name for launch in module.PLANNED_CALLS[0].launches)
+
+
+NVCC_FLAGS = (
+    # What torch.utils.cpp_extension adds.
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+    "--expt-relaxed-constexpr",
+    "-std=c++17",
+    "-arch=sm_90a",
+)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("number", quick(KERNELBENCH, KERNELBENCH.index(64)))
+def test_nvcc_compiles(number, exported_files, tmp_path):
+    """What NVRTC takes for device code may be host code to nvcc, which users compile with."""
+    source = tmp_path / "cuda.cu"
+    source.write_text(load(exported_files[number]).CUDA_SOURCE)
+    command = ["nvcc", *NVCC_FLAGS, "-c", source, "-o", tmp_path / "cuda.o"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, "\n".join(
+        line for line in (done.stdout + done.stderr).splitlines() if "error" in line
+    )

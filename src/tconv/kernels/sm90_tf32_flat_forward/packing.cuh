@@ -64,8 +64,6 @@ struct Shared {
 using float16_operands::Scale;
 using Seen = float16_operands::Seen<false>;
 
-// Pixels have the same scale in all calls, as images follow each other in a tile.
-[[maybe_unused]] constexpr Scale pixel_scale{Layer::pixel_exponent};
 [[maybe_unused]] constexpr unsigned char slight = 1, misfit = 2;
 
 // Kernels other than the packing have more threads; those of warpgroups 1 and 2 pack.
@@ -266,6 +264,9 @@ TCONV_DEVICE void pack_weights(const Fields& arguments, uint32_t* packed, Shared
 template <typename Fields>
 TCONV_DEVICE void pack_pixels(const Fields& arguments, uint32_t* packed, Shared& shared,
                               Index item) {
+    // Pixels have the same scale in all calls, as images follow each other in a tile.
+    // NOTE: local, since nvcc gives no object of the namespace to a lambda in device code.
+    constexpr Scale pixel_scale{Layer::pixel_exponent};
     Index next = item / (Layer::groups * chunks);
     int plane = int(item - next * (Layer::groups * chunks));
     int group = plane / chunks;
