@@ -52,6 +52,22 @@ CASES = (
 )
 
 
+# Whose slots reach over so many positions that a stage holds one shift in y: dilated, with groups,
+# with phases of which some lack shifts or have none, and a wide image.
+BY_ROWS = (
+    Case(2, 40, 24, 1, (3, 20), (9, 3), (1, 1), (12, 3), (0, 0), (3, 3)),
+    Case(1, 72, 40, 1, (4, 30), (9, 4), (2, 1), (10, 2), (1, 0), (3, 2)),
+    Case(1, 72, 10, 2, (3, 150), (6, 3), (3, 2), (6, 2), (0, 1), (3, 3)),
+    Case(1, 20, 150, 1, (4, 60), (8, 8), (1, 4), (3, 2), (0, 3)),
+)
+
+
+def by_rows(case):
+    """The tiles of which a stage holds the pixels of one shift in y."""
+    chosen = served(problem_of(case))
+    return [p for p in chosen if family.layout(p.problem, p.tile).stage_rows > 1]
+
+
 def served(problem, half=None):
     """Of every tile, or of those that multiply in float16, or not."""
     return [p for p in plans(problem, family.STEM) if half is None or p.tile.half == half]
@@ -101,6 +117,16 @@ def test_every_tile_that_serves(case):
         assert_right(out, case, t)
         if plan_.tile.half:
             assert same_bits(out, run(alone(plan_), t)), "the repair computed it"
+
+
+@pytest.mark.parametrize("case", BY_ROWS, ids=str)
+def test_stages_of_one_shift_in_y(case, many_tiles):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    chosen = by_rows(case)
+    assert {p.tile.half for p in chosen} == {case.in_channels // case.groups > 32, False}
+    for plan_ in chosen:
+        assert_right(run(plan_, t), case, t)
+    assert_order_free(chosen[0], t, blocks=2)
 
 
 def test_cases_serve_every_tile():
@@ -458,6 +484,13 @@ KEPT_LAYERS = {
 def test_resident_and_paired_tiles_compile_likewise(name):
     chosen = [p for p in served(problem_of(KEPT_LAYERS[name])) if p.tile.resident or p.tile.paired]
     assert chosen
+    for plan_ in chosen:
+        assert_compiled_well(alone(plan_))
+
+
+def test_tiles_whose_stages_hold_one_shift_in_y_compile_likewise():
+    chosen = by_rows(Case(5, 464, 8, 1, (43, 43), (9, 7), (2, 1), (8, 3), (1, 0), (3, 3)))
+    assert {p.tile.storers for p in chosen} == {True, False}
     for plan_ in chosen:
         assert_compiled_well(alone(plan_))
 

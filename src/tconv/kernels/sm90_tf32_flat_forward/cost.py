@@ -24,13 +24,13 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     steps = laid.chunks * laid.row_begin[-1] / laid.row_sets
     products = fit.product * steps * 2 * tile.columns
     weights = 0 if tile.resident else steps * WEIGHT_BYTES
-    copied = (weights + laid.chunks * laid.patch_positions * LINE_BYTES) / fit.rate
+    copied = (weights + laid.tile_stages * laid.patch_positions * LINE_BYTES) / fit.rate
     # Copies of a stage have a latency. Stages that are requested ahead hide it.
     pixel_stages, weight_stages = laid.fitting_stages(target)
     ahead: float = pixel_stages
     if not tile.resident:
-        ahead = min(ahead, weight_stages * max(steps / laid.chunks / 2, 0.5))
-    main = max(max(products, copied) + fit.step * steps, fit.stage * laid.chunks / ahead)
+        ahead = min(ahead, weight_stages * max(steps / laid.tile_stages / 2, 0.5))
+    main = max(max(products, copied) + fit.step * steps, fit.stage * laid.tile_stages / ahead)
     # Each output takes a division by the number of phases, unless that is a power of two.
     stride = problem.width.stride
     outputs = laid.step * (1 if stride & (stride - 1) == 0 else fit.division)

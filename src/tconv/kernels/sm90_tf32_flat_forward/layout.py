@@ -120,7 +120,7 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """Stages of pixels of a tile."""
+        """Pieces of the input channels."""
         return -(-self.problem.in_channels_per_group // (LINE_WORDS * self.word_channels))
 
     @functools.cached_property
@@ -173,29 +173,43 @@ class Layout:
         """All positions."""
         return self.problem.batch * self.image_positions
 
-    @property
-    def boxes(self) -> int:
-        """Tensor copies (TMA) that load a stage's pixels."""
-        return -(-self._positions // MOST_BOX)
+    @functools.cached_property
+    def slot_rows(self) -> tuple[int, ...]:
+        """The distinct shifts in y."""
+        return tuple(sorted({y for row_class in self.classes for y, _ in row_class}))
+
+    @functools.cached_property
+    def stage_rows(self) -> int:
+        """Stages of pixels of a chunk, one for each of `slot_rows`; or one that serves all slots.
+
+        The positions that all slots reach can be too many. With a dilation, most of them lie
+        between the rows that are read.
+        """
+        if self.model is not self:
+            return self.model.stage_rows
+        fits = self._fitting_stages(hopper.TARGET, self._boxes(self.most_slot[0])) != (0, 0)
+        return 1 if fits else max(1, len(self.slot_rows))
 
     @property
-    def box_positions(self) -> int:
-        """Positions of one copy: whole swizzle patterns."""
-        return -(-self._positions // (16 * self.boxes)) * 16
+    def tile_stages(self) -> int:
+        """Stages of pixels of a tile."""
+        return self.chunks * self.stage_rows
+
+    @functools.cached_property
+    def boxes(self) -> tuple[int, int]:
+        """Tensor copies (TMA) that load a stage's pixels, and positions of each."""
+        return self._boxes(self.most_slot[0] if self.stage_rows == 1 else 0)
 
     @property
     def patch_positions(self) -> int:
         """Positions of a stage."""
-        return self.boxes * self.box_positions
+        return math.prod(self.boxes)
 
-    @property
-    def _positions(self) -> int:
-        """Positions that a tile reads: its own, and those that its slots reach back to."""
-        return self.tile.columns + self._reach
-
-    @functools.cached_property
-    def _reach(self) -> int:
-        return self.most_slot[0] * self.pitch + self.most_slot[1]
+    def _boxes(self, rows: int) -> tuple[int, int]:
+        """`boxes` for the tile's positions and those so many rows before them."""
+        positions = self.tile.columns + rows * self.pitch + self.most_slot[1]
+        count = -(-positions // MOST_BOX)
+        return count, -(-positions // (16 * count)) * 16  # whole swizzle patterns
 
     @property
     def rows(self) -> int:
@@ -264,7 +278,11 @@ class Layout:
         return MOST_PIXEL_STAGES, MOST_WEIGHT_STAGES
 
     def fitting_stages(self, target: Target) -> tuple[int, int]:
-        """As many stages of pixels and of weights as shared memory holds.
+        """As many stages of pixels and of weights as shared memory holds."""
+        return self._fitting_stages(target, self.boxes)
+
+    def _fitting_stages(self, target: Target, boxes: tuple[int, int]) -> tuple[int, int]:
+        """As many stages as shared memory holds, if a stage of pixels has these boxes.
 
         Weights first have four stages, or three beside the storers' outputs. Pixels come next,
         since they take longer to load. What is left goes to weights. Resident weights have a stage
@@ -274,7 +292,7 @@ class Layout:
         weights then are as many as leave room for two of pixels.
         """
         most_pixels, most_weights = self.most_stages
-        weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), self.patch_positions * LINE_BYTES + 16
+        weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), math.prod(boxes) * LINE_BYTES + 16
         free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
         counts: tuple[int, ...] = (3, 2) if self.tile.storers else (4, 3)
         if self.tile.resident:
@@ -311,7 +329,7 @@ class Layout:
         """Fields of `struct Arguments`: the stages, and the lead of the first consumer."""
         pixels, weights = self.stages(target)
         return {
-            "box_positions": self.box_positions,
+            "box_positions": self.boxes[1],
             "pixel_bytes": self.patch_positions * LINE_BYTES,
             "pixel_stages": pixels,
             "weight_stages": weights,
@@ -328,7 +346,7 @@ class Layout:
         together = self.tile.apart and not self.tile.storers
         if together or self.tiles <= target.multiprocessors:
             return 0
-        return min(self.stages(target)[0] // 2, -(-self.chunks // 2))
+        return min(self.stages(target)[0] // 2, -(-self.tile_stages // 2))
 
     @property
     def row_sets(self) -> int:

@@ -24,8 +24,15 @@ TCONV_DEVICE int reach(const Fields& arguments) {
 template <typename Fields>
 TCONV_DEVICE void find_starts(const Fields& arguments, Shared& shared) {
     for (int slot = threadIdx.x; slot < Layer::slots; slot += Layer::threads) {
-        int back = entry(Layer::slot_y, slot) * arguments.pitch + entry(Layer::slot_x, slot);
-        shared.starts[slot] = (reach(arguments) - back) * line_bytes;
+        int slot_x = entry(Layer::slot_x, slot), slot_y = entry(Layer::slot_y, slot);
+        if constexpr (stage_rows == 1) {
+            int back = slot_y * arguments.pitch + slot_x;
+            shared.starts[slot] = (reach(arguments) - back) * line_bytes;
+        } else {
+            int row = 0;
+            while (entry(Layer::slot_rows, row) != slot_y) ++row;
+            shared.starts[slot] = (Layer::most_slot_x - slot_x) * line_bytes + row;
+        }
     }
 }
 
@@ -38,7 +45,12 @@ TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
     Tiles own(arguments);
     for (int tile = own.first; tile < own.end; tile += own.step) {
         Position at(tile, arguments);
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int stage = 0; stage < tile_stages; ++stage) {
+            int from = origin + at.first;
+            if constexpr (stage_rows > 1) {
+                int row = entry(Layer::slot_rows, stage % stage_rows);
+                from += (Layer::most_slot_y - row) * arguments.pitch;
+            }
             uint64_t* full = &shared.pixels_full[turn.stage];
             ptx::mbarrier_wait_parity(&shared.pixels_empty[turn.stage], turn.parity ^ 1);
             ptx::mbarrier_arrive_expect_tx(full, arguments.pixel_bytes);
@@ -47,8 +59,8 @@ TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
                  position += arguments.box_positions) {
                 ptx::cp_async_bulk_tensor_3d_global_to_shared(
                     pixels_of(arguments, shared, turn.stage) + position * line_bytes,
-                    &arguments.pixel_map, 0, origin + at.first + position,
-                    at.group * chunks + chunk, full);
+                    &arguments.pixel_map, 0, from + position,
+                    at.group * chunks + stage / stage_rows, full);
             }
             turn.advance(arguments.pixel_stages);
         }

@@ -11,7 +11,8 @@
 // pixels in TF32 and recomputes those images, or all. If all values fit, it ends at once
 // (sm90_tf32_flat_forward/repair.cuh).
 //
-//   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time
+//   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time;
+//                     stage_rows > 1: with the reach of one shift in y, one after another
 //   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
 //                     all of a row group, which stay as long as tiles are of this group
 //   warp 3:           where each position's outputs lie; what the packing has noted
@@ -48,6 +49,11 @@ namespace {
 // known at compile time.
 TCONV_DEVICE int start_of(const Shared& shared, int slot) {
     return Layer::slots == 1 ? 0 : shared.starts[slot];
+}
+
+// Whether a stage of this row has the pixels of the slot that starts there.
+TCONV_DEVICE bool is_in_row(int start, int row) {
+    return stage_rows == 1 || start % line_bytes == row;
 }
 
 // What a consumer computes of a tile: its rows and their slots.
@@ -126,23 +132,26 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         // The stages that the newest finished products were the last to read, to be handed back.
         uint64_t* used_pixels = nullptr;
         uint64_t* used_weights = nullptr;
+        int slot = work.begin, row = 0;
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int stage = 0; stage < tile_stages; ++stage) {
             if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
             ptx::mbarrier_wait_parity(&shared.pixels_full[pixels.stage], pixels.parity);
             // If products follow, they hold the lanes together. If none do, no lane may still wait
             // when the stage is handed back: the barrier could be a turn further by then.
             __syncwarp();
             uint64_t patch = ptx::advance(pixel_matrix, pixels.stage * arguments.pixel_bytes);
-            int start = start_of(shared, work.begin < Layer::slots ? work.begin : 0);
+            if (row == 0) slot = work.begin;
+            int start = start_of(shared, slot < Layer::slots ? slot : 0);
+            int first = slot;
 #pragma unroll 1
-            for (int slot = work.begin; slot < work.end; ++slot) {
+            for (; slot < work.end && is_in_row(start, row); ++slot) {
                 if (!Layer::resident || fresh) {
                     ptx::mbarrier_wait_parity(&shared.weights_full[consumer][weights.stage],
                                               weights.parity);
                 }
                 uint64_t a = ptx::advance(weight_matrix, weights.stage * weight_bytes);
-                uint64_t b = ptx::advance(patch, start);
+                uint64_t b = ptx::advance(patch, stage_rows == 1 ? start : start & -line_bytes);
                 if (slot + 1 < work.end) start = start_of(shared, slot + 1);
                 ptx::wgmma_fence();
 #pragma unroll
@@ -158,7 +167,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group<1>();
                 if (used_weights != nullptr) hand_back(used_weights);
-                if (slot == work.begin && used_pixels != nullptr) hand_back(used_pixels);
+                if (slot == first && used_pixels != nullptr) hand_back(used_pixels);
                 if constexpr (Layer::resident) {
                     ++weights.stage;
                 } else {
@@ -167,12 +176,19 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 }
             }
             uint64_t* empty = &shared.pixels_empty[pixels.stage];
-            if (work.begin == work.end) {  // no row group, or one of empty phases
+            if (slot == first) {  // no row group, or one of empty phases, or no slot in the row
+                if constexpr (stage_rows > 1) {
+                    // The producer may need the stage before for the next products.
+                    ptx::wgmma_wait_group<0>();
+                    if (used_pixels != nullptr) hand_back(used_pixels);
+                    used_pixels = nullptr;
+                }
                 hand_back(empty);
             } else {
                 used_pixels = empty;
             }
             pixels.advance(arguments.pixel_stages);
+            if (stage_rows > 1 && ++row == stage_rows) row = 0;
         }
         ptx::wgmma_wait_group<0>();
         ptx::fence_registers(sums);

@@ -17,6 +17,11 @@ constexpr int wgmma_bytes = 32;  // its depth
 constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int columns = Layer::columns;
 
+// Stages of pixels of a tile. One serves all slots of a chunk, or those of one shift in y.
+constexpr int stage_rows = Layer::stage_rows;
+constexpr int tile_stages = chunks * stage_rows;
+static_assert(stage_rows <= line_bytes, "`Shared::starts` holds a row's number beside a line's");
+
 constexpr int weight_bytes = 64 * line_bytes;
 
 // Outputs in shared memory. A row is one channel's positions, some at a time, with all phases. The
@@ -70,7 +75,8 @@ struct alignas(1024) Shared {
     Place places[2][columns];
     float outputs[out_groups][out_channels][out_pitch];
     // For each slot, where a tile's first position lies in the patch, in bytes. The constants that
-    // give it lie in device memory, and each step of the products would wait for them.
+    // give it lie in device memory, and each step of the products would wait for them. Where a
+    // stage serves one shift in y, that shift's number is added.
     int starts[Layer::slots];
     float units[consumers * 4];  // of each warp, what its sums are multiplied by
     bool wrong[consumers][2]
