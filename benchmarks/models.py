@@ -6,6 +6,8 @@ Each model runs with its own weights in PyTorch and, converted, in tconv, in tur
 few steps between two CUDA events. Inference is a forward pass in inference mode, training a forward
 and a backward pass. The ratio is the median over the turns, since a host's speed drifts.
 `--gpu-name` pretends another GPU, of which no committed row speaks.
+
+A copy of PyTorch's model runs in the same turns. Its ratio, `control`, is the noise of the host.
 """
 
 from __future__ import annotations
@@ -181,7 +183,9 @@ def race(steps: list[Callable[[], Tensor]]) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in steps]
     for turn in range(ROUNDS):
         order = list(zip(steps, found, strict=True))
-        for run, times in order if turn % 2 else order[::-1]:
+        first = turn // 2 % len(order)
+        turned = order[first:] + order[:first]
+        for run, times in turned if turn % 2 else turned[::-1]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(count):
@@ -216,18 +220,19 @@ def main() -> None:
             if channels_last:
                 model = model.to(memory_format=torch.channels_last)
                 x = x.to(memory_format=torch.channels_last)
-            converted = copy.deepcopy(model)
+            converted, again = copy.deepcopy(model), copy.deepcopy(model)
             turned = tconv.convert(converted)
             ratios = []
             for training in (False, True):
                 tconv.statistics(reset=True)
                 own = tconv.own_kernels() if parsed.own_kernels else contextlib.nullcontext()
-                steps = [step(m, x, autocast, training) for m in (model, converted)]
+                steps = [step(m, x, autocast, training) for m in (model, converted, again)]
                 with own:
                     apart = (steps[0]() - steps[1]()).norm() / steps[0]().norm()
-                    theirs, ours = race(steps)
+                    theirs, ours, copied = race(steps)
                 ratio = median(a / b for a, b in zip(theirs, ours, strict=True))
-                ratios.append(f"{ratio:.3f}")
+                control = median(a / b for a, b in zip(theirs, copied, strict=True))
+                ratios.append(f"{ratio:.3f} ({control:.3f})")
                 ran = {f"{row.direction} {row.kernel}: {row.reason}" for row in tconv.statistics()}
                 rows.append(
                     {
@@ -238,6 +243,7 @@ def main() -> None:
                         "pytorch_ms": median(theirs),
                         "tconv_ms": median(ours),
                         "ratio": ratio,
+                        "control": control,
                         "apart": float(apart),
                         "ran": "; ".join(sorted(ran)),
                         "gpu": name,
