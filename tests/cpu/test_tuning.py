@@ -317,7 +317,9 @@ def test_a_class_of_problems_is_timed_against_pytorch_once(machine, seconds, fas
     chosen = machine.choose_runner()
     own = able()[0]
     assert chosen == (PYTORCH if faster else own)
-    assert machine.launched == [own, PYTORCH] * (1 + tuning.REPEATS)
+    several = tuning.IN_A_ROW
+    in_turns = ([own] * several + [PYTORCH] * several) * tuning.REPEATS
+    assert machine.launched == [own, PYTORCH, *in_turns]
     machine.launched.clear()
     near = Layer.parse("32,32,4,2,1,bias=no", "2x18x20").problem("forward")
     assert machine.choose_runner(near) == chosen

@@ -162,12 +162,40 @@ def capture(work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, tor
 def test_graph_capture(values: torch.Tensor, loaded: bool) -> None:
     source = Source(stem=f"captured_{loaded}".lower())
     if loaded:
-        runtime.load(source, 0)
-    graph, output = capture(lambda: run(runtime.load(source, 0), values, 2.0, 0.5))
+        runtime.keep(runtime.load(source, 0))
+
+    def work() -> torch.Tensor:
+        kernel = runtime.load(source, 0)
+        runtime.keep(kernel)
+        return run(kernel, values, 2.0, 0.5)
+
+    graph, output = capture(work)
     for _ in range(2):
         values.normal_()
         graph.replay()
         torch.testing.assert_close(output, values * 2 + 0.5)
+
+
+def test_a_kernel_that_goes_while_others_run_or_are_captured(values: torch.Tensor) -> None:
+    small = values[:THREADS].clone()
+    slow = runtime.load(Source(stem="slow", spin=200_000_000), 0)  # about 0.1 s
+    output = run(slow, small, 2.0, 0.0)
+    del slow
+    torch.testing.assert_close(output, small * 2)
+
+    gone = runtime.load(Source(stem="gone"), 0)
+    run(gone, values, 2.0, 0.5)
+    kept = runtime.load(Source(stem="kept"), 0)
+    runtime.keep(kept)
+
+    def work() -> torch.Tensor:
+        nonlocal gone
+        gone = None  # type: ignore[assignment]
+        return run(kept, values, 2.0, 0.5)
+
+    graph, output = capture(work)
+    graph.replay()
+    torch.testing.assert_close(output, values * 2 + 0.5)
 
 
 def test_a_thread_that_has_no_context(values: torch.Tensor) -> None:
@@ -314,6 +342,8 @@ needs_dependent_launches = pytest.mark.skipif(
 def dependent_pairs(values: torch.Tensor, between: torch.Tensor, count: int) -> torch.Tensor:
     """values * (1 + pair) + pair for each pair; all of them through the same memory."""
     first, second = (runtime.load(Stage(stem), 0) for stem in ("first", "second"))
+    for kernel in (first, second):
+        runtime.keep(kernel)  # a graph may launch them
     outputs = values.new_full((count, *values.shape), float("nan"))
     stream = torch.cuda.current_stream().cuda_stream
     grid = -(-values.numel() // THREADS)

@@ -347,15 +347,9 @@ def _adopt(device: int) -> bool:
 
 
 def _unload(device: int, module: Any) -> None:
-    """Unloads a module, if the device can be waited for: kernels may still run.
-
-    It cannot be while a CUDA graph is captured. The module then remains.
-    """
-    driver = libraries.driver()
+    """Unloads a module. The driver waits until none of its kernels runs."""
     with _current_context(device), _relaxed_capture():
-        (result,) = driver.cuCtxSynchronize()
-        if not result:
-            driver.cuModuleUnload(module)
+        libraries.driver().cuModuleUnload(module)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ struct {
     int count, id, value;
 } last_attributes;
 int driver_version = 13000, capability = 9;
-int unloads = 0, synchronize_result = 0;
+int unloads = 0;
 int launches = 0, dynamic_shared = -1, parameters = 1, load_capture_mode = -1;
 }  // namespace
 
@@ -33,7 +33,6 @@ extern "C" {
 // For the test.
 void fake_next_result(int result) { next_results.push_back(result); }
 int fake_unloads() { return unloads; }
-void fake_synchronize_result(int result) { synchronize_result = result; }
 void fake_parameters(int count) { parameters = count; }
 int fake_launches() { return launches; }
 void fake_driver_version(int version) { driver_version = version; }
@@ -91,7 +90,6 @@ int cuModuleUnload(Handle module) {
     if (module != (Handle)0xD0 || capture_mode != 2) return 1;
     return ++unloads, 0;
 }
-int cuCtxSynchronize() { return synchronize_result; }
 int cuModuleGetFunction(Handle* function, Handle, const char* name) {
     return *function = (Handle)0xF0, std::strcmp(name, "absent") == 0 ? 500 : 0;
 }

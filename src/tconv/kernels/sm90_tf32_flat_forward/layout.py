@@ -80,6 +80,13 @@ Of normal values, one octet in 1.3 * 10^6 has one. A batch of up to FEW_OCTETS o
 none. An image may have one, and one more for each OCTETS_OF_SLIGHT octets, up to MOST_SLIGHT.
 """
 
+MOST_OCTETS = 2_600_000
+"""Most octets of an image that is multiplied in float16.
+
+With so many, one image of normal values in twenty has more than MOST_SLIGHT octets with a slight
+value, and is computed again. hd_k4s2, with 16.6 million, took three times as long for that.
+"""
+
 MOST_HALF_BLOCKS = 4096
 """Most blocks of a packing in float16. Each block of the kernel reads a word of each."""
 
@@ -481,18 +488,22 @@ class Layout:
         return STATUS_WORDS, -(-self.pack_blocks // 4) * 4, images, self.pack_items[1] * 16
 
     @property
+    def image_octets(self) -> int:
+        """Octets (8 channels of a pixel) of an image."""
+        problem = self.problem
+        octets = -(-problem.in_channels_per_group // 8)
+        return problem.groups * octets * problem.height.size * problem.width.size
+
+    @property
     def most_slight(self) -> int:
         """Most octets (8 channels of a pixel) of an image that may have too small a value.
 
         The limit allows for what chance brings; with few pixels it is 0. A pixel that is small in
         all channels exceeds it.
         """
-        problem = self.problem
-        octets = -(-problem.in_channels_per_group // 8)
-        of_image = problem.groups * octets * problem.height.size * problem.width.size
-        if problem.batch * of_image <= FEW_OCTETS:
+        if self.problem.batch * self.image_octets <= FEW_OCTETS:
             return 0
-        return min(MOST_SLIGHT, 1 + of_image // OCTETS_OF_SLIGHT)
+        return min(MOST_SLIGHT, 1 + self.image_octets // OCTETS_OF_SLIGHT)
 
     @property
     def most_unfit_weights(self) -> int:
@@ -573,6 +584,11 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.half and laid.chunks == laid.repairing.chunks:
         found = problem.in_channels_per_group
         return f"multiplies {2 * LINE_WORDS} input channels at a time, there are {found}"
+    if tile.half and laid.image_octets > MOST_OCTETS:
+        return (
+            f"float16 holds images of up to {MOST_OCTETS} times 8 channels of a pixel, this has "
+            f"{laid.image_octets}"
+        )
     if tile.half:
         refusal = tile_why_not(problem, target, laid.repairing.tile)
         if refusal is not None:
