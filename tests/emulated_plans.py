@@ -86,7 +86,7 @@ def problem_of(case: Case, **changes) -> Problem:
         bias=case.bias,
     )
     aligned = case.size[1] % 4 == 0
-    return dataclasses.replace(problem, **({"x_aligned": aligned} | changes))
+    return dataclasses.replace(problem, **({"source_aligned": aligned} | changes))
 
 
 def plans(problem: Problem, stem: str, target: Target = HOPPER) -> list[Plan]:

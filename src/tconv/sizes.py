@@ -173,7 +173,7 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
         best = cheapest(made, sample, target) or _own(sample, target)
         texts = _texts(best, target)
         # A kernel that does not depend on the alignment of x serves any.
-        loose = dataclasses.replace(best, like=dataclasses.replace(sample, x_aligned=False))
+        loose = dataclasses.replace(best, like=dataclasses.replace(sample, source_aligned=False))
         pool.setdefault(texts, loose if _texts(loose, target) == texts else best)
     among = list(pool.values())
     times = [[cost(kernel, sample, target) for kernel in among] for sample in samples]
@@ -257,7 +257,12 @@ def _record(kernel: Candidate) -> dict[str, object]:
     like = kernel.like
     assert like is not None
     sizes = {"batch": like.batch, "height": like.height.size, "width": like.width.size}
-    return {"kernel": kernel.stem, "tile": str(kernel.tile), **sizes, "aligned": like.x_aligned}
+    return {
+        "kernel": kernel.stem,
+        "tile": str(kernel.tile),
+        **sizes,
+        "aligned": like.source_aligned,
+    }
 
 
 def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
@@ -274,7 +279,7 @@ def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
                 cost=math.inf,
                 like=dataclasses.replace(
                     problem.resized(one["batch"], one["height"], one["width"]),
-                    x_aligned=one["aligned"],
+                    source_aligned=one["aligned"],
                 ),
             )
             for one in json.loads(payload)

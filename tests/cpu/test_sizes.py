@@ -43,7 +43,7 @@ def problem(text: str, math: str = "tf32") -> Problem:
 def resized(of: Problem, draw: random.Random) -> Problem:
     batch, height, width = draw.choice((1, 4, 32)), draw.randint(3, 70), draw.randint(3, 140)
     found = of.resized(batch, 1 if of.height.size == 1 else height, width)
-    return dataclasses.replace(found, x_aligned=found.x_aligned and draw.random() < 0.8)
+    return dataclasses.replace(found, source_aligned=found.source_aligned and draw.random() < 0.8)
 
 
 def texts(of) -> tuple:
@@ -106,7 +106,7 @@ def test_a_kernel_for_another_size_is_right(case, others, math):
 
 def test_kernels_that_cannot_serve():
     aligned = problem("64,64,3").resized(1, 8, 32)
-    assert aligned.x_aligned and not aligned.serves(aligned.resized(1, 8, 33))
+    assert aligned.source_aligned and not aligned.serves(aligned.resized(1, 8, 33))
     odd = aligned.resized(1, 8, 33)
     assert odd.serves(aligned) and odd.serves(aligned.resized(7, 1, 31))
     assert not odd.serves(problem("64,64,4").resized(1, 8, 33))

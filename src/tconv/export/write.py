@@ -358,7 +358,7 @@ def _planned_call(planned: Planned) -> str:
         "has_bias": problem.bias,
         "tf32": problem.math == "tf32",
         "wide_offsets": problem.wide_offsets,
-        "x_aligned": problem.x_aligned,
+        "x_aligned": problem.source_aligned,
         "y_aligned": any(launch.aligned for launch in chosen.launches),
         "whole_rows": any(launch.whole_rows for launch in chosen.launches),
         "capabilities": planned.kernels[0].capabilities,

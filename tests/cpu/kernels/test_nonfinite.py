@@ -167,7 +167,7 @@ def test_general(stem, case):
         dtype=str(dtype).removeprefix("torch."),
         math="tf32" if turn == 0 else "ieee",
         bias=case.bias and direction == "forward",
-        x_aligned=False,
+        source_aligned=False,
         x_layout=formats[t.x.is_contiguous(memory_format=torch.channels_last)],
         y_layout=formats[t.grad_output.is_contiguous(memory_format=torch.channels_last)],
     )

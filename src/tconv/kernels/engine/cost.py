@@ -1,0 +1,31 @@
+"""The modelled time of the engine's forward and input gradient."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels import costs, family
+from tconv.kernels.engine.layout import LINE_BYTES, WEIGHT_BYTES, layout
+from tconv.kernels.engine.tiles import CONSUMERS, Tile
+from tconv.problem import Problem
+
+_COSTS = costs.load(__file__)
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing and kernel, and of the host."""
+    fit = _COSTS
+    laid = layout(problem, tile)
+    # Averages over the row sets of a tile's positions.
+    stages = laid.chunks * sum(map(len, laid.kinds)) / len(laid.kinds)
+    slots = laid.chunks * laid.slot_count * laid.row_blocks / laid.row_sets
+    if tile.split:
+        slots *= CONSUMERS
+    products = slots * tile.columns * fit.product
+    copied = (slots * WEIGHT_BYTES + stages * laid.patch_positions * LINE_BYTES) / fit.rate
+    patch_stages = max(1, laid.rings(target)[0])
+    main = max(max(products, copied) + fit.step * slots, fit.stage * stages / patch_stages)
+    of_tile = main + fit.written * tile.columns + fit.tile
+    waves = -(-laid.tiles // target.multiprocessors)
+    modelled = max(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
+    packing = fit.pack_launch * 1e-6 + laid.packed_elements * 8 / (fit.pack_weights * 1e12)
+    return family.with_host(modelled + packing + fit.launch * 1e-6)
