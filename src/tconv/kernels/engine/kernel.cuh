@@ -1,7 +1,7 @@
 // An engine kernel: the roles of a block's warps.
 //
 //   warp 0            bring: patches
-//   warps 1, 2        weights of each consumer
+//   warps 1, 2        weights of each consumer, or of both
 //   warpgroups 1, 2   consumers: multiply, then store
 //
 // The second consumer starts `lead` stages after the first: in step both would wait and write at
@@ -36,7 +36,7 @@ TCONV_DEVICE void run(const Arguments& arguments, unsigned char* memory) {
         ptx::setmaxnreg_dec<40>();
         int warp = threadIdx.x / 32;
         if (threadIdx.x % 32 == 0 && warp == 0) bring_patches(arguments, shared);
-        if (threadIdx.x % 32 == 0 && (warp == 1 || warp == 2)) {
+        if (threadIdx.x % 32 == 0 && warp >= 1 && warp <= weight_rings) {
             bring_weights(arguments, shared, warp - 1);
         }
     } else {

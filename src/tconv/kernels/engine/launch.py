@@ -7,10 +7,7 @@ import itertools
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.engine.layout import (
-    DEPTH,
-    LINE_BYTES,
     MOST_PATCH_STAGES,
-    MOST_WEIGHT_STAGES,
     PACK_THREADS,
     Layout,
     layout,
@@ -23,7 +20,6 @@ from tconv.kernels.launch import (
     Operand,
     Stride,
     TensorMap,
-    strides,
     weights,
 )
 from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
@@ -70,15 +66,17 @@ def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
         ("Element", problem.dtype),
         ("groups", problem.groups),
         ("rows", laid.rows),
+        ("group_rows", laid.group_rows),
         ("reduced", laid.reduced),
-        ("result_begin", begins),
-        ("result_slots", begins[-1]),
+        ("line_bytes", laid.line_bytes),
+        ("set_begin", begins),
+        ("all_slots", begins[-1]),
     )
 
 
 def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
     problem = laid.problem
-    slots = [slot for of_result in laid.slots for slot in of_result]
+    slots = [slot for of_set in laid.slots for slot in of_set]
     kinds = laid.kinds
     step = (problem.height.stride, problem.width.stride) if laid.forward else (1, 1)
     return KernelSource(
@@ -88,13 +86,15 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("bfloat", problem.dtype == "bfloat16"),
             ("bias", problem.bias),
             ("columns", laid.tile.columns),
-            ("split", laid.tile.split),
+            ("positions_are_rows", laid.tile.positions_are_rows),
+            ("resident", laid.resident),
             ("vector", laid.vector),
             ("fixed_bytes", laid.fixed_bytes),
             ("most_patch_stages", MOST_PATCH_STAGES),
-            ("most_weight_stages", MOST_WEIGHT_STAGES),
+            ("most_weight_stages", laid.most_weight_stages),
             ("sources", len(laid.sources)),
             ("results", laid.result_count),
+            ("tile_results", laid.tile_results),
             ("results_x", len(laid.results[1])),
             ("result_y", tuple(view.first for view in laid.results[0])),
             ("result_x", tuple(view.first for view in laid.results[1])),
@@ -107,7 +107,10 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("kind_begin", tuple(itertools.accumulate((0, *map(len, kinds))))),
             ("kind_stages", tuple(stage for kind in kinds for stage in kind) or (0,)),
             ("slots", max(1, len(slots))),
-            ("slot_stage", tuple(slot.stage for slot in slots) or (0,)),
+            (
+                "slot_number",
+                tuple(slot.stage * laid.tile_results + slot.result for slot in slots) or (0,),
+            ),
             ("slot_y", tuple(slot.y for slot in slots) or (0,)),
             ("slot_x", tuple(slot.x for slot in slots) or (0,)),
         ),
@@ -129,7 +132,7 @@ def _type_of(name: str, argument: Argument, index: str) -> str:
 
 def _pack_source(laid: Layout) -> KernelSource:
     problem = laid.problem
-    slots = [slot for of_result in laid.slots for slot in of_result]
+    slots = [slot for of_set in laid.slots for slot in of_set]
     index = _index(laid)
     return KernelSource(
         stem=PACK_STEM,
@@ -177,7 +180,8 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "pitch_x": laid.pitch_x,
         "pitch_x_multiplier": pitch_x[0],
         "pitch_x_shift": pitch_x[1],
-        "patch_bytes": laid.patch_positions * LINE_BYTES,
+        "first_patch": laid.first_patch,
+        "patch_bytes": laid.patch_positions * laid.line_bytes,
         "stage_bytes": laid.stage_bytes,
         "patch_stages": patch_stages,
         "weight_stages": weight_stages,
@@ -207,8 +211,8 @@ def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
             Stride(read, 0),
             laid.reduced * item,
         ),
-        box=(DEPTH, box_x + laid.reach[1], box_y + laid.reach[0], box_n, 1),
-        swizzle=LINE_BYTES,
+        box=(laid.depth, box_x + laid.reach[1], box_y + laid.reach[0], box_n, 1),
+        swizzle=laid.line_bytes,
         dtype=problem.dtype,
         first=(Stride(read, 2, view_y.first), Stride(read, 3, view_x.first)),
     )

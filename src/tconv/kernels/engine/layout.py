@@ -22,21 +22,19 @@ from tconv.kernels import family
 from tconv.kernels.engine.tiles import CONSUMERS, GROUP_ROWS, Tile
 from tconv.problem import Axis, Problem
 
-DEPTH = 64
-"""Channels of a stage."""
+PIECE_BYTES = 64 * 128
+MOST_SUMS = 128
+"""Sums of a thread."""
 
-LINE_BYTES = 128
-WEIGHT_BYTES = GROUP_ROWS * LINE_BYTES
-PIECE_BYTES = 64 * LINE_BYTES
 MOST_PATCH_STAGES = 8
 MOST_WEIGHT_STAGES = 8
+MOST_RESIDENT = 32
+"""Most pieces of weights that a block keeps."""
+
 LEAST_WEIGHT_STAGES = (4, 3, 2)
 MOST_BOX = 256
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
-
-MOST_STAGES = 128
-"""Distinct stages: a slot's entry in shared memory has room for their number."""
 
 PACK_THREADS = 256
 PACK_DEPTH = 16
@@ -57,11 +55,13 @@ class Slot(NamedTuple):
 
     Attributes:
         stage: its stage's index in `Layout.stages`.
+        result: among those of its set.
         y, x: the distances within the stage's patch.
         tap: index of the weight, row by row.
     """
 
     stage: int
+    result: int
     y: int
     x: int
     tap: int
@@ -107,9 +107,48 @@ class Layout:
         return (problem.in_channels if self.forward else problem.out_channels) // problem.groups
 
     @property
+    def depth(self) -> int:
+        """Channels of a stage."""
+        return 32 if self.reduced <= 32 else 64
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of a position in a stage, or of a row of weights."""
+        return 2 * self.depth
+
+    @property
     def chunks(self) -> int:
         """Stages of channels."""
-        return -(-self.reduced // DEPTH)
+        return -(-self.reduced // self.depth)
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a row group: 64, or fewer where they are columns."""
+        if not self.tile.positions_are_rows:
+            return GROUP_ROWS
+        blocks = -(-self.rows // GROUP_ROWS)
+        return -(-self.rows // (8 * blocks)) * 8
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a piece of weights."""
+        return self.group_rows * self.line_bytes
+
+    @functools.cached_property
+    def tile_results(self) -> int:
+        """Results of a tile, a set: as many as there are registers for."""
+        if not self.tile.positions_are_rows:
+            return 1
+        sums = self.tile.columns // 64 * self.group_rows // 2
+        count = self.result_count
+        return max(
+            (k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS), default=1
+        )
+
+    @property
+    def set_count(self) -> int:
+        """Sets of results."""
+        return self.result_count // self.tile_results
 
     @functools.cached_property
     def phases(self) -> tuple[tuple[tuple[int, View], ...], ...]:
@@ -174,7 +213,7 @@ class Layout:
 
     @functools.cached_property
     def _stages(self) -> tuple[tuple[Stage, ...], tuple[tuple[Slot, ...], ...], tuple[int, int]]:
-        """Stages, the slots of each result, and how far a stage's taps reach in y and x."""
+        """Stages, the slots of each set, and how far a stage's taps reach in y and x."""
         reach = self.tile.reach
 
         def key(at: tuple[int, int, int]) -> tuple[int, ...]:
@@ -191,23 +230,17 @@ class Layout:
             )
             for k in keys
         )
-        slots = tuple(
-            tuple(
-                sorted(
-                    Slot(
-                        keys.index(key(at)),
-                        at[1] - stages[keys.index(key(at))].y,
-                        at[2] - stages[keys.index(key(at))].x,
-                        tap,
-                    )
-                    for at, tap in of_result
-                )
-            )
-            for of_result in self._taps
-        )
-        every = [slot for of_result in slots for slot in of_result]
+        index = {k: i for i, k in enumerate(keys)}
+        slots: list[list[Slot]] = [[] for _ in range(self.set_count)]
+        for result, of_result in enumerate(self._taps):
+            of_set, number = divmod(result, self.tile_results)
+            for at, tap in of_result:
+                stage = index[key(at)]
+                y, x = at[1] - stages[stage].y, at[2] - stages[stage].x
+                slots[of_set].append(Slot(stage, number, y, x, tap))
+        every = [slot for of_set in slots for slot in of_set]
         most = max((s.y for s in every), default=0), max((s.x for s in every), default=0)
-        return stages or (Stage(0, 0, 0),), slots, most
+        return stages or (Stage(0, 0, 0),), tuple(tuple(sorted(of_set)) for of_set in slots), most
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -216,7 +249,7 @@ class Layout:
 
     @property
     def slots(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots of each result, by stage."""
+        """The slots of each set, by stage and result."""
         return self._stages[1]
 
     @property
@@ -226,33 +259,33 @@ class Layout:
 
     @property
     def slot_count(self) -> int:
-        """Slots of all results."""
+        """Slots of all sets."""
         return sum(map(len, self.slots))
 
     @property
     def row_blocks(self) -> int:
-        """Blocks of 64 rows of a result."""
-        return -(-self.rows // GROUP_ROWS)
+        """Blocks of rows of a set."""
+        return -(-self.rows // self.group_rows)
 
     @property
     def row_groups(self) -> int:
-        """Blocks of 64 rows of all results: of a block all results follow each other."""
-        return self.row_blocks * self.result_count
+        """Blocks of rows of all sets: of a block all sets follow each other."""
+        return self.row_blocks * self.set_count
 
     @property
-    def set_groups(self) -> int:
+    def tile_groups(self) -> int:
         """Row groups of a tile."""
-        return 1 if self.tile.split else CONSUMERS
+        return 1 if self.tile.positions_are_rows else CONSUMERS
 
     @property
     def row_sets(self) -> int:
         """Tiles on the same positions."""
-        return -(-self.row_groups // self.set_groups)
+        return -(-self.row_groups // self.tile_groups)
 
     @functools.cached_property
     def kinds(self) -> tuple[tuple[int, ...], ...]:
         """The stages that a row set needs. Row sets repeat these."""
-        count, size = self.result_count, self.set_groups
+        count, size = self.set_count, self.tile_groups
         kinds = count // size if count % size == 0 else count
         return tuple(
             tuple(
@@ -270,7 +303,7 @@ class Layout:
     @property
     def positions(self) -> int:
         """Columns of a tile."""
-        return self.tile.columns * (CONSUMERS if self.tile.split else 1)
+        return self.tile.columns * (CONSUMERS if self.tile.positions_are_rows else 1)
 
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
@@ -321,31 +354,59 @@ class Layout:
     def stage_bytes(self) -> int:
         """Bytes of a stage. Products of positions that do not exist read behind the patch."""
         read = self.reach[0] * self.pitch_x + self.reach[1] + self.positions
-        return -(-max(read, self.patch_positions) // 8) * 8 * LINE_BYTES
+        return -(-max(read, self.patch_positions) // 16) * 16 * self.line_bytes
 
     @functools.cached_property
     def fixed_bytes(self) -> int:
         """Shared memory of a block besides its stages."""
-        barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * MOST_WEIGHT_STAGES + 1
+        barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
         fixed = 2 * CONSUMERS * PIECE_BYTES + 4 * max(1, self.slot_count) + 8 + 8 * barriers
         return -(-fixed // 1024) * 1024
 
     def rings(self, target: Target) -> tuple[int, int]:
-        """Stages of patches, and of each consumer's weights; (0, 0) where they do not fit."""
-        weights = CONSUMERS * WEIGHT_BYTES
-        free = target.shared_per_block - 1024 - self.fixed_bytes
+        """Stages of patches, and of each ring of weights; (0, 0) where they do not fit."""
+        weights = self.tile_groups * self.weight_bytes
+        free = target.shared_per_block - 2048 - self.fixed_bytes
+        if self.resident:
+            patches = (free - self.all_pieces * weights) // self.stage_bytes
+            return min(MOST_PATCH_STAGES, patches), self.all_pieces
         for of_weights in LEAST_WEIGHT_STAGES:
             patches = min(MOST_PATCH_STAGES, (free - of_weights * weights) // self.stage_bytes)
             if patches >= 2:
                 left = (free - patches * self.stage_bytes) // weights
-                return patches, min(MOST_WEIGHT_STAGES, left)
+                return patches, min(self.most_weight_stages, left)
         return 0, 0
+
+    @property
+    def all_pieces(self) -> int:
+        """Pieces of weights of a tile, of one ring."""
+        return max(1, max(map(len, self.slots)) * self.chunks)
+
+    @functools.cached_property
+    def resident(self) -> bool:
+        """Whether a block loads its weights once: all tiles have the same, and they fit."""
+        if self.problem.groups * self.row_sets > 1 or self.all_pieces > MOST_RESIDENT:
+            return False
+        weights = self.tile_groups * self.weight_bytes * self.all_pieces
+        # What depends on the image does not decide: two stages of the longest patch.
+        most = 2 * (2 * self.positions) * self.line_bytes
+        return weights + most <= _HOPPER.shared_per_block - 4 * PIECE_BYTES - 8192
+
+    @property
+    def most_weight_stages(self) -> int:
+        """Barriers of a ring of weights."""
+        return self.all_pieces if self.resident else MOST_WEIGHT_STAGES
+
+    @property
+    def first_patch(self) -> int:
+        """Where the stages of patches begin in shared memory."""
+        weights = self.tile_groups * self.rings(_HOPPER)[1] * self.weight_bytes
+        return -(-(self.fixed_bytes + weights) // 1024) * 1024
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        patches, weights = self.rings(_HOPPER)
-        return self.fixed_bytes + CONSUMERS * weights * WEIGHT_BYTES + patches * self.stage_bytes
+        return self.first_patch + self.rings(_HOPPER)[0] * self.stage_bytes
 
     @property
     def tile_counts(self) -> tuple[int, int, int]:
@@ -369,28 +430,28 @@ class Layout:
 
     @property
     def weight_pieces(self) -> int:
-        """Packed pieces of 64 rows and 64 channels."""
+        """Packed pieces."""
         return self.problem.groups * self.row_blocks * self.slot_count * self.chunks
 
     @property
     def packed_elements(self) -> int:
         """The workspace, in words of 4 bytes."""
-        return self.weight_pieces * WEIGHT_BYTES // 4
+        return self.weight_pieces * self.weight_bytes // 4
 
     @property
     def part_taps(self) -> int:
         """Taps of an item of the packing."""
-        return min(PART_TAPS, self.problem.taps)
+        return -(-self.problem.taps // -(-self.problem.taps // PART_TAPS))
 
     @property
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
-        return self.part_taps * (GROUP_ROWS * PACK_DEPTH + 2) * 2
+        return self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2
 
     @property
     def pack_items(self) -> int:
         """Pieces of work of the packing."""
-        depths = self.chunks * (DEPTH // PACK_DEPTH)
+        depths = self.chunks * (self.depth // PACK_DEPTH)
         parts = -(-self.problem.taps // self.part_taps)
         return self.problem.groups * self.row_blocks * depths * parts
 
@@ -434,15 +495,19 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if not laid.forward and len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
-    if len(laid.stages) >= MOST_STAGES:
-        return f"numbers {MOST_STAGES} stages, there are {len(laid.stages)}"
+    numbers = len(laid.stages) * laid.tile_results
+    if numbers > laid.line_bytes:
+        return f"numbers {laid.line_bytes} stages and results, there are {numbers}"
+    if tile.positions_are_rows and tile.columns // 64 * laid.group_rows // 2 > MOST_SUMS:
+        found = tile.columns // 64 * laid.group_rows // 2
+        return f"has {MOST_SUMS} sums a thread at most, not {found}"
     if tile.reach != "tap" and laid.reach == (0, 0):
         return "all taps have the same distance: nothing is gained by stages of several"
     if tile.reach == "row" and laid.reach[1] == 0:
         return "no taps of a row share a stage"
     if laid.box == (0, 0, 0):
         return f"{laid.positions} positions and the reach {laid.reach} do not fit a tensor copy"
-    if laid.rings(target) == (0, 0):
+    if laid.rings(target)[0] < 2:
         return f"two stages of {laid.stage_bytes} bytes do not fit {target.arch} beside the weights"
     if laid.tiles > family.MAX_GRID:
         return f"{laid.tiles} tiles are over 32 bits"

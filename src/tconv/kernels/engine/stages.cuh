@@ -1,16 +1,17 @@
 // What the parts of an engine kernel share: sizes, shared memory, and the walk through the tiles.
 //
-// Patches are [position][64 channels] of 16-bit values, 128 bytes a position, swizzled. A tile is a
+// Patches are [position][channels] of 16-bit values, 64 or 32 channels a position, swizzled. A tile is a
 // box of images, rows and columns of the result. Its positions follow each other in the patch, with
 // those between two rows of the box. A result is one phase of the large side (forward), or the small
 // side (input gradient); a source likewise.
 //
 //   bring      fills stages of patches and of packed weights
-//   multiply   sums[64 rows][columns] of a consumer, over channels, sources and taps
+//   multiply   sums of a consumer, over channels, sources and taps
 //   store      writes the sums of the positions that exist
 #pragma once
 
 #include <common/constant_tables.cuh>
+#include <ptx/matrix_descriptor.cuh>
 #include <ptx/mbarrier.cuh>
 
 namespace {
@@ -19,37 +20,48 @@ using Index = Layer::Index;
 
 constexpr int warpgroup = 128;
 constexpr int consumers = 2;
-constexpr int line_bytes = 128;  // of a position
-constexpr int depth = 64;  // channels of a stage
+constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of weights
+constexpr int depth = line_bytes / 2;  // channels of a stage
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
+constexpr ptx::Swizzle swizzle =
+    line_bytes == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+
+// Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels, other
+// ones for each consumer; or they are its rows, 64 at a time, and both consumers have the same
+// channels as columns.
 constexpr int columns = Layer::columns;
-constexpr int group_rows = 64;
+constexpr bool positions_are_rows = Layer::positions_are_rows;
+constexpr int group_rows = Layer::group_rows;  // channels of a row group
 constexpr int weight_bytes = group_rows * line_bytes;
 constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
-constexpr int row_groups = row_blocks * Layer::results;
-// Consumers have row groups that follow each other, or the two halves of the positions.
-constexpr int set_groups = Layer::split ? 1 : consumers;
-constexpr int row_sets = (row_groups + set_groups - 1) / set_groups;
-// Row sets repeat the results that they have.
-constexpr int kinds =
-    Layer::results % set_groups == 0 ? Layer::results / set_groups : Layer::results;
+
+// A row group is a block of channels of a set: of `tile_results` results.
+constexpr int tile_results = Layer::tile_results;
+constexpr int sets = Layer::results / tile_results;
+constexpr int row_groups = row_blocks * sets;
+constexpr int tile_groups = positions_are_rows ? 1 : consumers;  // row groups of a tile
+constexpr int row_sets = (row_groups + tile_groups - 1) / tile_groups;
+constexpr int kinds = sets % tile_groups == 0 ? sets / tile_groups : sets;  // row sets repeat them
+constexpr int weight_rings = tile_groups;
+
 constexpr int piece_positions = 64;  // written at a time
-constexpr int piece_bytes = piece_positions * line_bytes;
+constexpr int piece_line = 128;
+constexpr int piece_bytes = piece_positions * piece_line;
 
 // The stages of both consumers' weights follow it in shared memory, then those of patches.
 struct alignas(1024) Shared {
     unsigned char outputs[consumers][2][piece_bytes];
-    // For each slot, where a tile's first position lies in the patch, in bytes, and the number of
-    // the stage that has it: the constants that give them answer late.
+    // For each slot, where a tile's first position lies in the patch, in bytes, and a number of the
+    // stage that has it and of its result in the set: the constants that give them answer late.
     int starts[Layer::slots];
     uint64_t patches_full[Layer::most_patch_stages];
     uint64_t patches_empty[Layer::most_patch_stages];
-    uint64_t weights_full[consumers][Layer::most_weight_stages];
-    uint64_t weights_empty[consumers][Layer::most_weight_stages];
+    uint64_t weights_full[weight_rings][Layer::most_weight_stages];
+    uint64_t weights_empty[weight_rings][Layer::most_weight_stages];
     uint64_t leading;
 };
 static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
-static_assert(Layer::stages <= line_bytes, "`starts` holds a stage's number beside a line's");
+static_assert(Layer::stages * tile_results <= line_bytes, "`starts` holds numbers beside bytes");
 
 // A place in a ring whose stages are counted at run time.
 struct Turn {
@@ -64,13 +76,15 @@ struct Turn {
     }
 };
 
-TCONV_DEVICE unsigned char* weights_of(const Arguments& arguments, Shared& shared, int consumer) {
+TCONV_DEVICE unsigned char* weights_of(const Arguments& arguments, Shared& shared, int ring) {
     auto* first = reinterpret_cast<unsigned char*>(&shared) + Layer::fixed_bytes;
-    return first + consumer * arguments.weight_stages * weight_bytes;
+    return first + ring * arguments.weight_stages * weight_bytes;
 }
 
+// NOTE: on a multiple of 1024 bytes, where swizzles begin.
 TCONV_DEVICE unsigned char* patch_of(const Arguments& arguments, Shared& shared, int stage) {
-    return weights_of(arguments, shared, consumers) + stage * arguments.stage_bytes;
+    auto* first = reinterpret_cast<unsigned char*>(&shared) + arguments.first_patch;
+    return first + stage * arguments.stage_bytes;
 }
 
 // A tile: which rows, and the first position of its box.
@@ -96,7 +110,7 @@ struct Position {
 
     // The row group of a consumer. One beyond the last has nothing to compute.
     TCONV_DEVICE int row_group(int consumer) const {
-        return Layer::split ? row_set : row_set * consumers + consumer;
+        return positions_are_rows ? row_set : row_set * consumers + consumer;
     }
 
     // Which stages its results need.
@@ -115,10 +129,11 @@ TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {
         ptx::mbarrier_init(&shared.patches_full[stage], 1);
         ptx::mbarrier_init(&shared.patches_empty[stage], consumers * warps);
     }
-    for (int consumer = 0; consumer < consumers; ++consumer) {
+    for (int ring = 0; ring < weight_rings; ++ring) {
         for (int stage = 0; stage < arguments.weight_stages; ++stage) {
-            ptx::mbarrier_init(&shared.weights_full[consumer][stage], 1);
-            ptx::mbarrier_init(&shared.weights_empty[consumer][stage], warps);
+            ptx::mbarrier_init(&shared.weights_full[ring][stage], 1);
+            ptx::mbarrier_init(&shared.weights_empty[ring][stage],
+                               consumers / weight_rings * warps);
         }
     }
     ptx::mbarrier_init(&shared.leading, warps);

@@ -17,14 +17,15 @@ TCONV_DEVICE uint32_t narrowed(float low, float high) {
     return Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high) : ptx::cvt_rn_f16x2_f32(low, high);
 }
 
-// What a consumer writes of a tile.
+// A result's pixels that a consumer writes of a tile.
 struct Destination {
-    Element* first;  // the group's and the row group's first channel of the result's first pixel
+    Element* first;  // the row group's first channel of the result's first pixel
     int channels;    // that exist
     int height, width;
 
-    TCONV_DEVICE Destination(const Arguments& arguments, const Position& at, int row_group) {
-        int result = row_group % Layer::results, block = row_group / Layer::results;
+    TCONV_DEVICE Destination(const Arguments& arguments, const Position& at, int row_group,
+                             int of_set) {
+        int result = row_group % sets * tile_results + of_set, block = row_group / sets;
         int y = result / Layer::results_x, x = result - y * Layer::results_x;
         int channel = at.group * Layer::rows + block * group_rows;
         y = entry(Layer::result_y, y);
@@ -54,53 +55,95 @@ TCONV_DEVICE Element* pixel_of(const Arguments& arguments, const Position& at,
            Index(at.x + x) * (Layer::step_x * arguments.destination_stride_w);
 }
 
-// Turns a piece of the sums into lines of channels. Its chunks of 16 bytes are exchanged by the
-// position, so that neither side has bank conflicts.
-template <int first>
-TCONV_DEVICE void turn_piece(unsigned char* lines, const Sums& sums, const float (&bias)[2]) {
+// Where 8 channels of a position lie in a piece. Chunks of 16 bytes are exchanged by the position,
+// so that neither side has bank conflicts.
+TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int position, int chunk) {
+    return lines + position * piece_line + (chunk ^ position % 8) * 16;
+}
+
+// The bias of a channel of a row group.
+TCONV_DEVICE float bias_of(const Arguments& arguments, const Position& at, int row_group,
+                           int channel) {
+    if constexpr (!Layer::bias) return 0.0f;
+    channel += row_group / sets * group_rows;
+    if (channel >= Layer::rows) return 0.0f;
+    return widen(static_cast<const Element*>(arguments.bias)[at.group * Layer::rows + channel]);
+}
+
+// Lays a piece of the sums out as lines of channels.
+template <int piece>
+TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, int row_group,
+                              unsigned char* lines, const Block (&sums)[blocks]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    if constexpr (positions_are_rows) {
+        const Block& of_piece = sums[piece];
 #pragma unroll
-    for (int column = 0; column < piece_positions && first + column < columns; column += 16) {
-        uint32_t values[4] = {};
+        for (int channel = 0; channel < group_rows; channel += 16) {
+            uint32_t values[4] = {};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int at = (first + column) / 2 + i / 2 * 4 + i % 2 * 2;
-            if (first + column + i / 2 * 8 < columns) {
-                values[i] = narrowed(sums[at] + bias[i % 2], sums[at + 1] + bias[i % 2]);
+            for (int i = 0; i < 4; ++i) {
+                int first = channel + i / 2 * 8;
+                if (first < group_rows) {
+                    int from = first / 2 + i % 2 * 2, own = first + lane % 4 * 2;
+                    values[i] =
+                        narrowed(of_piece[from] + bias_of(arguments, at, row_group, own),
+                                 of_piece[from + 1] + bias_of(arguments, at, row_group, own + 1));
+                }
             }
+            int position = warp * 16 + lane % 16;
+            ptx::stmatrix_x4(chunk_of(lines, position, channel / 8 + lane / 16), values);
         }
-        int position = column + lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
-        ptx::stmatrix_x4_trans(lines + position * line_bytes + ((chunk ^ position % 8) * 16),
-                               values);
+    } else {
+        constexpr int first = piece * piece_positions;
+        int row = warp * 16 + lane / 4;
+        float bias[2] = {bias_of(arguments, at, row_group, row),
+                         bias_of(arguments, at, row_group, row + 8)};
+#pragma unroll
+        for (int column = 0; column < piece_positions && first + column < columns; column += 16) {
+            uint32_t values[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int from = (first + column) / 2 + i / 2 * 4 + i % 2 * 2;
+                if (first + column + i / 2 * 8 < columns) {
+                    values[i] =
+                        narrowed(sums[0][from] + bias[i % 2], sums[0][from + 1] + bias[i % 2]);
+                }
+            }
+            int position = column + lane / 16 * 8 + lane % 8;
+            ptx::stmatrix_x4_trans(chunk_of(lines, position, warp * 2 + lane / 8 % 2), values);
+        }
     }
 }
 
-template <int first = 0>
+constexpr int pieces = (columns + piece_positions - 1) / piece_positions;
+
+// Stores from piece `number` of all results' on.
+template <int number = 0>
 TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const Position& at,
-                               int consumer, const Destination& to, const Sums& sums,
-                               const float (&bias)[2]) {
-    if constexpr (first < columns) {
+                               int consumer, int row_group, const Sums& sums) {
+    if constexpr (number < pieces * tile_results) {
+        constexpr int result = number / pieces, piece = number % pieces;
         constexpr int vector = Layer::vector;
-        constexpr int vectors = depth / vector;  // of a line
-        unsigned char* lines = shared.outputs[consumer][first / piece_positions % 2];
-        turn_piece<first>(lines, sums, bias);
+        constexpr int vectors = (group_rows + vector - 1) / vector;  // of a line
+        constexpr int left = columns - piece * piece_positions;
+        constexpr int positions = left < piece_positions ? left : piece_positions;
+        Destination to(arguments, at, row_group, result);
+        unsigned char* lines = shared.outputs[consumer][number % 2];
+        stage_piece<piece>(arguments, at, row_group, lines, sums[result]);
         // Nobody writes the other piece's lines again before all have read them.
         ptx::bar_sync(1 + consumer, warpgroup);
-        constexpr int left = columns - first < piece_positions ? columns - first : piece_positions;
 #pragma unroll 4
-        for (int i = threadIdx.x % warpgroup; i < left * vectors; i += warpgroup) {
+        for (int i = threadIdx.x % warpgroup; i < positions * vectors; i += warpgroup) {
             int position = i / vectors, channel = i % vectors * vector;
             if (channel >= to.channels) continue;
-            int number = (Layer::split ? consumer * columns : 0) + first + position;
-            Element* pixel = pixel_of(arguments, at, to, number);
+            int place = (positions_are_rows ? consumer * columns : 0) + piece * piece_positions;
+            Element* pixel = pixel_of(arguments, at, to, place + position);
             if (pixel == nullptr) continue;
-            const unsigned char* line = lines + position * line_bytes;
-            int byte = channel * 2;
             using Values = Vector<Element, vector>;
             *reinterpret_cast<Values*>(pixel + channel) = *reinterpret_cast<const Values*>(
-                line + ((byte / 16 ^ position % 8) * 16 + byte % 16));
+                chunk_of(lines, position, channel / 8) + channel % 8 * 2);
         }
-        store_pieces<first + piece_positions>(arguments, shared, at, consumer, to, sums, bias);
+        store_pieces<number + 1>(arguments, shared, at, consumer, row_group, sums);
     }
 }
 
@@ -108,17 +151,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                         int consumer, const Sums& sums) {
     int row_group = at.row_group(consumer);
     if (row_group >= row_groups) return;
-    Destination to(arguments, at, row_group);
-    float bias[2] = {0.0f, 0.0f};
-    if constexpr (Layer::bias) {
-        const auto* values = static_cast<const Element*>(arguments.bias) + at.group * Layer::rows +
-                             row_group / Layer::results * group_rows;
-        int row = threadIdx.x % warpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-        for (int half = 0; half < 2; ++half) {
-            if (row + 8 * half < to.channels) bias[half] = widen(values[row + 8 * half]);
-        }
-    }
-    store_pieces(arguments, shared, at, consumer, to, sums, bias);
+    store_pieces(arguments, shared, at, consumer, row_group, sums);
     ptx::bar_sync(1 + consumer, warpgroup);  // the next tile's first piece has the same lines
 }
 

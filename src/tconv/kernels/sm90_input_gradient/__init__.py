@@ -1,4 +1,4 @@
-"""`sm90_input_gradient`: the gradient of the input of 16-bit tensors in channels_last, on the engine."""
+"""`sm90_input_gradient`: the input's gradient of 16-bit tensors in channels_last, on the engine."""
 
 from __future__ import annotations
 
