@@ -134,21 +134,25 @@ class Launch:
                     "dtype": argument.dtype,
                     "dims": argument.dims,
                     "strides_bytes": tuple(
-                        item * _number(stride, strides) if isinstance(stride, Stride) else stride
+                        item * _elements(stride, strides) if isinstance(stride, Stride) else stride
                         for stride in argument.strides
                     ),
                     "box": argument.box,
                     "swizzle": argument.swizzle,
                 }
-                first = address.offset + item * sum(_number(s, strides) for s in argument.first)
+                first = address.offset + item * sum(_elements(s, strides) for s in argument.first)
                 maps.append((offset, OPERANDS.index(address.operand), first, options))
         return BoundLaunch(self.source.stem, self.aligned, template, tuple(addresses), tuple(maps))
+
+
+def _elements(stride: Stride, strides: Strides) -> int:
+    return stride.times * strides[stride.operand][stride.axis]
 
 
 def _number(argument: Argument, strides: Strides) -> int | float | bytes:
     """An argument's value; zeros in place of an address or a tensor map."""
     if isinstance(argument, Stride):
-        return argument.times * strides[argument.operand][argument.axis]
+        return _elements(argument, strides)
     if isinstance(argument, TensorMap):
         return bytes(TENSOR_MAP_BYTES)
     return 0 if isinstance(argument, Address) else argument
