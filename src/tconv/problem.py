@@ -192,9 +192,9 @@ class Problem:
         x_layout, y_layout: which axis of x and y is innermost in memory (columns or channels);
             a kernel may read any strides, the layout says which order is coalesced.
         wide_offsets: some tensor's element offset or stride does not fit 32 bits.
-        source_aligned: tensor maps can describe the images that are read, x by `forward` and y by
-            `input_gradient`: columns are adjacent (channels, if they are channels_last), and all
-            else starts on multiples of 16 bytes.
+        source_aligned: tensor maps can describe the images that are read, x by `forward`, y by
+            `input_gradient`, both by `weight_gradient`: columns are adjacent (channels, if they
+            are channels_last), and all else starts on multiples of 16 bytes.
         like: a problem of the same layer that `serves` this one. A kernel's constants are then
             those of that problem, and this one's sizes are arguments alone.
     """
@@ -275,8 +275,8 @@ class Problem:
         allowed = tf32 and dtype == "float32"
         channels, taps = (in_channels // groups, w_shape[1]), height.phase_taps * width.phase_taps
         math = float32_math(direction, *channels, taps, tf32_allowed=allowed)
-        read = {"forward": strides[0], "input_gradient": strides[2]}.get(direction)
-        vectors = aligned and read is not None and _on_vectors(read, ITEM_BYTES[dtype])
+        read = {"forward": strides[:1], "input_gradient": strides[2:]}.get(direction, strides[::2])
+        vectors = aligned and all(_on_vectors(of_read, ITEM_BYTES[dtype]) for of_read in read)
         return cls(
             direction=direction,
             batch=x_shape[0],
@@ -340,17 +340,15 @@ class Problem:
             ValueError: there is no output.
         """
         axis = dataclasses.replace(self.width, size=width)
-        columns, channels, layout = {
-            "forward": (width, self.in_channels, self.x_layout),
-            "input_gradient": (axis.output_size, self.out_channels, self.y_layout),
-        }.get(self.direction, (1, 1, self.x_layout))
-        adjacent = columns if layout == "contiguous" else channels
+        x = width if self.x_layout == "contiguous" else self.in_channels
+        y = axis.output_size if self.y_layout == "contiguous" else self.out_channels
+        read = {"forward": (x,), "input_gradient": (y,)}.get(self.direction, (x, y))
         return dataclasses.replace(
             self,
             batch=batch,
             height=dataclasses.replace(self.height, size=height),
             width=axis,
-            source_aligned=adjacent * ITEM_BYTES[self.dtype] % 16 == 0,
+            source_aligned=all(count * ITEM_BYTES[self.dtype] % 16 == 0 for count in read),
         )
 
     @property

@@ -19,6 +19,7 @@ from tconv.kernels import (
     sm90_tf32_forward,
     sm90_tf32_overlap_forward,
     sm90_tf32_wide_forward,
+    sm90_weight_gradient,
 )
 from tconv.kernels.family import Family
 
@@ -41,7 +42,7 @@ FAMILIES: tuple[Family, ...] = tuple(
 )
 
 UNMEASURED: tuple[Family, ...] = tuple(
-    cast(Family, module) for module in (sm90_forward, sm90_input_gradient)
+    cast(Family, module) for module in (sm90_forward, sm90_input_gradient, sm90_weight_gradient)
 )
 """Families whose present text has run in the emulator alone. No plan takes them by itself; they
 serve who names them: TCONV_KERNEL, or a candidate within `tuning.using`."""

@@ -244,7 +244,7 @@ def problem_of_fakes(
         return _find_forward(first, second, third, geometry, aligned).problem
     if direction == "input_gradient":
         return _find_input_gradient(first, second, third, geometry, aligned).problem
-    return _find_weight_gradient(first, second, third, geometry).problem
+    return _find_weight_gradient(first, second, third, geometry, aligned).problem
 
 
 def _find_forward(
@@ -281,11 +281,17 @@ def _find_input_gradient(
 
 
 def _find_weight_gradient(
-    input: Tensor, grad_output: Tensor, kernel_size: Pair, geometry: Geometry
+    input: Tensor,
+    grad_output: Tensor,
+    kernel_size: Pair,
+    geometry: Geometry,
+    aligned: bool | None = None,
 ) -> Call:
     x, y = ((tensor.shape, tensor.stride()) for tensor in (input, grad_output))
     w = _partial((x[0][1], y[0][1] // geometry[4], *kernel_size))
-    return _find("weight_gradient", geometry, input, x, w, y)
+    if aligned is None:
+        aligned = input.data_ptr() % 16 == grad_output.data_ptr() % 16 == 0
+    return _find("weight_gradient", geometry, input, x, w, y, aligned=aligned)
 
 
 def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
