@@ -37,7 +37,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     uneven += COSTS.uneven_waits / resident
     if problem.pattern.width.output_size % 4:
         kind = "channels" if tile.channels > 1 else "single"
-        long = "_long" if tile.threads_x == 32 else ""
+        long = "_long" if tile.threads_x >= 32 else ""
         uneven *= costs.load(__file__, kind + long).unaligned
     if laid.tiles_yx[1] > 1:
         uneven *= COSTS.pieces
@@ -71,6 +71,6 @@ def thread_work(laid: Layout) -> tuple[float, float]:
     full = len(laid.y.used) * rows
     empty = problem.height.stride * rows - full
     outputs = laid.channels * tile.pixels * problem.width.stride
-    stores = outputs / laid.store_vector + 6 * laid.channels * 32 / tile.threads_x
+    stores = outputs / laid.store_vector + 6 * laid.channels * 32 / min(tile.threads_x, 32)
     issue += full * (outputs / 2 + outputs / laid.store_vector + stores) + empty * stores
     return issue, shared + full * 2 * outputs
