@@ -18,7 +18,7 @@ import math
 import random
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels.source import KERNEL_DIRECTORY, KernelSource
 from tconv.plan import Candidate, Plan, family, make_plan, plan, usable
-from tconv.problem import Problem
+from tconv.problem import VECTOR, Problem
 
 logger = logging.getLogger("tconv")
 
@@ -100,8 +100,10 @@ def kernels(problem: Problem, target: Target) -> tuple[Candidate, ...]:
     Raises:
         NoKernelError: no kernel can serve.
     """
-    height = 1 if _is_row(problem) else MOST_PIXELS
-    any_size = _sample(problem, 1, height, MOST_PIXELS) or problem
+    # The same for all sizes, though a layer may have outputs too large for the largest of these.
+    sizes = (MOST_PIXELS >> halvings for halvings in range(MOST_PIXELS.bit_length()))
+    found = (_sample(problem, 1, 1 if _is_row(problem) else size, size) for size in sizes)
+    any_size = next((size for size in found if size is not None), problem)
     return _kernels(any_size, target, settings.kernel())
 
 
@@ -137,12 +139,22 @@ def expect(problem: Problem, target: Target) -> None:
         met.add((problem.height.size, problem.width.size))
         if len(met) < MANY:
             return
-    threads = ThreadPoolExecutor(thread_name_prefix="tconv-sizes")
-    for kernel in kernels(problem, target):
-        assert kernel.like is not None
-        for launch in make_plan(kernel.like, target, kernel).launches:
-            threads.submit(compile_cuda, launch.source, target.arch)
-    threads.shutdown(wait=False)
+    try:
+        threads = ThreadPoolExecutor(thread_name_prefix="tconv-sizes")
+        for kernel in kernels(problem, target):
+            assert kernel.like is not None
+            for launch in make_plan(kernel.like, target, kernel).launches:
+                threads.submit(compile_cuda, launch.source, target.arch).add_done_callback(_report)
+        threads.shutdown(wait=False)
+    except RuntimeError as error:  # no more threads; the call that needs a kernel compiles it
+        logger.debug("no kernels for more sizes of %s: %s", problem, error)
+
+
+def _report(compiled: Future[Any]) -> None:
+    """Logs why a kernel does not compile; the call that needs it raises."""
+    error = compiled.exception()
+    if error is not None:
+        logger.debug("a kernel for more sizes: %s", error)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -174,7 +186,10 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
         texts = _texts(best, target)
         # A kernel that does not depend on the alignment of x serves any.
         loose = dataclasses.replace(best, like=dataclasses.replace(sample, source_aligned=False))
-        pool.setdefault(texts, loose if _texts(loose, target) == texts else best)
+        made_for = loose if _texts(loose, target) == texts else best
+        kept = pool.get(texts)
+        if kept is None or _strictness(made_for) < _strictness(kept):
+            pool[texts] = made_for
     among = list(pool.values())
     times = [[cost(kernel, sample, target) for kernel in among] for sample in samples]
     chosen: list[int] = []
@@ -200,6 +215,15 @@ def _texts(kernel: Candidate, target: Target) -> tuple[KernelSource, ...] | None
     if cost(kernel, kernel.like, target) == math.inf:
         return None
     return tuple(launch.source for launch in make_plan(kernel.like, target, kernel).launches)
+
+
+def _strictness(kernel: Candidate) -> tuple[int, ...]:
+    """Of kernels with the same text, the one with the least serves the most sizes."""
+    like = kernel.like
+    assert like is not None
+    width = like.width
+    aligned = math.gcd(width.size, VECTOR) if like.source_aligned else 0
+    return math.gcd(width.output_size, VECTOR), aligned, -width.size
 
 
 def _samples(problem: Problem) -> list[Problem]:
@@ -240,16 +264,20 @@ def _is_row(problem: Problem) -> bool:
 
 def _entry(problem: Problem, target: Target, forced: str | None) -> str:
     """The cache's key: all that the choice depends on, the models of all kernels among it."""
-    parts = [repr(problem), repr(target), str(forced), _models()]
+    gpu = (target.arch, target.multiprocessors, target.shared_per_block)
+    parts = [repr(problem), repr(gpu), str(forced), _models()]
     return f"{KEY_PREFIX}{problem.direction}-{source_digest('', [], parts)}"
 
 
 @functools.cache
 def _models() -> str:
-    """Digest of this file, and of the Python code and the costs of all kernels."""
+    """Digest of what a choice is made by: the Python code and the costs of all kernels, and the
+    geometry and the plan.
+    """
     endings = ("py", "json")
     files = sorted(path for e in endings for path in KERNEL_DIRECTORY.rglob(f"*.{e}"))
-    return source_digest("", [], [path.read_text() for path in (*files, Path(__file__))])
+    own = (Path(__file__).with_name(name) for name in ("sizes.py", "plan.py", "problem.py"))
+    return source_digest("", [], [path.read_text() for path in (*files, *own)])
 
 
 def _record(kernel: Candidate) -> dict[str, object]:
@@ -257,12 +285,7 @@ def _record(kernel: Candidate) -> dict[str, object]:
     like = kernel.like
     assert like is not None
     sizes = {"batch": like.batch, "height": like.height.size, "width": like.width.size}
-    return {
-        "kernel": kernel.stem,
-        "tile": str(kernel.tile),
-        **sizes,
-        "aligned": like.source_aligned,
-    }
+    return {"kernel": kernel.stem, "tile": str(kernel.tile), **sizes, "aligned": like.source_aligned}
 
 
 def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
@@ -271,19 +294,27 @@ def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
     if payload is None:
         return None
     try:
-        return tuple(
-            Candidate(
-                stem=one["kernel"],
-                tile=next(t for t in family(one["kernel"]).TILES if str(t) == one["tile"]),
-                refusal=None,
-                cost=math.inf,
-                like=dataclasses.replace(
-                    problem.resized(one["batch"], one["height"], one["width"]),
-                    source_aligned=one["aligned"],
-                ),
-            )
-            for one in json.loads(payload)
-        )
-    except (ValueError, KeyError, TypeError, StopIteration, TconvError):
+        # NOTE: a list, as a generator turns StopIteration into a RuntimeError.
+        return tuple([_candidate(one, problem) for one in json.loads(payload)])
+    except (ValueError, KeyError, TypeError, StopIteration, RecursionError, TconvError):
         logger.warning("the cache entry %s holds no kernels; they are found again", entry)
         return None
+
+
+def _candidate(one: Any, problem: Problem) -> Candidate:
+    """The kernel of a record.
+
+    Raises:
+        ValueError, KeyError, TypeError, StopIteration, TconvError: it is none of this direction.
+    """
+    of_kernel = family(one["kernel"])
+    sizes = [one[name] for name in ("batch", "height", "width")]
+    if problem.direction != of_kernel.DIRECTION or any(type(size) is not int for size in sizes):
+        raise ValueError("no such kernel")
+    return Candidate(
+        stem=one["kernel"],
+        tile=next(tile for tile in of_kernel.TILES if str(tile) == one["tile"]),
+        refusal=None,
+        cost=math.inf,
+        like=dataclasses.replace(problem.resized(*sizes), source_aligned=one["aligned"] is True),
+    )

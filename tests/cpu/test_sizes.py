@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import random
 import threading
@@ -14,6 +15,7 @@ import torch
 from emulated_plans import HOPPER, assert_right, problem_of, run
 from layer_cases import Case, operands
 from tconv import sizes
+from tconv.jit.cache import default_cache
 from tconv.kernels import FAMILIES
 from tconv.layers import Layer
 from tconv.plan import candidates, family, make_plan, plan
@@ -80,6 +82,8 @@ EMULATED = (
     (Case(1, 16, 3, 1, (7, 9), (4, 4), (2, 2), (1, 1)), ((2, 4, 40), (1, 11, 5))),
     (Case(1, 70, 64, 1, (6, 20), (3, 3)), ((2, 3, 8), (1, 9, 44))),
     (Case(2, 6, 3, 2, (9, 30), (3, 3)), ((1, 20, 6), (3, 4, 70))),
+    # Rows that one kernel writes whole, and images with narrower ones.
+    (Case(1, 16, 16, 1, (9, 121), (3, 3)), ((2, 5, 1), (2, 5, 13), (1, 3, 33))),
 )
 
 
@@ -177,6 +181,47 @@ def test_the_choice_is_kept(no_choices, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "tconv"):
         assert sizes.kernels(of_layer, HOPPER) == first
     assert "they are found again" in caplog.text
+
+
+def test_the_same_kernels_for_outputs_too_large_for_the_largest_image(no_choices):
+    layer = problem("128,128,16,8,4")
+    found = {sizes.kernels(layer.resized(1, size, size + 2), HOPPER) for size in (33, 47, 61)}
+    assert len(found) == 1 and sizes._kernels.cache_info().misses == 1
+
+
+def test_of_equal_kernels_the_one_that_serves_most_is_kept(no_choices):
+    text = "96,3,2,stride=1x3"
+    weight = Layer.parse(text).problem("weight_gradient")
+    losses = []
+    for size in ((11, 13), (34, 77), (130, 131), (201, 33)):
+        small = weight.resized(2, *size)
+        losses.append(sizes.planned(small, HOPPER).cost / plan(small, HOPPER).cost)
+    assert max(losses) < 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    (
+        {"width": 65.5},
+        {"width": float("nan")},
+        {"batch": "a"},
+        {"batch": True},
+        {"kernel": "general_input_gradient", "tile": "64x128"},
+        {"tile": "none such"},
+    ),
+    ids=str,
+)
+def test_an_entry_that_does_not_fit_is_found_again(changes, no_choices, caplog):
+    layer = problem("64,64,3").resized(2, 33, 45)
+    found = sizes.planned(layer, HOPPER)
+    entry = sizes._entry(sizes._sample(layer, 1, 511, 511), HOPPER, None)
+    records = json.loads(default_cache().get(entry))
+    about = {"kind": "sizes", "stem": "sizes-forward", "arch": "sm_90a"}
+    changed = json.dumps([record | changes for record in records])
+    default_cache().put(entry, changed.encode(), about)
+    no_choices()
+    assert sizes.planned(layer, HOPPER) == found
+    assert "holds no kernels" in caplog.text
 
 
 def test_one_kernel_may_be_asked_for(no_choices, monkeypatch):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import threading
+import weakref
 
 import pytest
 import torch
@@ -23,7 +25,8 @@ from tconv.jit.cache import DiskCache
 from tconv.jit.target import Target
 from tconv.layers import Layer
 from tconv.plan import candidates, plan
-from tconv.run.binding import Call
+from tconv.run import binding
+from tconv.run.binding import Call, Settings
 from tconv.tuning import PYTORCH
 
 TARGET = Target.named("sm_90a")
@@ -382,3 +385,32 @@ def test_the_class_of_a_problem_holds_all_but_its_sizes():
         {"width": dataclasses.replace(PROBLEM.width, padding=0)},
     ):
         assert tuning.size_class(dataclasses.replace(PROBLEM, **change)) != base
+
+
+def test_kernels_that_lost_a_timing_are_let_go(monkeypatch):
+    """As on a device, where whoever holds a kernel keeps it loaded."""
+
+    class Loaded:
+        def __init__(self, source):
+            self.source = source
+
+    loaded = weakref.WeakSet()
+
+    def load(source, device):
+        kernel = Loaded(source)
+        loaded.add(kernel)
+        return kernel
+
+    monkeypatch.setattr(binding.runtime, "load", load)
+    monkeypatch.setattr(binding.Target, "for_device", lambda device: TARGET)
+    problem = Layer.parse("64,64,3", "1x56x56").problem("forward")
+    strides = ((1, 1, 1, 1),) * 3
+    read = Settings(None, "", False, True, False, True)
+    call = Call(problem, problem.y_shape, (1, 1, 1, 1), strides, read, 0)
+    tried = [c for c in candidates(problem, TARGET) if c.refusal is None][:4]
+    for candidate in tried:
+        assert call.on(candidate).plan.stem == candidate.stem
+    call.forget_tried(tried[0])
+    gc.collect()
+    kept = {launch.source for launch in call.on(tried[0]).plan.launches}
+    assert {kernel.source for kernel in loaded} == kept

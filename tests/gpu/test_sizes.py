@@ -13,7 +13,7 @@ from layer_cases import Case, assert_output_right, operands
 from tconv import run, sizes
 from tconv.jit import runtime
 from tconv.jit.target import Target
-from tconv.run import binding, calls
+from tconv.run import calls
 from tconv.tuning import using
 
 LAYERS = (
@@ -55,7 +55,6 @@ def forget() -> None:
     for known in (calls._known, calls._known_gradients):
         known.clear()
     calls._call.cache_clear()
-    binding._prepare.cache_clear()
     gc.collect()
 
 

@@ -54,19 +54,21 @@ def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> K
         return kernel
     with _lock:
         loading = _loading.setdefault(key, threading.Lock())
-    with loading:
-        kernel = _kernels.get(key)
-        if kernel is None:
-            compiled = compile_cuda(source, arch or Target.for_device(device).arch)
-            kernel = Kernel(
-                compiled,
-                threads=source.threads,
-                shared_bytes=source.shared_bytes,
-                device=device,
-            )
-            _kernels[key] = kernel
-    with _lock:
-        _loading.pop(key, None)
+    try:
+        with loading:
+            kernel = _kernels.get(key)
+            if kernel is None:
+                compiled = compile_cuda(source, arch or Target.for_device(device).arch)
+                kernel = Kernel(
+                    compiled,
+                    threads=source.threads,
+                    shared_bytes=source.shared_bytes,
+                    device=device,
+                )
+                _kernels[key] = kernel
+    finally:
+        with _lock:
+            _loading.pop(key, None)
     return kernel
 
 

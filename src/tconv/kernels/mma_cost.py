@@ -59,12 +59,17 @@ def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) ->
         whole = laid.tiles_yx[1] == 1
         uneven *= COSTS.team_unaligned if whole else COSTS.team_unaligned_pieces
     moved = problem.bytes / COSTS.memory_rate * uneven
-    # Blocks that begin at the same time load their weights in words of 4 bytes.
-    blocks = min(laid.blocks(target), -(-laid.tiles // target.multiprocessors))
-    weights = blocks * problem.taps * problem.in_channels_per_group * laid.tile_channels
     busy *= COSTS.team_scale
     time = max(busy, moved) + COSTS.team_overlap * min(busy, moved)
-    return time + COSTS.team_weights * weights + COSTS.team_launch
+    return time + weights_cost(laid, target) + COSTS.team_launch
+
+
+def weights_cost(laid: Layout, target: Target) -> float:
+    """Seconds until an SM's blocks have their weights, which they load in words of 4 bytes."""
+    problem = laid.problem
+    blocks = min(laid.blocks(target), -(-laid.tiles // target.multiprocessors))
+    weights = blocks * problem.taps * problem.in_channels_per_group * laid.tile_channels
+    return COSTS.team_weights * weights
 
 
 def team_work(laid: Layout) -> tuple[float, float, float]:

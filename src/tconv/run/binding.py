@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -101,8 +102,9 @@ class Call:
 
     def forget_tried(self, chosen: Candidate | None) -> None:
         """Lets go of the kernels of all candidates but the chosen one."""
-        for candidate in [candidate for candidate in self._chosen if candidate != chosen]:
-            del self._chosen[candidate]
+        for candidate in list(self._chosen):  # another thread may do the same
+            if candidate != chosen:
+                self._chosen.pop(candidate, None)
 
     @functools.cached_property
     def _chosen(self) -> dict[Candidate, Call]:
@@ -171,9 +173,7 @@ class Call:
 
     @functools.cached_property
     def _prepared(self) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
-        read = self.settings
-        key = (self.problem, self.device, self.target, self.choice)
-        return _prepare(*key, read.sanitize, read.kernel)
+        return _prepare(self.problem, self.device, self.target, self.choice, self.settings.sanitize)
 
 
 def _planned(problem: Problem, device: int | None, target: Target) -> Plan:
@@ -181,23 +181,15 @@ def _planned(problem: Problem, device: int | None, target: Target) -> Plan:
     return plan(problem, target) if device is None else sizes.planned(problem, target)
 
 
-@functools.lru_cache(maxsize=4096)
 def _prepare(
-    problem: Problem,
-    device: int | None,
-    target: Target,
-    choice: Candidate | None,
-    sanitize: bool,
-    forced: str | None,
+    problem: Problem, device: int | None, target: Target, choice: Candidate | None, sanitize: bool
 ) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
     """The plan and the compiled kernels of its launches.
 
-    `forced`, which planning reads again, is there to be part of the key.
+    Not remembered: who holds a kernel keeps it loaded, and that is the call.
     """
     if choice is None:
         chosen = _planned(problem, device, target)
-        if device is not None:
-            sizes.expect(problem, target)
     else:
         chosen = make_plan(problem, target, choice)
     sources = [launch.source for launch in chosen.launches]
@@ -208,10 +200,16 @@ def _prepare(
         return runtime.load(source, device)
 
     try:
-        # Beside each other: NVRTC takes a second or two for each, and holds no lock meanwhile.
-        with ThreadPoolExecutor(len(sources)) as threads:
-            kernels = tuple(threads.map(load, sources))
+        # Beside each other: NVRTC takes a second or two for each, and holds no lock meanwhile. No
+        # thread can be started when the interpreter ends.
+        if len(sources) > 1 and threading.main_thread().is_alive():
+            with ThreadPoolExecutor(len(sources)) as threads:
+                kernels = tuple(threads.map(load, sources))
+        else:
+            kernels = tuple(map(load, sources))
     except CompileError as error:
         error.plan = chosen
         raise
+    if choice is None and device is not None:
+        sizes.expect(problem, target)
     return chosen, kernels

@@ -66,9 +66,11 @@ class Known:
         key = (tuning.mode(), differentiable)
         if key in self._pytorchs:
             return self._pytorchs[key]
-        way = choosing.leave_to_pytorch(self._call, self._gradients if differentiable else None)
+        gradients = self._gradients if differentiable else None
+        way = choosing.leave_to_pytorch(self._call, gradients)
         found = None if way is None else way.served
-        if found is not None or choosing.known(self._call, key[0]) is not None:
+        deciding = (self._call, *(() if gradients is None else gradients()))
+        if found is not None or all(choosing.known(call, key[0]) for call in deciding):
             self._pytorchs[key] = found
         return found
 

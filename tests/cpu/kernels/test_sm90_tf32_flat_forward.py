@@ -516,7 +516,8 @@ def test_refusals(changes, target, reason):
     ("case", "reason"),
     (
         (Case(1, 64, 64, 1, (9, 4000), (3, 3)), "do not fit sm_90a"),
-        (Case(1, 16, 64, 1, (9, 9), (2000, 1)), "no room for 2000 taps"),
+        (Case(1, 16, 64, 1, (9, 9), (150, 1)), "tells 128 shifts in y apart, the kernel has 150"),
+        (Case(1, 64, 64, 1, (2048, 2048), (3, 3)), "float16 holds images of up to 2600000 times 8"),
         (Case(1, 32, 64, 1, (9, 9), (3, 3)), "64 input channels at a time, there are 32"),
         (Case(1, 16, 64, 1, (9, 9), (4, 4), (2, 2)), "nothing is gained by taking them apart"),
         (

@@ -10,6 +10,9 @@ from tconv.problem import Problem
 
 COSTS = costs.load(__file__, "channels")
 
+SHORT_COLUMNS = 64
+"""Most pixels of a row that count as a short piece."""
+
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of the busiest SM's work and of memory traffic.
@@ -37,11 +40,16 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     uneven += COSTS.uneven_waits / resident
     if problem.pattern.width.output_size % 4:
         kind = "channels" if tile.channels > 1 else "single"
-        long = "_long" if tile.threads_x == 32 else ""
+        # Pieces of a narrow image are short whatever the tile.
+        columns = min(laid.tile_columns, laid.pixel_columns)
+        long = "_long" if columns > SHORT_COLUMNS else ""
         uneven *= costs.load(__file__, kind + long).unaligned
     if laid.tiles_yx[1] > 1:
         uneven *= COSTS.pieces
     moved = problem.bytes / COSTS.memory_rate * uneven
+    # A block asks for a tile's patch one tile ahead. So after the first, whose patch is part of the
+    # launch, no tile takes less than memory to answer.
+    busy = max(busy, (math.ceil(rounds) - 1) * COSTS.answer)
     return max(busy, moved) + COSTS.overlap * min(busy, moved) + COSTS.launch
 
 
@@ -71,6 +79,6 @@ def thread_work(laid: Layout) -> tuple[float, float]:
     full = len(laid.y.used) * rows
     empty = problem.height.stride * rows - full
     outputs = laid.channels * tile.pixels * problem.width.stride
-    stores = outputs / laid.store_vector + 6 * laid.channels * 32 / tile.threads_x
+    stores = outputs / laid.store_vector + 6 * laid.channels * 32 / min(tile.threads_x, 32)
     issue += full * (outputs / 2 + outputs / laid.store_vector + stores) + empty * stores
     return issue, shared + full * 2 * outputs

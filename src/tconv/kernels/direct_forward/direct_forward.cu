@@ -43,7 +43,7 @@ constexpr int depth = Layer::depth;
 constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int groups_y = (Layer::slots_y + Layer::group_slots - 1) / Layer::group_slots;
 
-static_assert(threads_x <= 32 && 32 % threads_x == 0, "a warp is whole rows of threads");
+static_assert(32 % threads_x == 0 || threads_x % 32 == 0, "rows of threads are whole or warps");
 static_assert(threads_y * threads_x * threads_o == threads, "every thread owns a part of the tile");
 static_assert(pixels % 4 == 0, "a thread's pixels are whole vectors");
 static_assert(chunks == 1 || Layer::thread_rows == 1, "sums live through a tile's steps");
@@ -76,11 +76,17 @@ constexpr int window_vectors = (skew + pixels + Layer::span_x + 3) / 4;
 constexpr int row_weights = (Layer::kernel_x * channels + 3) / 4 * 4;  // of a thread and tap in y
 constexpr int channel_weights = Layer::kernel_y * threads_o * row_weights;
 
-// A warp's outputs of one pass: a piece of an output row for each of its rows of threads.
+// A warp's outputs of one pass: a piece of an output row for each of its rows of threads. A longer
+// row of threads is several warps, each with a piece of its own.
 using OutputSwizzle = Swizzle<pixels * stride_x / 4>;
 constexpr int thread_outputs = pixels * stride_x;
-constexpr int row_outputs = threads_x * thread_outputs;
-constexpr int warp_segments = 32 / threads_x;
+constexpr int row_lanes = threads_x < 32 ? threads_x : 32;
+constexpr int row_warps = threads_x / row_lanes;
+constexpr int row_outputs = row_lanes * thread_outputs;
+constexpr int warp_segments = 32 / row_lanes;
+
+// The first row of threads of the thread's warp.
+TCONV_DEVICE int row_of_threads(int thread) { return thread / 32 * warp_segments / row_warps; }
 
 struct Weights {
     alignas(16) float values[Layer::in_channels * channel_weights];
@@ -316,11 +322,11 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
             : channel_step(arguments.destination_stride_c),
               row_step(arguments.destination_stride_h),
               height(arguments.destination_height) {
-            int row_of_threads = thread / 32 * warp_segments;
-            int x = at.tile_x * (tile_columns * stride_x) + thread % 32 * stored;
-            channel = at.first_channel() + row_of_threads % threads_o * channels;
-            y = (at.tile_y * tile_rows + step * threads_y + row_of_threads / threads_o) *
-                Layer::stride_y;
+            int row = row_of_threads(thread);
+            int piece = at.tile_x * row_warps + thread / 32 % row_warps;
+            int x = piece * row_outputs + thread % 32 * stored;
+            channel = at.first_channel() + row % threads_o * channels;
+            y = (at.tile_y * tile_rows + step * threads_y + row / threads_o) * Layer::stride_y;
             width = arguments.destination_width - x;
             float* destination = static_cast<float*>(arguments.destination);
             first = ptx::opaque(destination + at.image * arguments.destination_stride_n +
@@ -354,7 +360,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
     TCONV_DEVICE void store_sums(int group, int step) {
         int thread = own_thread();
         float* outputs = shared.outputs[thread / 32];
-        float* own = outputs + thread % 32 / threads_x * row_outputs;
+        float* own = outputs + thread % 32 / row_lanes * row_outputs;
         Rows rows(arguments, position(), thread, step);
         int thread_o = thread / threads_x % threads_o;
         const float* bias = shared.weights[weight_buffer].bias + thread_o * channels;
@@ -368,7 +374,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
                 // that hold constants, those of the phases in x without taps.
                 float added = Layer::bias ? bias[i] : 0;
                 __syncwarp();  // the last pass has been read
-                int thread_x = own_thread() % threads_x;
+                int thread_x = own_thread() % row_lanes;
 #pragma unroll
                 for (int e = 0; e < thread_outputs; e += 4) {
                     Vector<float, 4> part;
@@ -406,7 +412,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
         if constexpr (Layer::slots_y < Layer::stride_y) {
             int thread = own_thread();
             Rows rows(arguments, position(), thread, step);
-            int first_o = thread / 32 * warp_segments % threads_o;
+            int first_o = row_of_threads(thread) % threads_o;
 #pragma unroll
             for (int segment = 0; segment < warp_segments; ++segment) {
                 int o = first_o + segment % threads_o;
@@ -481,7 +487,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
             for (int step = 0; step < Layer::thread_rows; ++step) {
                 // In a tile that reaches beyond the last row, whole warps have nothing to do.
                 int y = position().tile_y * tile_rows + step * threads_y +
-                        int(threadIdx.x) / 32 * warp_segments / threads_o;
+                        row_of_threads(int(threadIdx.x)) / threads_o;
                 if (chunks == 1 && y * Layer::stride_y >= arguments.destination_height) break;
                 not_finite = {};
                 compute<0>(step);

@@ -99,6 +99,12 @@ class Layout:
         return self.tile.threads_x * self.tile.pixels
 
     @property
+    def pixel_columns(self) -> int:
+        """Pixels of an output row."""
+        width = self.problem.pattern.width
+        return -(-width.output_size // width.stride)
+
+    @property
     def tile_rows(self) -> int:
         """Pixels of a block along y."""
         return self.threads_y * self.thread_rows

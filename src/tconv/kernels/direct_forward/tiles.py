@@ -57,4 +57,5 @@ TILES = (
     Tile(threads_x=32, threads_o=1, pixels=4, channels=1, rows=8, depth=4, sums=32, blocks=5),
     Tile(threads_x=16, threads_o=1, pixels=4, channels=1, rows=8, depth=4, sums=32, blocks=5),
     Tile(threads_x=8, threads_o=1, pixels=4, channels=1, rows=2, depth=4, sums=32, blocks=5),
+    Tile(threads_x=128, threads_o=1, pixels=8, channels=1, rows=1, depth=4, sums=32, blocks=5),
 )

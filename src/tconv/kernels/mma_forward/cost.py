@@ -35,7 +35,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     aligned = problem.pattern.width.output_size % 4 == 0
     launch = COSTS.launch if aligned else COSTS.launch_unaligned
     work = max(busy, moved) + min(busy, moved) * COSTS.overlap
-    return COSTS.scale * measured * work + launch
+    time = COSTS.scale * measured * work + launch
+    # `launch` has the weights of an ordinary layer. With many, loading them can be most of a call.
+    return max(time, mma_cost.weights_cost(laid, target) + COSTS.team_launch)
 
 
 def tile_work(laid: Layout) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from tconv.kernels.mma_rows_forward.cost import cost
 from tconv.kernels.mma_rows_forward.launch import STEM, launches
 from tconv.kernels.mma_rows_forward.layout import Layout, layout
 from tconv.kernels.mma_rows_forward.tiles import TILES
-from tconv.kernels.mma_tiles import Tile, why_not
+from tconv.kernels.mma_tiles import SECTOR, Tile, why_not
 from tconv.problem import Direction, Problem
 
 __all__ = [
@@ -45,6 +45,9 @@ def _rows_why_not(laid: Layout, target: Target) -> str | None:
             f"all warps of a block write each row: {laid.team_warps} of {laid.tile.warps} do, "
             f"of {laid.row_groups} rows at a time and {laid.tiles_yx[1]} tiles a row"
         )
+    width = laid.problem.width.output_size
+    if width < 2 * SECTOR:  # of another image than the kernel is made for
+        return f"rows are two sectors of {SECTOR} outputs or more, these have {width}"
     if laid.group_tiles > tiles.MOST_GROUP_TILES:
         return (
             f"blocks are a multiple of the tiles that share their pixels, "

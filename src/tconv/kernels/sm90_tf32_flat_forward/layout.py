@@ -595,6 +595,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             return f"the launch that repairs it: {refusal}"
     if laid.most_vector % laid.vector:
         return f"writes {laid.vector} outputs at a time, rows allow {laid.most_vector}"
+    if laid.stage_rows > LINE_BYTES:
+        return f"tells {LINE_BYTES} shifts in y apart, the kernel has {laid.stage_rows}"
     if laid.pack_bytes > target.shared_per_block:
         return f"the packing has no room for {problem.taps} taps"
     if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**30 - 2**10:
