@@ -285,7 +285,12 @@ def _record(kernel: Candidate) -> dict[str, object]:
     like = kernel.like
     assert like is not None
     sizes = {"batch": like.batch, "height": like.height.size, "width": like.width.size}
-    return {"kernel": kernel.stem, "tile": str(kernel.tile), **sizes, "aligned": like.source_aligned}
+    return {
+        "kernel": kernel.stem,
+        "tile": str(kernel.tile),
+        **sizes,
+        "aligned": like.source_aligned,
+    }
 
 
 def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:

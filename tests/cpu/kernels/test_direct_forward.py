@@ -77,7 +77,9 @@ def test_cases_serve_every_tile():
 def test_random_layers():
     for case in random_cases(6, seed=7):
         t = operands(case, torch.float32, "contiguous", "cpu")
-        for turn, chosen in enumerate(plans(problem_of(case, math="ieee", source_aligned=False))[:2]):
+        for turn, chosen in enumerate(
+            plans(problem_of(case, math="ieee", source_aligned=False))[:2]
+        ):
             assert_right(run(chosen, t, blocks=turn + 1), case, t, "ieee")
 
 

@@ -211,10 +211,10 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     int role = threadIdx.x / warpgroup;
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<40>();
+        ptx::setmaxnreg_dec<24>();
         if (threadIdx.x == 0) bring(arguments, shared, memory);
     } else {
-        ptx::setmaxnreg_inc<232>();
+        ptx::setmaxnreg_inc<240>();
         consume(arguments, shared, memory, role - 1);
     }
 }
