@@ -28,8 +28,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
     patch_stages = max(1, laid.rings(target)[0])
     main = max(max(products, copied) + fit.step * slots, fit.stage * stages / patch_stages)
-    lines = tile.columns * laid.tile_results
-    of_tile = main + fit.written * lines + fit.tile
+    vectors = tile.columns * laid.tile_results * -(-laid.group_rows // laid.vector)
+    of_tile = main + fit.written * vectors + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     modelled = max(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
     packing = fit.pack_launch * 1e-6 + laid.packed_elements * 8 / (fit.pack_weights * 1e12)
