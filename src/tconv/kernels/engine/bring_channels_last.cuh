@@ -5,12 +5,14 @@
 #pragma once
 
 #include <engine/stages.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/tensor_map.cuh>
 
 namespace {
 
 TCONV_DEVICE void bring_patches(const Arguments& arguments, Shared& shared) {
     Turn turn;
+    if constexpr (Layer::packs_image) ptx::griddepcontrol_wait();
     const ptx::TensorMap* maps = &arguments.source_0;
     for (int source = 0; source < Layer::sources; ++source) ptx::prefetch_tensormap(maps + source);
     for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {

@@ -10,6 +10,7 @@ from tconv.kernels.engine.layout import (
     MOST_PATCH_STAGES,
     PACK_THREADS,
     Layout,
+    View,
     layout,
 )
 from tconv.kernels.engine.tiles import CONSUMERS, Tile
@@ -20,6 +21,7 @@ from tconv.kernels.launch import (
     Operand,
     Stride,
     TensorMap,
+    strides,
     weights,
 )
 from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
@@ -39,7 +41,7 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
             "packing",
             _pack_source(laid),
             min(PACK_BLOCKS, laid.pack_items),
-            {"packed": Address("packed"), **weights()},
+            _pack_arguments(laid),
             "lays weights out",
             packed=laid.packed_elements,
         ),
@@ -69,6 +71,7 @@ def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
         ("group_rows", laid.group_rows),
         ("reduced", laid.reduced),
         ("line_bytes", laid.line_bytes),
+        ("packs_image", laid.packs_image),
         ("set_begin", begins),
         ("all_slots", begins[-1]),
     )
@@ -87,6 +90,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("bias", problem.bias),
             ("columns", laid.tile.columns),
             ("positions_are_rows", laid.tile.positions_are_rows),
+            ("contiguous", laid.contiguous),
             ("resident", laid.resident),
             ("vector", laid.vector),
             ("fixed_bytes", laid.fixed_bytes),
@@ -143,15 +147,40 @@ def _pack_source(laid: Layout) -> KernelSource:
             ("kernel_x", problem.width.kernel),
             ("part_taps", laid.part_taps),
             ("slot_tap", tuple(slot.tap for slot in slots) or (0,)),
+            ("channels_last", laid.read_layout == "channels_last"),
         ),
-        arguments=(
-            ("packed", "void*"),
-            ("weight", "const void*"),
-            *family.stride_fields("weight", "in out h w", index),
+        arguments=tuple(
+            (
+                name,
+                "void*" if name in ("packed", "image") else _type_of(name, argument, index),
+            )
+            for name, argument in _pack_arguments(laid).items()
         ),
         shared_bytes=laid.pack_bytes,
         threads=PACK_THREADS,
     )
+
+
+def _pack_arguments(laid: Layout) -> dict[str, Argument]:
+    problem = laid.problem
+    found: dict[str, Argument] = {"packed": Address("packed"), **weights()}
+    if laid.packs_image:
+        read: Operand = "x" if laid.forward else "y"
+        shape = problem.x_shape if laid.forward else problem.y_shape
+        found |= {
+            "image": Address("packed", _image_offset(laid)),
+            "source": Address(read),
+            **strides("source", "n c h w", read),
+            "batch": problem.batch,
+            "source_height": shape[2],
+            "source_width": shape[3],
+        }
+    return found
+
+
+def _image_offset(laid: Layout) -> int:
+    """Bytes of the workspace before the packed image."""
+    return laid.weight_pieces * laid.weight_bytes
 
 
 def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
@@ -190,6 +219,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "destination_height": sizes[0],
         "destination_width": sizes[1],
         "destination_stride_n": Stride(made, 0),
+        "destination_stride_c": Stride(made, 1),
         "destination_stride_h": Stride(made, 2),
         "destination_stride_w": Stride(made, 3),
     }
@@ -200,19 +230,52 @@ def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
     problem = laid.problem
     view_y, view_x = laid.sources[source]
     step = (1, 1) if laid.forward else (problem.height.stride, problem.width.stride)
-    item = ITEM_BYTES[problem.dtype]
     box_n, box_y, box_x = laid.box
-    return TensorMap(
-        Address(read),
-        dims=(laid.reduced, view_x.size, view_y.size, problem.batch, problem.groups),
-        strides=(
-            Stride(read, 3, step[1]),
-            Stride(read, 2, step[0]),
-            Stride(read, 0),
-            laid.reduced * item,
-        ),
-        box=(laid.depth, box_x + laid.reach[1], box_y + laid.reach[0], box_n, 1),
-        swizzle=laid.line_bytes,
-        dtype=problem.dtype,
-        first=(Stride(read, 2, view_y.first), Stride(read, 3, view_x.first)),
+    packed = _image_offset(laid) if laid.packs_image else None
+    return image_map(
+        problem,
+        read,
+        (view_y, view_x),
+        step,
+        (laid.depth, box_x + laid.reach[1], box_y + laid.reach[0], box_n, 1),
+        packed,
     )
+
+
+def image_map(
+    problem: Problem,
+    operand: Operand,
+    views: tuple[View, View],
+    step: tuple[int, int],
+    box: tuple[int, ...],
+    packed: int | None,
+) -> TensorMap:
+    """A view of an image: channels, columns, rows, images, groups.
+
+    Args:
+        problem: the call's.
+        operand: "x" or "y".
+        views, step: the pixels of height and width.
+        box: of one copy; lines as long as the swizzle.
+        packed: where the image lies in the workspace, in bytes, if it is packed.
+    """
+    shape = problem.x_shape if operand == "x" else problem.y_shape
+    item, groups = ITEM_BYTES[problem.dtype], problem.groups
+    view_y, view_x = views
+    of_group = shape[1] // groups
+    dims = (of_group, view_x.size, view_y.size, problem.batch, groups)
+    swizzle = box[0] * item
+    if packed is None:
+        of_strides = (
+            Stride(operand, 3, step[1]),
+            Stride(operand, 2, step[0]),
+            Stride(operand, 0),
+            of_group * item,
+        )
+        first = (Stride(operand, 2, view_y.first), Stride(operand, 3, view_x.first))
+        return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, first)
+    line = -(-of_group // 8) * 8 * item
+    pixel, row = groups * line, groups * line * shape[3]
+    address = Address("packed", packed + view_y.first * row + view_x.first * pixel)
+    of_bytes = (step[1] * pixel, step[0] * row, row * shape[2], line)
+    return TensorMap(address, dims, of_bytes, box, swizzle, problem.dtype)

@@ -38,6 +38,9 @@ MOST_SOURCES = 16
 
 PACK_THREADS = 256
 PACK_DEPTH = 16
+PACK_PIXELS = 64
+"""Pixels and channels of an item of an image's packing."""
+
 PART_TAPS = 24
 """Taps of an item of the packing: 48 KB in shared memory."""
 
@@ -436,7 +439,7 @@ class Layout:
     @property
     def packed_elements(self) -> int:
         """The workspace, in words of 4 bytes."""
-        return self.weight_pieces * self.weight_bytes // 4
+        return self.weight_pieces * self.weight_bytes // 4 + self.image_elements // 2
 
     @property
     def part_taps(self) -> int:
@@ -446,19 +449,55 @@ class Layout:
     @property
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
-        return self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2
+        image = PACK_PIXELS * (PACK_PIXELS + 2) * 2 if self.packs_image else 0
+        return max(image, self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2)
 
     @property
     def pack_items(self) -> int:
         """Pieces of work of the packing."""
         depths = self.chunks * (self.depth // PACK_DEPTH)
         parts = -(-self.problem.taps // self.part_taps)
-        return self.problem.groups * self.row_blocks * depths * parts
+        items = self.problem.groups * self.row_blocks * depths * parts
+        return max(items, self.image_elements // PACK_PIXELS**2)
+
+    @property
+    def read_layout(self) -> str:
+        """The layout of what is read."""
+        return self.problem.x_layout if self.forward else self.problem.y_layout
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the result is contiguous."""
+        made = self.problem.y_layout if self.forward else self.problem.x_layout
+        return made == "contiguous"
+
+    @property
+    def packs_image(self) -> bool:
+        """Whether what is read is packed first, as no tensor map can describe it."""
+        return packs(self.problem, self.reduced, self.read_layout)
+
+    @property
+    def image_elements(self) -> int:
+        """16-bit values of the packed image."""
+        problem = self.problem
+        shape = problem.x_shape if self.forward else problem.y_shape
+        return packed_values(shape, problem.groups) if self.packs_image else 0
 
     @property
     def vector(self) -> int:
         """Channels that a thread writes at a time."""
-        return math.gcd(8, self.rows)
+        return 1 if self.contiguous else math.gcd(8, self.rows)
+
+
+def packs(problem: Problem, channels: int, layout: str) -> bool:
+    """Whether an image is packed: no tensor map can describe it. `channels` are of a group."""
+    return layout == "contiguous" or channels % 8 != 0 or not problem.source_aligned
+
+
+def packed_values(shape: tuple[int, int, int, int], groups: int) -> int:
+    """16-bit values of a packed image: the pixels of each group on 16 bytes."""
+    batch, channels, height, width = shape
+    return batch * height * width * groups * (-(-channels // (8 * groups)) * 8)
 
 
 _HOPPER = Target.named("sm_90a")
@@ -476,14 +515,6 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"needs the tensor cores of sm_90a, the target is {target.arch}"
     if problem.dtype not in ("float16", "bfloat16"):
         return f"multiplies 16-bit values, not {problem.dtype}"
-    if (problem.x_layout, problem.y_layout) != ("channels_last", "channels_last"):
-        return f"takes channels_last tensors, not {problem.x_layout} and {problem.y_layout}"
-    forward = problem.direction == "forward"
-    channels = (problem.in_channels if forward else problem.out_channels) // problem.groups
-    if channels % 8:
-        return f"reads 8 channels of a group at a time, there are {channels}"
-    if not problem.source_aligned:
-        return "reads pixels by tensor maps, which want all of them on 16 bytes"
     for name, axis in (("height", problem.height), ("width", problem.width)):
         if axis.stride > family.MOST_LISTED_PHASES:
             return f"lists {family.MOST_LISTED_PHASES} phases along {name}, not {axis.stride}"

@@ -32,7 +32,8 @@ struct Destination {
         x = entry(Layer::result_x, x);
         first = static_cast<Element*>(arguments.destination) +
                 Index(y) * arguments.destination_stride_h +
-                Index(x) * arguments.destination_stride_w + channel;
+                Index(x) * arguments.destination_stride_w +
+                Index(channel) * arguments.destination_stride_c;
         channels = min(group_rows, Layer::rows - block * group_rows);
         height = (arguments.destination_height - y + Layer::step_y - 1) / Layer::step_y;
         width = (arguments.destination_width - x + Layer::step_x - 1) / Layer::step_x;
@@ -134,13 +135,16 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
         ptx::bar_sync(1 + consumer, warpgroup);
 #pragma unroll 4
         for (int i = threadIdx.x % warpgroup; i < positions * vectors; i += warpgroup) {
-            int position = i / vectors, channel = i % vectors * vector;
+            // Neighbouring threads write neighbouring channels, or neighbouring positions.
+            int position = Layer::contiguous ? i % positions : i / vectors;
+            int channel = (Layer::contiguous ? i / positions : i % vectors) * vector;
             if (channel >= to.channels) continue;
             int place = (positions_are_rows ? consumer * columns : 0) + piece * piece_positions;
             Element* pixel = pixel_of(arguments, at, to, place + position);
             if (pixel == nullptr) continue;
             using Values = Vector<Element, vector>;
-            *reinterpret_cast<Values*>(pixel + channel) = *reinterpret_cast<const Values*>(
+            pixel += Index(channel) * arguments.destination_stride_c;
+            *reinterpret_cast<Values*>(pixel) = *reinterpret_cast<const Values*>(
                 chunk_of(lines, position, channel / 8) + channel % 8 * 2);
         }
         store_pieces<number + 1>(arguments, shared, at, consumer, row_group, sums);
