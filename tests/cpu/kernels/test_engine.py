@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tconv
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
-from layer_cases import Case, operands
+from layer_cases import Case, by_taps, operands
 from tconv.jit.target import Target
 from tconv.kernels import family as limits
 from tconv.kernels import sm90_forward, sm90_input_gradient
@@ -321,6 +321,58 @@ def test_values_that_are_not_finite_stay_in_their_image_and_group(direction, val
         assert not after[:, made:].isfinite().all()
 
 
+# Padded, so that taps of pixels at the edge lie beside the image; phases without a tap.
+EDGES = (
+    Case(1, 16, 16, 1, (4, 5), (3, 3), (2, 2), (1, 1)),
+    Case(2, 16, 8, 2, (5, 7), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+)
+
+
+def assert_reaches_readers_alone(given: Setting) -> None:
+    """Of a result, what reads a value that is not finite is so too, and nothing else."""
+    number = DIRECTIONS.index(given.direction)
+    t = given.t
+    want = by_taps(given.case, t.x, t.w, given.bias, t.grad_output)[number]
+    assert not want.isfinite().all()
+    for plan in served(problem_of(given))[::6]:
+        out = run(plan, given)
+        assert torch.equal(out.isfinite(), want.isfinite()), str(plan)
+        # NaN for NaN, and infinities of the same sign.
+        infinite = ~want.isfinite()
+        assert torch.equal(out[infinite].double().nan_to_num(0), want[infinite].nan_to_num(0))
+
+
+@pytest.mark.parametrize("case", EDGES, ids=str)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_pixel_that_is_not_finite_reaches_its_readers_alone(direction, case):
+    given = setting(direction, case, torch.bfloat16)
+    values = given.read.clone(memory_format=torch.preserve_format)
+    values[-1, -1, -1, -1] = -math.inf
+    values[0, 3, 1, 0] = math.nan
+    assert_reaches_readers_alone(given.with_read(values))
+
+
+@pytest.mark.xfail(reason="it is multiplied with the zeros beside the image too")
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_weight_that_is_not_finite_reaches_its_readers_alone(direction):
+    given = setting(direction, EDGES[1], torch.bfloat16)
+    values = given.t.w.clone(memory_format=torch.preserve_format)
+    values[0, 0, 0, 0] = values[-1, -1, -1, -1] = math.inf
+    assert_reaches_readers_alone(given._replace(t=dataclasses.replace(given.t, w=values)))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_kernel_for_another_size_is_right(direction):
+    case = SEVERAL[direction][0]
+    like = problem_of(setting(direction, case, torch.float16))
+    for turn, (batch, size) in enumerate(((1, (3, 4)), (2, (5, 32)), (4, (13, 12)))):
+        given = setting(direction, dataclasses.replace(case, batch=batch, size=size), torch.float16)
+        want = given.want
+        problem = dataclasses.replace(problem_of(given), like=like)
+        for plan in served(problem)[turn::5]:
+            assert_right(run(plan, given), given, want)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_an_image_does_not_depend_on_the_others(direction):
     """Neither on their values nor on their number."""
@@ -362,18 +414,8 @@ def test_inputs_that_no_output_reads_have_no_gradient():
 
 def of_shape(direction: str, case: Case, dtype: str = "bfloat16", **changes) -> Problem:
     """Of tensors in channels_last as PyTorch allocates them, without any."""
-    problem = case.layer.problem(direction)
-    return dataclasses.replace(
-        problem,
-        **{
-            "dtype": dtype,
-            "math": "ieee",
-            "x_layout": "channels_last",
-            "y_layout": "channels_last",
-            "source_aligned": True,
-            **changes,
-        },
-    )
+    problem = case.layer.problem(direction, dtype, "channels_last")
+    return dataclasses.replace(problem, **changes)
 
 
 # The shapes that the kernels are for; sizes do not change the code.
@@ -425,7 +467,7 @@ SMALL = Case(2, 16, 16, 1, (9, 9), (3, 3))
     (
         ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
         ({}, "sm_100a", "needs the tensor cores of sm_90a, the target is sm_100a"),
-        (dict(dtype="float32"), "sm_90a", "multiplies 16-bit values, not float32"),
+        (dict(dtype="float32", math="ieee"), "sm_90a", "multiplies 16-bit values, not float32"),
         (dict(dtype="float64"), "sm_90a", "multiplies 16-bit values, not float64"),
         (
             dict(x_layout="contiguous"),
