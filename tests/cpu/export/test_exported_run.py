@@ -278,7 +278,7 @@ def test_what_a_planned_call_counts_on(module):
         with on_emulator(module, capability=capability):
             return call.serves("forward", {**dense, **operands}, w_shape, parameters, call.tf32)
 
-    assert call.has_bias and not (call.wide_offsets or call.source_aligned or call.specific)
+    assert call.has_bias and not (call.wide_offsets or call.x_aligned or call.specific)
     assert (8, 0) in call.capabilities and (7, 0) not in call.capabilities
     assert serves() and serves((8, 0)) and not serves((7, 0)) and not serves(bias=None)
     steps = (2**31, 2**28, 16, 1)

@@ -13,6 +13,8 @@ from torch import Tensor
 import tconv
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
 from layer_cases import Case, by_taps, operands
+from tconv import kernels, plan
+from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import family as limits
 from tconv.kernels import sm90_forward, sm90_input_gradient
@@ -160,10 +162,10 @@ def test_some_tiles(direction, case):
     """Of each case others, in one dtype; all that serve are below."""
     turn = EVERY.index((direction, case))
     given = setting(direction, case, DTYPES[turn % 2])
-    chosen = served(problem_of(given))
+    every = served(problem_of(given))
     want = given.want
-    for plan in (chosen[turn % len(chosen)], chosen[(5 * turn + 7) % len(chosen)]):
-        assert_right(run(plan, given), given, want)
+    for chosen in (every[turn % len(every)], every[(5 * turn + 7) % len(every)]):
+        assert_right(run(chosen, given), given, want)
 
 
 @pytest.mark.thorough
@@ -172,16 +174,16 @@ def test_some_tiles(direction, case):
 def test_every_tile_that_serves(direction, case, dtype):
     given = setting(direction, case, dtype)
     want = given.want
-    for plan in served(problem_of(given)):
-        assert_right(run(plan, given), given, want)
+    for chosen in served(problem_of(given)):
+        assert_right(run(chosen, given), given, want)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_cases_serve_every_tile(direction):
     found = {
-        plan.tile
+        chosen.tile
         for case in CASES[direction]
-        for plan in served(problem_of(setting(direction, case, torch.bfloat16)))
+        for chosen in served(problem_of(setting(direction, case, torch.bfloat16)))
     }
     assert found == set(FAMILIES[direction].TILES)
 
@@ -208,11 +210,13 @@ def test_result_does_not_depend_on_the_order_of_threads(direction, case):
     want = given.want
     # Two blocks; and three, which in most tiles is no multiple of the row sets.
     for target, first in ((few(2), turn), (few(3), turn + 2)):
-        chosen = served(problem_of(given), target)
-        for plan in chosen[first::4]:
-            results = [run(plan, given, s) for s in ("forward", "reverse", "random:1", "random:2")]
+        every = served(problem_of(given), target)
+        for chosen in every[first::4]:
+            results = [
+                run(chosen, given, s) for s in ("forward", "reverse", "random:1", "random:2")
+            ]
             assert_right(results[0], given, want)
-            assert all(same_bits(results[0], other) for other in results[1:]), str(plan)
+            assert all(same_bits(results[0], other) for other in results[1:]), str(chosen)
 
 
 @pytest.mark.thorough
@@ -220,21 +224,21 @@ def test_result_does_not_depend_on_the_order_of_threads(direction, case):
 @pytest.mark.parametrize(("direction", "case"), APART, ids=str)
 def test_a_result_does_not_depend_on_the_number_of_blocks(direction, case, blocks):
     given = setting(direction, case, torch.float16)
-    for plan, other in zip(
+    for chosen, other in zip(
         served(problem_of(given)), served(problem_of(given), few(blocks)), strict=True
     ):
-        assert same_bits(run(plan, given), run(other, given, "random:3")), str(plan)
+        assert same_bits(run(chosen, given), run(other, given, "random:3")), str(chosen)
 
 
 def test_consumers_are_apart_where_blocks_have_several_tiles():
     for direction, case in APART:
         problem = problem_of(setting(direction, case, torch.bfloat16))
         every = served(problem, few())
-        assert any(plan.kernel.arguments["lead"] > 0 for plan in every)
-        for plan in every:
-            tiles = layout(problem, plan.tile).tiles
-            assert plan.kernel.grid == min(2, tiles)
-            assert tiles > 2 or plan.kernel.arguments["lead"] == 0
+        assert any(chosen.kernel.arguments["lead"] > 0 for chosen in every)
+        for chosen in every:
+            tiles = layout(problem, chosen.tile).tiles
+            assert chosen.kernel.grid == min(2, tiles)
+            assert tiles > 2 or chosen.kernel.arguments["lead"] == 0
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -242,9 +246,9 @@ def test_sanitized(direction):
     case = SEVERAL[direction][1]
     given = setting(direction, case, torch.bfloat16)
     want = given.want
-    chosen = served(problem_of(given), few())
-    for plan in (chosen[0], chosen[len(chosen) // 2]):
-        assert_right(run(plan, given, "random:1", sanitize=True), given, want)
+    every = served(problem_of(given), few())
+    for chosen in (every[0], every[len(every) // 2]):
+        assert_right(run(chosen, given, "random:1", sanitize=True), given, want)
 
 
 @pytest.mark.thorough
@@ -252,9 +256,9 @@ def test_sanitized(direction):
 def test_every_case_sanitized(direction, case):
     turn = EVERY.index((direction, case))
     given = setting(direction, case, DTYPES[turn % 2])
-    chosen = served(problem_of(given))
-    for plan in (chosen[turn % len(chosen)], chosen[(5 * turn + 3) % len(chosen)]):
-        assert_right(run(plan, given, sanitize=True), given)
+    every = served(problem_of(given))
+    for chosen in (every[turn % len(every)], every[(5 * turn + 3) % len(every)]):
+        assert_right(run(chosen, given, sanitize=True), given)
 
 
 def within_more(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,23 +286,23 @@ def test_reads_and_writes_its_tensors_alone(direction, wide):
     want = given.want
     problem = problem_of(given)
     assert problem.source_aligned
-    chosen = served(dataclasses.replace(problem, wide_offsets=wide), few())
+    every = served(dataclasses.replace(problem, wide_offsets=wide), few())
     out, room = y if direction == "forward" else x
     outside = room.isnan()
-    for plan in chosen[int(wide) :: 6]:
+    for chosen in every[int(wide) :: 6]:
         room.fill_(math.nan)
-        assert_right(run(plan, given, out=out), given, want)
-        assert torch.equal(room.isnan(), outside), f"{plan} wrote beside its tensor"
+        assert_right(run(chosen, given, out=out), given, want)
+        assert torch.equal(room.isnan(), outside), f"{chosen} wrote beside its tensor"
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_workspace_may_hold_anything(direction):
     case = SEVERAL[direction][1]
     given = setting(direction, case, torch.bfloat16)
-    for plan in served(problem_of(given))[::6]:
-        first = run(plan, given, workspace=0.0)
-        assert same_bits(first, run(plan, given, workspace=math.nan))
-        assert same_bits(first, run(plan, given, workspace=math.inf))
+    for chosen in served(problem_of(given))[::6]:
+        first = run(chosen, given, workspace=0.0)
+        assert same_bits(first, run(chosen, given, workspace=math.nan))
+        assert same_bits(first, run(chosen, given, workspace=math.inf))
 
 
 @pytest.mark.parametrize("value", (math.nan, math.inf, -math.inf))
@@ -312,11 +316,11 @@ def test_values_that_are_not_finite_stay_in_their_image_and_group(direction, val
     image[1] = value
     group = given.read.clone(memory_format=torch.preserve_format)
     group[:, read:] = value
-    for plan in served(problem_of(given), few())[::6]:
-        before = run(plan, given)
-        after = run(plan, given.with_read(image))
+    for chosen in served(problem_of(given), few())[::6]:
+        before = run(chosen, given)
+        after = run(chosen, given.with_read(image))
         assert same_bits(before[0], after[0]) and not after[1].isfinite().all()
-        after = run(plan, given.with_read(group))
+        after = run(chosen, given.with_read(group))
         assert same_bits(before[:, :made], after[:, :made])
         assert not after[:, made:].isfinite().all()
 
@@ -334,9 +338,9 @@ def assert_reaches_readers_alone(given: Setting) -> None:
     t = given.t
     want = by_taps(given.case, t.x, t.w, given.bias, t.grad_output)[number]
     assert not want.isfinite().all()
-    for plan in served(problem_of(given))[::6]:
-        out = run(plan, given)
-        assert torch.equal(out.isfinite(), want.isfinite()), str(plan)
+    for chosen in served(problem_of(given))[::6]:
+        out = run(chosen, given)
+        assert torch.equal(out.isfinite(), want.isfinite()), str(chosen)
         # NaN for NaN, and infinities of the same sign.
         infinite = ~want.isfinite()
         assert torch.equal(out[infinite].double().nan_to_num(0), want[infinite].nan_to_num(0))
@@ -369,8 +373,8 @@ def test_a_kernel_for_another_size_is_right(direction):
         given = setting(direction, dataclasses.replace(case, batch=batch, size=size), torch.float16)
         want = given.want
         problem = dataclasses.replace(problem_of(given), like=like)
-        for plan in served(problem)[turn::5]:
-            assert_right(run(plan, given), given, want)
+        for chosen in served(problem)[turn::5]:
+            assert_right(run(chosen, given), given, want)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -387,17 +391,17 @@ def test_an_image_does_not_depend_on_the_others(direction):
             grad_output=given.t.grad_output[3:4].contiguous(memory_format=torch.channels_last),
         ),
     )
-    tiles = {plan.tile: plan for plan in served(problem_of(alone))}
-    for plan in served(problem_of(given))[::6]:
-        if plan.tile in tiles:
-            assert same_bits(run(plan, given)[3:4], run(tiles[plan.tile], alone)), str(plan)
+    tiles = {chosen.tile: chosen for chosen in served(problem_of(alone))}
+    for chosen in served(problem_of(given))[::6]:
+        if chosen.tile in tiles:
+            assert same_bits(run(chosen, given)[3:4], run(tiles[chosen.tile], alone)), str(chosen)
 
 
 def test_outputs_without_a_tap_hold_the_bias():
     case = Case(2, 16, 10, 1, (3, 4), (2, 2), (5, 4), output_padding=(4, 3))
     given = setting("forward", case, torch.bfloat16)
-    for plan in served(problem_of(given))[::6]:
-        out = run(plan, given)
+    for chosen in served(problem_of(given))[::6]:
+        out = run(chosen, given)
         for rows in (2, 3, 4, 7, 14):
             assert torch.equal(out[:, :, rows], given.bias[:, None].expand_as(out[:, :, rows]))
 
@@ -406,8 +410,8 @@ def test_inputs_that_no_output_reads_have_no_gradient():
     # Padding cuts the outputs off that the first and last rows alone would have reached.
     case = Case(1, 10, 16, 1, (9, 8), (2, 2), (1, 1), (3, 2), bias=False)
     given = setting("input_gradient", case, torch.float16)
-    for plan in served(problem_of(given))[::6]:
-        out = run(plan, given)
+    for chosen in served(problem_of(given))[::6]:
+        out = run(chosen, given)
         assert (out[:, :, :2] == 0).all() and (out[:, :, -2:] == 0).all()
         assert (out[:, :, 3:6] != 0).any()
 
@@ -439,22 +443,24 @@ COMPILED = [(direction, name) for name in LAYERS for direction in DIRECTIONS]
 def test_compiles_without_spills_or_serialised_products(direction, name):
     turn = COMPILED.index((direction, name))
     problem = of_shape(direction, LAYERS[name], ("bfloat16", "float16")[turn // 2 % 2])
-    chosen = served(problem)
-    assert chosen
-    for plan in chosen:
-        assert_compiled_well(plan)
+    every = served(problem)
+    assert every
+    for chosen in every:
+        assert_compiled_well(chosen)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_with_wide_offsets_it_compiles_likewise(direction):
-    chosen = served(of_shape(direction, LAYERS["64 to 64, 3x3"], wide_offsets=True))
-    for plan in chosen[::5]:
-        assert_compiled_well(plan)
+    every = served(of_shape(direction, LAYERS["64 to 64, 3x3"], wide_offsets=True))
+    for chosen in every[::5]:
+        assert_compiled_well(chosen)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_layers_compile_every_tile(direction):
-    found = {plan.tile for case in LAYERS.values() for plan in served(of_shape(direction, case))}
+    found = {
+        chosen.tile for case in LAYERS.values() for chosen in served(of_shape(direction, case))
+    }
     assert found == set(FAMILIES[direction].TILES)
 
 
@@ -541,8 +547,7 @@ def test_channels_that_are_made_may_be_any():
     ),
 )
 def test_refusals_of_tiles(direction, case, reason):
-    stem = FAMILIES[direction].STEM
-    found = [c for c in candidates(of_shape(direction, case), HOPPER) if c.stem == stem]
+    found = candidates(of_shape(direction, case), HOPPER, (FAMILIES[direction],))
     assert any(c.refusal is not None and reason in c.refusal for c in found), found
 
 
@@ -590,25 +595,61 @@ def test_images_off_16_bytes_are_refused(direction):
     assert not problem.source_aligned and not served(problem)
 
 
+class Called(NamedTuple):
+    kernels: dict[str, str]
+    """By direction."""
+    output: Tensor
+    gradient: Tensor
+
+
+def called(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> Called:
+    """What the public function and its backward make of these, and which kernels do."""
+    x = x.detach().requires_grad_()
+    tconv.statistics(reset=True)
+    output = tconv.conv_transpose2d(x, w, bias)
+    (gradient,) = torch.autograd.grad(output, x, y)
+    return Called(
+        {row.direction: row.kernel for row in tconv.statistics()}, output.detach(), gradient
+    )
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_it_serves_who_names_it(direction, monkeypatch):
+    monkeypatch.setenv("TCONV_EMULATE", "1")
+    monkeypatch.setenv("TCONV_KERNEL", FAMILIES[direction].STEM)
+    case = Case(1, 24, 16, 1, (4, 7), (3, 3))
+    given = setting("forward", case, torch.bfloat16)
+    found = called(given.t.x, given.t.w, given.t.bias, given.t.grad_output)
+    assert found.kernels[direction] == FAMILIES[direction].STEM
+    assert found.output.is_contiguous(memory_format=torch.channels_last)
+    for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
+        assert_right(got, given, want)
+    with pytest.raises(NoKernelError, match="which want all of them on 16 bytes"):
+        called(misaligned(given.t.x), given.t.w, None, misaligned(given.t.grad_output))
+
+
 def test_calls_on_images_off_16_bytes_run_another_kernel(monkeypatch):
     monkeypatch.setenv("TCONV_EMULATE", "1")
-    case = Case(1, 64, 64, 1, (5, 6), (3, 3))
+    every = tuple(dict.fromkeys((*kernels.FAMILIES, *FAMILIES.values())))
+    monkeypatch.setattr(plan, "FAMILIES", every)  # as if plans took them by themselves
+    case = Case(1, 64, 64, 1, (5, 6), (3, 3))  # of no other test, as plans are remembered
     given = setting("forward", case, torch.bfloat16)
-    wanted = expected(case.layer, given.t)[:2]
-
-    def kernels(x: Tensor, y: Tensor) -> set[str]:
-        x = x.detach().requires_grad_()
-        tconv.statistics(reset=True)
-        out = tconv.conv_transpose2d(x, given.t.w, given.t.bias)
-        (gradient,) = torch.autograd.grad(out, x, y)
-        for got, want in zip((out.detach(), gradient), wanted, strict=True):
+    t = given.t
+    wanted = expected(case.layer, t)[:2]
+    for x_off, y_off in ((False, False), (True, False), (False, True), (True, True)):
+        x = misaligned(t.x) if x_off else t.x
+        y = misaligned(t.grad_output) if y_off else t.grad_output
+        found = called(x, t.w, t.bias, y)
+        for direction, off in (("forward", x_off), ("input_gradient", y_off)):
+            stem = f"{'general' if off else 'sm90'}_{direction}"
+            assert found.kernels[direction] == stem
+        for got, want in zip(found[1:], wanted, strict=True):
             assert_right(got, given, want)
-        assert out.is_contiguous(memory_format=torch.channels_last)
-        return {row.kernel for row in tconv.statistics()}
 
-    x, y = given.t.x, given.t.grad_output
-    ours, general = ("sm90_forward", "sm90_input_gradient"), "general_"
-    assert kernels(x, y) >= set(ours)
-    assert kernels(misaligned(x), y) >= {f"{general}forward", ours[1]}
-    assert kernels(x, misaligned(y)) >= {ours[0], f"{general}input_gradient"}
-    assert kernels(x, y) >= set(ours)
+
+def test_packed_weights_of_two_gigabytes_have_wide_offsets():
+    for direction, family in FAMILIES.items():
+        problem = of_shape(direction, Case(1, 8, 8, 3000, (8, 8), (16, 16)))
+        for chosen in served(problem):
+            wide = dict(chosen.kernel.source.constants)["Index"] == "long long"
+            assert wide or 4 * chosen.packed < 2**31, f"{family.STEM}: {chosen}"
