@@ -20,6 +20,9 @@ from tconv.problem import Axis, Problem
 
 HOPPER = Target.named("sm_90a")
 
+OF_16_BITS = ("sm90_forward", "sm90_input_gradient", "sm90_weight_gradient")
+"""Kernels that no float32 call runs."""
+
 # For the kernels on staged patches: together they serve every tile.
 PATCH_CASES = (
     Case(1, 16, 64, 1, (9, 70), (3, 3)),

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 import torch
 
-from emulated_plans import HOPPER, assert_right, problem_of, run
+from emulated_plans import HOPPER, OF_16_BITS, assert_right, problem_of, run
 from layer_cases import Case, operands
 from tconv import sizes
 from tconv.jit.cache import default_cache
@@ -88,7 +88,7 @@ def served_by_the_same_text(problems) -> Counter:
 def test_the_text_follows_the_pattern_alone(math):
     served = served_by_the_same_text(problem(layer, math) for layer in LAYERS)
     stems = {kernel.STEM for kernel in FAMILIES if kernel.DIRECTION == "forward"}
-    stems -= {"sm90_forward"}  # which is for 16-bit types, below
+    stems -= set(OF_16_BITS)
     of_tf32 = {stem for stem in stems if "tf32" in stem or stem == "mma_frames_forward"}
     other_math = of_tf32 if math == "ieee" else {"sm90_split_forward"}
     assert served.keys() == stems - other_math
