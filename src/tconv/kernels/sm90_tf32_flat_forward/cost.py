@@ -52,6 +52,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
         modelled *= fit.one_wave_storers if tile.storers else fit.one_wave
     modelled *= fit.apart_storers if tile.apart and tile.storers else 1
     modelled *= fit.resident if tile.resident else 1
+    modelled *= fit.stage_rows if laid.stage_rows > 1 else 1
     modelled *= fit.wide_storers if tile.storers and tile.columns > 160 else 1
     if laid.groups_outermost:
         modelled *= fit.groups_outermost_storers if tile.storers else fit.groups_outermost

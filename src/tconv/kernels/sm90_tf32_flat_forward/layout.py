@@ -195,7 +195,8 @@ class Layout:
         if self.model is not self:
             return self.model.stage_rows
         fits = self._fitting_stages(hopper.TARGET, self._boxes(self.most_slot[0])) != (0, 0)
-        return 1 if fits else max(1, len(self.slot_rows))
+        # Nobody has timed resident weights with such stages.
+        return 1 if fits or self.tile.resident else max(1, len(self.slot_rows))
 
     @property
     def tile_stages(self) -> int:
