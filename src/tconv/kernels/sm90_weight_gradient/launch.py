@@ -1,17 +1,19 @@
-"""The launch of `sm90_weight_gradient`."""
+"""The launches of `sm90_weight_gradient`: a packing where it is needed, and the kernel."""
 
 from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family
-from tconv.kernels.engine.layout import View
-from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap
+from tconv.kernels.engine.launch import PACK_BLOCKS, image_map
+from tconv.kernels.engine.layout import PACK_PIXELS, PACK_THREADS, View
+from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, MOST_STAGES, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
 from tconv.kernels.source import TENSOR_MAP, KernelSource
-from tconv.problem import ITEM_BYTES, Problem
+from tconv.problem import Problem
 
 STEM = "sm90_weight_gradient"
+PACK_STEM = "sm90_pack_images"
 THREADS = 128 * (1 + CONSUMERS)
 
 
@@ -23,9 +25,11 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     pitch_y, pitch_x = laid.pitch
     whole = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        "x": _map(laid, "x", whole, (1, 1), (y, x)),
+        "x": image_map(problem, "x", whole, (1, 1), _box(n, y, x), laid.packed[0]),
         **{
-            f"y_{i}": _map(laid, "y", views, _strides(problem), laid.pitch)
+            f"y_{i}": image_map(
+                problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
+            )
             for i, views in enumerate(laid.sources)
         },
         "partial": Address("partial"),
@@ -83,7 +87,12 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         shared_bytes=1024 + laid.stages(target) * laid.stage_bytes,
         threads=THREADS,
     )
-    return (Launch("kernel", source, laid.units * splits, arguments, splits=splits),)
+    kernel = Launch("kernel", source, laid.units * splits, arguments, splits=splits)
+    return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
+
+
+def _box(n: int, y: int, x: int) -> tuple[int, ...]:
+    return LINE_BYTES // 2, x, y, n, 1
 
 
 def _strides(problem: Problem) -> tuple[int, int]:
@@ -94,28 +103,52 @@ def _columns(problem: Problem) -> int:
     return problem.out_channels_per_group * problem.taps
 
 
-def _map(
-    laid: Layout,
-    operand: Operand,
-    views: tuple[View, View],
-    step: tuple[int, int],
-    box: tuple[int, int],
-) -> TensorMap:
-    """A view of a tensor: channels, columns, rows, images, groups."""
+def _pack(laid: Layout) -> Launch:
+    """The packing of what no tensor map can describe."""
     problem = laid.problem
-    of_group = problem.in_channels_per_group if operand == "x" else problem.out_channels_per_group
-    view_y, view_x = views
-    return TensorMap(
-        Address(operand),
-        dims=(of_group, view_x.size, view_y.size, problem.batch, problem.groups),
-        strides=(
-            Stride(operand, 3, step[1]),
-            Stride(operand, 2, step[0]),
-            Stride(operand, 0),
-            of_group * ITEM_BYTES[problem.dtype],
+    arguments: dict[str, Argument] = {"batch": problem.batch}
+    operands: tuple[Operand, Operand] = ("x", "y")
+    shapes = (problem.x_shape, problem.y_shape)
+    for operand, shape, at in zip(operands, shapes, laid.packed[:2], strict=True):
+        if at is not None:
+            arguments |= {
+                operand: Address(operand),
+                f"packed_{operand}": Address("packed", at),
+                **strides(operand, "n c h w", operand),
+                f"{operand}_height": shape[2],
+                f"{operand}_width": shape[3],
+            }
+    index = family.index_type(problem, laid.packed[2] // 2)
+    source = KernelSource(
+        stem=PACK_STEM,
+        constants=(
+            ("Index", index),
+            ("Element", problem.dtype),
+            ("groups", problem.groups),
+            ("in_channels", problem.in_channels_per_group),
+            ("out_channels", problem.out_channels_per_group),
+            ("packs_x", laid.packed[0] is not None),
+            ("packs_y", laid.packed[1] is not None),
+            ("x_channels_last", problem.x_layout == "channels_last"),
+            ("y_channels_last", problem.y_layout == "channels_last"),
         ),
-        box=(LINE_BYTES // 2, box[1], box[0], laid.box[0], 1),
-        swizzle=LINE_BYTES,
-        dtype=problem.dtype,
-        first=(Stride(operand, 2, view_y.first), Stride(operand, 3, view_x.first)),
+        arguments=tuple(
+            (
+                name,
+                index
+                if isinstance(argument, Stride)
+                else "int"
+                if isinstance(argument, int)
+                else "void*"
+                if name.startswith("packed")
+                else "const void*",
+            )
+            for name, argument in arguments.items()
+        ),
+        shared_bytes=PACK_PIXELS * (PACK_PIXELS + 2) * 2,
+        threads=PACK_THREADS,
     )
+    blocks = min(PACK_BLOCKS, -(-laid.packed[2] // (2 * PACK_PIXELS**2)))
+    does = "lays images out"
+    words = -(-laid.packed[2] // 4)
+    return Launch("packing", source, blocks, arguments, does, packed=words)

@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from tconv.jit.target import Target
 from tconv.kernels import family
-from tconv.kernels.engine.layout import MOST_BOX, MOST_SOURCES, View, phase_view
+from tconv.kernels.engine.layout import (
+    MOST_BOX,
+    MOST_SOURCES,
+    View,
+    packed_values,
+    packs,
+    phase_view,
+)
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
 from tconv.problem import Problem
 
@@ -200,6 +207,23 @@ class Layout:
         """Stages that fit."""
         return min(MOST_STAGES, (target.shared_per_block - 2048) // self.stage_bytes)
 
+    @functools.cached_property
+    def packed(self) -> tuple[int | None, int | None, int]:
+        """Where x and y lie in the workspace, None where they are read as they are, and its end.
+
+        In bytes.
+        """
+        problem, end = self.problem, 0
+        found: list[int | None] = []
+        for shape, channels, of_image in (
+            (problem.x_shape, problem.in_channels_per_group, problem.x_layout),
+            (problem.y_shape, problem.out_channels_per_group, problem.y_layout),
+        ):
+            is_packed = packs(problem, channels, of_image)
+            found.append(end if is_packed else None)
+            end += 2 * packed_values(shape, problem.groups) if is_packed else 0
+        return found[0], found[1], end
+
     @property
     def units(self) -> int:
         """Blocks of a split."""
@@ -229,13 +253,6 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"needs the tensor cores of sm_90a, the target is {target.arch}"
     if problem.dtype not in ("float16", "bfloat16"):
         return f"multiplies 16-bit values, not {problem.dtype}"
-    if (problem.x_layout, problem.y_layout) != ("channels_last", "channels_last"):
-        return f"takes channels_last tensors, not {problem.x_layout} and {problem.y_layout}"
-    channels = (problem.in_channels_per_group, problem.out_channels_per_group)
-    if any(count % 8 for count in channels):
-        return f"reads 8 channels of a group at a time, there are {channels[0]} and {channels[1]}"
-    if not problem.source_aligned:
-        return "reads pixels by tensor maps, which want all of them on 16 bytes"
     for name, axis in (("height", problem.height), ("width", problem.width)):
         if axis.stride > family.MOST_LISTED_PHASES:
             return f"lists {family.MOST_LISTED_PHASES} phases along {name}, not {axis.stride}"

@@ -13,6 +13,7 @@
 //
 // A block has channels, taps and a share of the boxes, and writes its sums as float32.
 #include <common/constant_tables.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/registers.cuh>
@@ -74,6 +75,7 @@ struct Share {
 TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned char* memory) {
     Share share;
     Turn turn;
+    ptx::griddepcontrol_wait();  // the packing may still run
     const ptx::TensorMap* maps = &arguments.y_0;
     int first = entry(Layer::set_source, share.set);
     int count = entry(Layer::set_sources, share.set);
@@ -137,7 +139,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     int starts[consumer_taps], of_step[steps];
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
-        int at = tap < count ? first + tap : 0;
+        int at = tap < count ? first + tap : entry(Layer::set_tap, share.set * consumers);
         int source = Layer::tap_source[at] - entry(Layer::set_source, share.set);
         int position = Layer::tap_y[at] * arguments.pitch_x + Layer::tap_x[at];
         starts[tap] =
