@@ -13,8 +13,6 @@ from torch import Tensor
 import tconv
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
 from layer_cases import Case, by_taps, operands
-from tconv import kernels, plan
-from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import family as limits
 from tconv.kernels import sm90_forward, sm90_input_gradient
@@ -477,26 +475,6 @@ SMALL = Case(2, 16, 16, 1, (9, 9), (3, 3))
         ({}, "sm_100a", "needs the tensor cores of sm_90a, the target is sm_100a"),
         (dict(dtype="float32", math="ieee"), "sm_90a", "multiplies 16-bit values, not float32"),
         (dict(dtype="float64"), "sm_90a", "multiplies 16-bit values, not float64"),
-        (
-            dict(x_layout="contiguous"),
-            "sm_90a",
-            "takes channels_last tensors, not contiguous and channels_last",
-        ),
-        (
-            dict(y_layout="contiguous"),
-            "sm_90a",
-            "takes channels_last tensors, not channels_last and contiguous",
-        ),
-        (
-            dict(in_channels=24, out_channels=24, groups=2),
-            "sm_90a",
-            "reads 8 channels of a group at a time, there are 12",
-        ),
-        (
-            dict(source_aligned=False),
-            "sm_90a",
-            "reads pixels by tensor maps, which want all of them on 16 bytes",
-        ),
         (dict(height=Axis(2, 3, 1025)), "sm_90a", "lists 1024 phases along height, not 1025"),
         (dict(width=Axis(2, 3, 1025)), "sm_90a", "lists 1024 phases along width, not 1025"),
         (dict(width=Axis(2**31, 3)), "sm_90a", "coordinates along width need 32 bits"),
@@ -507,13 +485,6 @@ def test_refusals(direction, changes, target, reason):
         of_shape(direction, SMALL, **changes), Target.named(target)
     )
     assert refusal is not None and reason in refusal
-
-
-def test_channels_that_are_made_may_be_any():
-    assert sm90_forward.why_not(of_shape("forward", Case(1, 8, 3)), HOPPER) is None
-    assert sm90_forward.why_not(of_shape("forward", Case(1, 3, 8)), HOPPER) is not None
-    assert sm90_input_gradient.why_not(of_shape("input_gradient", Case(1, 3, 8)), HOPPER) is None
-    assert sm90_input_gradient.why_not(of_shape("input_gradient", Case(1, 8, 3)), HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -575,26 +546,68 @@ def misaligned(values: Tensor) -> Tensor:
     return view.copy_(values)
 
 
+# Channels of a group that are read in any number, so that a pixel is off 16 bytes.
+ODD = {
+    "forward": (
+        Case(2, 3, 21, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
+        Case(1, 6, 10, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
+        Case(1, 70, 8, 1, (9, 9), (3, 3)),
+        Case(1, 13, 66, 1, (1, 67), (1, 16), (1, 8), (0, 4)),
+    ),
+    "input_gradient": (
+        Case(2, 21, 3, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
+        Case(1, 10, 6, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
+        Case(1, 8, 70, 1, (9, 9), (3, 3)),
+        Case(1, 66, 13, 1, (1, 67), (1, 16), (1, 8), (0, 4)),
+    ),
+}
+LAYOUTS = ("contiguous", "channels_last", "strided")
+
+
+def of_layout(direction: str, case: Case, dtype: torch.dtype, layout: str) -> Setting:
+    return Setting(direction, case, operands(case, dtype, layout, "cpu"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("direction", "case"),
+    [(d, case) for d in DIRECTIONS for case in (*ODD[d], BOTH[1], BOTH[2])],
+    ids=str,
+)
+def test_any_layout_and_channels(direction, case, layout):
+    """What no tensor map describes is packed; contiguous results are written as such."""
+    given = of_layout(direction, case, torch.bfloat16, layout)
+    problem = problem_of(given)
+    for chosen in served(problem)[::3]:
+        assert (len(chosen.of_role("packing")[0].source.arguments) > 6) == layout_of(chosen)
+        assert_right(run(chosen, given), given)
+
+
+def layout_of(chosen) -> bool:
+    """Whether the plan packs the image that it reads."""
+    return layout(chosen.problem, chosen.tile).packs_image
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_images_off_16_bytes_are_refused(direction):
+def test_packed_images_in_any_order_and_sanitized(direction):
+    given = of_layout(direction, ODD[direction][1], torch.float16, "contiguous")
+    chosen = served(problem_of(given), few())[0]
+    first = run(chosen, given)
+    assert_right(run(chosen, given, sanitize=True), given)
+    for schedule in ("reverse", "random:1"):
+        assert same_bits(run(chosen, given, schedule), first)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_images_off_16_bytes_are_packed(direction):
     given = setting(direction, SMALL, torch.bfloat16)
-    assert served(problem_of(given))
+    assert not layout_of(served(problem_of(given))[0])
+    given = given.with_read(misaligned(given.read))
     problem = problem_of(given, aligned=False)
-    assert not problem.source_aligned and not served(problem)
-    # Pixels that are 8 bytes apart from a multiple of 16.
-    name = 0 if direction == "forward" else 2
-    strides = [given.t.x.stride(), given.t.w.stride(), given.t.grad_output.stride()]
-    n, _, h, w = strides[name]
-    strides[name] = (n + h * 9 + 4, 1, h + 36, w + 4)
-    problem = Problem.of(
-        direction,
-        tuple(given.t.x.shape),
-        tuple(given.t.w.shape),
-        SMALL.geometry,
-        dtype="bfloat16",
-        strides=tuple(strides),
-    )
-    assert not problem.source_aligned and not served(problem)
+    assert not problem.source_aligned
+    chosen = served(problem)[0]
+    assert layout_of(chosen)
+    assert_right(run(chosen, given), given)
 
 
 class Called(NamedTuple):
@@ -626,27 +639,10 @@ def test_it_serves_who_names_it(direction, monkeypatch):
     assert found.output.is_contiguous(memory_format=torch.channels_last)
     for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
         assert_right(got, given, want)
-    with pytest.raises(NoKernelError, match="which want all of them on 16 bytes"):
-        called(misaligned(given.t.x), given.t.w, None, misaligned(given.t.grad_output))
-
-
-def test_calls_on_images_off_16_bytes_run_another_kernel(monkeypatch):
-    monkeypatch.setenv("TCONV_EMULATE", "1")
-    every = tuple(dict.fromkeys((*kernels.FAMILIES, *FAMILIES.values())))
-    monkeypatch.setattr(plan, "FAMILIES", every)  # as if plans took them by themselves
-    case = Case(1, 64, 64, 1, (5, 6), (3, 3))  # of no other test, as plans are remembered
-    given = setting("forward", case, torch.bfloat16)
-    t = given.t
-    wanted = expected(case.layer, t)[:2]
-    for x_off, y_off in ((False, False), (True, False), (False, True), (True, True)):
-        x = misaligned(t.x) if x_off else t.x
-        y = misaligned(t.grad_output) if y_off else t.grad_output
-        found = called(x, t.w, t.bias, y)
-        for direction, off in (("forward", x_off), ("input_gradient", y_off)):
-            stem = f"{'general' if off else 'sm90'}_{direction}"
-            assert found.kernels[direction] == stem
-        for got, want in zip(found[1:], wanted, strict=True):
-            assert_right(got, given, want)
+    found = called(misaligned(given.t.x), given.t.w, given.t.bias, misaligned(given.t.grad_output))
+    assert found.kernels[direction] == FAMILIES[direction].STEM
+    for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
+        assert_right(got, given, want)
 
 
 def test_packed_weights_of_two_gigabytes_have_wide_offsets():

@@ -50,13 +50,14 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
             _source(stem, laid, arguments),
             min(target.multiprocessors, laid.tiles),
             arguments,
-            aligned=laid.vector > 1,
+            # NOTE: of y alone; the input's gradient is a new tensor.
+            aligned=laid.forward and laid.vector > 1,
         ),
     )
 
 
 def _index(laid: Layout) -> str:
-    return family.index_type(laid.problem, 2 * laid.packed_elements)
+    return family.index_type(laid.problem, 4 * laid.packed_elements)
 
 
 def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:

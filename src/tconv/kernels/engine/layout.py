@@ -425,8 +425,13 @@ class Layout:
         return math.prod(self.tile_counts) * self.problem.groups * self.row_sets
 
     def lead(self, target: Target) -> int:
-        """Stages by which the first consumer is ahead; 0 where a block has one tile."""
-        if self.tiles <= target.multiprocessors:
+        """Stages by which the first consumer is ahead.
+
+        0 where a block has one tile; and where consumers share a ring of weights, which the first
+        one alone would use up before the second begins.
+        """
+        shared_ring = self.tile.positions_are_rows and not self.resident
+        if shared_ring or self.tiles <= target.multiprocessors:
             return 0
         stages = self.chunks * min(len(kind) for kind in self.kinds)
         return min(self.rings(target)[0] // 2, -(-stages // 2))
