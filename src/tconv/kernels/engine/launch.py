@@ -54,7 +54,7 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
 
 
 def _index(laid: Layout) -> str:
-    return family.index_type(laid.problem, 2 * laid.packed_elements)
+    return family.index_type(laid.problem, 4 * laid.packed_elements)
 
 
 def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
