@@ -12,6 +12,7 @@ pixel q - shift (`tconv.problem`), a phase whose first pixel has q0 gives
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from dataclasses import dataclass
@@ -409,7 +410,7 @@ class Layout:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self.first_patch + self.rings(_HOPPER)[0] * self.stage_bytes
+        return _HOPPER.shared_per_block - 1024  # whatever the image: an SM has one block
 
     @property
     def tile_counts(self) -> tuple[int, int, int]:
@@ -434,7 +435,20 @@ class Layout:
         if shared_ring or self.tiles <= target.multiprocessors:
             return 0
         stages = self.chunks * min(len(kind) for kind in self.kinds)
-        return min(self.rings(target)[0] // 2, -(-stages // 2))
+        patches, weights = self.rings(target)
+        lead = min(patches // 2, -(-stages // 2))
+        if self.tile_groups == 1 and not self.resident:
+            # Both consumers hand the same weights back: the ring has all of the lead's.
+            lead = min(lead, weights // self.most_slots)
+        return lead
+
+    @property
+    def most_slots(self) -> int:
+        """Most slots of a set that a stage has."""
+        counts = collections.Counter(
+            (i, slot.stage) for i, of_set in enumerate(self.slots) for slot in of_set
+        )
+        return max(counts.values(), default=1)
 
     @property
     def weight_pieces(self) -> int:
