@@ -475,8 +475,12 @@ SMALL = Case(2, 16, 16, 1, (9, 9), (3, 3))
         ({}, "sm_100a", "needs the tensor cores of sm_90a, the target is sm_100a"),
         (dict(dtype="float32", math="ieee"), "sm_90a", "multiplies 16-bit values, not float32"),
         (dict(dtype="float64"), "sm_90a", "multiplies 16-bit values, not float64"),
-        (dict(height=Axis(2, 3, 1025)), "sm_90a", "lists 1024 phases along height, not 1025"),
-        (dict(width=Axis(2, 3, 1025)), "sm_90a", "lists 1024 phases along width, not 1025"),
+        (dict(height=Axis(2, 3, 257)), "sm_90a", "lists 256 phases, the stride is 257x1"),
+        (
+            dict(height=Axis(2, 3, 17), width=Axis(2, 3, 17)),
+            "sm_90a",
+            "lists 256 phases, the stride is 17x17",
+        ),
         (dict(width=Axis(2**31, 3)), "sm_90a", "coordinates along width need 32 bits"),
     ),
 )

@@ -1,7 +1,8 @@
-// Bring, channels_last: boxes of the source, by tensor maps that lay them out as patches. Zeros take
-// the place of what lies outside the image or behind the last channel of a group.
+// Bring, channels_last: boxes of the source, by tensor maps that lay them out as patches. Zeros
+// take the place of what lies outside the image or behind the last channel of a group.
 //
-// Promises: stage after stage of `patches_full` holds the positions of `kind_stages`, chunk by chunk.
+// Promises: stage after stage of `patches_full` holds the positions of `kind_stages`, chunk by
+// chunk.
 #pragma once
 
 #include <engine/stages.cuh>

@@ -1,4 +1,4 @@
-// Multiply: sums[channels][positions] += weights[channels][depth] * patch[positions + shift][depth],
+// Multiply: sums[channels][positions] += weights[channels][depth] * patch[positions + shift][depth]
 // over chunks, stages and slots. A slot is a tap of a result: a shift within a stage's patch, which
 // is a start address.
 //

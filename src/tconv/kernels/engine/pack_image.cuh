@@ -1,5 +1,5 @@
-// Packs an image of any strides as [image][row][column][group][channel], each pixel of a group on 16
-// bytes, so that tensor maps can describe it.
+// Packs an image of any strides as [image][row][column][group][channel], each pixel of a group on
+// 16 bytes, so that tensor maps can describe it.
 //
 // An item is 64 pixels of an image, in the order of rows, and 64 channels of a group.
 #pragma once
@@ -25,7 +25,7 @@ struct ImagePacking {
     static constexpr int padded = (channels + 7) / 8 * 8;
     static constexpr int parts = (channels + depth - 1) / depth;
     static constexpr int pitch = depth + 2;  // elements; a bank further
-    static constexpr int batch = 8;          // loads under way at a time
+    static constexpr int batch = 8;  // loads under way at a time
 
     // Items of an image, of all groups.
     TCONV_DEVICE static int items(const Image& image) {
@@ -45,9 +45,8 @@ struct ImagePacking {
         int size = image.height * image.width;
         int runs = (size + pixels - 1) / pixels;
         int number = next / runs, first = (next - number * runs) * pixels;
-        const Element* source =
-            image.source + Index(number) * image.stride_n +
-            Index(group * channels + part * depth) * image.stride_c;
+        const Element* source = image.source + Index(number) * image.stride_n +
+                                Index(group * channels + part * depth) * image.stride_c;
         __syncthreads();
         for (int begin = threadIdx.x; begin < pixels * depth; begin += batch * Layer::threads) {
             Element values[batch];
@@ -60,8 +59,8 @@ struct ImagePacking {
                 if (i < pixels * depth && first + pixel < size &&
                     part * depth + channel < channels) {
                     int y = (first + pixel) / image.width, x = first + pixel - y * image.width;
-                    values[k] = source[Index(channel) * image.stride_c +
-                                       Index(y) * image.stride_h + Index(x) * image.stride_w];
+                    values[k] = source[Index(channel) * image.stride_c + Index(y) * image.stride_h +
+                                       Index(x) * image.stride_w];
                 }
             }
 #pragma unroll

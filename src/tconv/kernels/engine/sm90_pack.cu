@@ -11,12 +11,12 @@ template <typename Fields>
 TCONV_DEVICE void pack_image(const Fields& arguments, Layer::Element* staged) {
     if constexpr (Layer::packs_image) {
         using Packing = ImagePacking<Layer::reduced, Layer::channels_last>;
-        Packing::pack({static_cast<const Layer::Element*>(arguments.source),
-                       static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,
-                       arguments.source_stride_c, arguments.source_stride_h,
-                       arguments.source_stride_w, arguments.batch, arguments.source_height,
-                       arguments.source_width},
-                      staged);
+        Packing::pack(
+            {static_cast<const Layer::Element*>(arguments.source),
+             static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,
+             arguments.source_stride_c, arguments.source_stride_h, arguments.source_stride_w,
+             arguments.batch, arguments.source_height, arguments.source_width},
+            staged);
     }
 }
 

@@ -1,9 +1,9 @@
 // What the parts of an engine kernel share: sizes, shared memory, and the walk through the tiles.
 //
-// Patches are [position][channels] of 16-bit values, 64 or 32 channels a position, swizzled. A tile is a
-// box of images, rows and columns of the result. Its positions follow each other in the patch, with
-// those between two rows of the box. A result is one phase of the large side (forward), or the small
-// side (input gradient); a source likewise.
+// Patches are [position][channels] of 16-bit values, 64 or 32 channels a position, swizzled. A tile
+// is a box of images, rows and columns of the result. Its positions follow each other in the patch,
+// with those between two rows of the box. A result is one phase of the large side (forward), or the
+// small side (input gradient); a source likewise.
 //
 //   bring      fills stages of patches and of packed weights
 //   multiply   sums of a consumer, over channels, sources and taps

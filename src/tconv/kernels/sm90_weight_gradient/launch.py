@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, hopper
 from tconv.kernels.engine.launch import PACK_BLOCKS, image_map
 from tconv.kernels.engine.layout import PACK_PIXELS, PACK_THREADS, View
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
@@ -52,7 +52,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     source = KernelSource(
         stem=STEM,
         constants=(
-            ("Index", family.index_type(problem, splits * problem.in_channels * _columns(problem))),
+            ("Index", family.index_type(problem, problem.in_channels * _columns(problem))),
             ("bfloat", problem.dtype == "bfloat16"),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
@@ -84,7 +84,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             )
             for name, argument in arguments.items()
         ),
-        shared_bytes=1024 + laid.stages(target) * laid.stage_bytes,
+        shared_bytes=hopper.TARGET.shared_per_block - 1024,  # whatever the image
         threads=THREADS,
     )
     kernel = Launch("kernel", source, laid.units * splits, arguments, splits=splits)

@@ -15,6 +15,7 @@ from tconv.jit.target import Target
 from tconv.kernels import family
 from tconv.kernels.engine.layout import (
     MOST_BOX,
+    MOST_PHASES,
     MOST_SOURCES,
     View,
     packed_values,
@@ -253,9 +254,9 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return f"needs the tensor cores of sm_90a, the target is {target.arch}"
     if problem.dtype not in ("float16", "bfloat16"):
         return f"multiplies 16-bit values, not {problem.dtype}"
-    for name, axis in (("height", problem.height), ("width", problem.width)):
-        if axis.stride > family.MOST_LISTED_PHASES:
-            return f"lists {family.MOST_LISTED_PHASES} phases along {name}, not {axis.stride}"
+    strides = (problem.height.stride, problem.width.stride)
+    if strides[0] * strides[1] > MOST_PHASES:
+        return f"lists {MOST_PHASES} phases, the stride is {strides[0]}x{strides[1]}"
     return family.coordinates_why_not(problem)
 
 
