@@ -250,7 +250,7 @@ def fit_patches(measured: list[Row], half: bool, resident: bool) -> Fit:
         column(tile.m_tiles * tile.rows for tile in tiles),
     )
     plain = column(row.problem.width.stride == 1 for row in chosen) > 0
-    mapped = column(row.problem.x_aligned for row in chosen) > 0
+    mapped = column(row.problem.source_aligned for row in chosen) > 0
     one_raw = mapped & (column(one.stages(TARGET)[1] for one in laid) == 1)
     kept = column(one.resident_bytes for one in laid) / present.l2_bytes
     moved = column(row.problem.bytes for row in chosen)

@@ -15,10 +15,13 @@ from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
 from tconv.kernels.launch import OPERANDS, Launch
 from tconv.kernels.source import KernelSource
-from tconv.plan import Plan, candidates, make_plan
+from tconv.plan import Plan, candidates, family, make_plan
 from tconv.problem import Axis, Problem
 
 HOPPER = Target.named("sm_90a")
+
+OF_16_BITS = ("sm90_forward", "sm90_input_gradient", "sm90_weight_gradient")
+"""Kernels that no float32 call runs."""
 
 # For the kernels on staged patches: together they serve every tile.
 PATCH_CASES = (
@@ -86,13 +89,13 @@ def problem_of(case: Case, **changes) -> Problem:
         bias=case.bias,
     )
     aligned = case.size[1] % 4 == 0
-    return dataclasses.replace(problem, **({"x_aligned": aligned} | changes))
+    return dataclasses.replace(problem, **({"source_aligned": aligned} | changes))
 
 
 def plans(problem: Problem, stem: str, target: Target = HOPPER) -> list[Plan]:
     """The plans of every tile of the kernel that serves."""
-    found = candidates(problem, target)
-    return [make_plan(problem, target, c) for c in found if c.stem == stem and c.refusal is None]
+    found = candidates(problem, target, (family(stem),))
+    return [make_plan(problem, target, c) for c in found if c.refusal is None]
 
 
 def new_workspace(chosen: Plan) -> torch.Tensor:

@@ -24,6 +24,7 @@ __all__ = [
     "Operands",
     "assert_maps_right",
     "assert_output_right",
+    "by_taps",
     "operands",
     "random_cases",
     "reference",
@@ -158,6 +159,38 @@ def assert_output_right(case: Case, tensors: Operands, *, tf32: bool = False) ->
 def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> list[Tensor]:
     """The three maps in float64, by PyTorch, on the operands' device."""
     return package_reference.maps(case.layer, x, w, bias, y)[:3]
+
+
+def by_taps(case: Case, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> list[Tensor]:
+    """The three maps in float64, of exactly their products.
+
+    NOTE: PyTorch's gradient of the weight multiplies zeros beside the output.
+    """
+    g = case.groups
+    x, w, y = x.double(), w.double(), y.double()
+    xs = x.unflatten(1, (g, -1))  # [N, G, Cin, H, W]
+    ws = w.unflatten(0, (g, -1))  # [G, Cin, Cout, kH, kW]
+    ys = y.unflatten(1, (g, -1))
+    out, grad_x, grad_w = torch.zeros_like(ys), torch.zeros_like(xs), torch.zeros_like(ws)
+    for ty in range(case.kernel[0]):
+        for tx in range(case.kernel[1]):
+            at_in, at_out = [], []
+            for axis, tap in enumerate((ty, tx)):
+                stride, size = case.stride[axis], case.size[axis]
+                first = tap * case.dilation[axis] - case.padding[axis]
+                reached = [i for i in range(size) if 0 <= first + i * stride < ys.shape[3 + axis]]
+                at_in.append(torch.tensor(reached, dtype=torch.long))
+                at_out.append(first + at_in[-1] * stride)
+            inputs = (..., at_in[0][:, None], at_in[1])
+            outputs = (..., at_out[0][:, None], at_out[1])
+            tap = ws[..., ty, tx]
+            out[outputs] += torch.einsum("ngihw,gio->ngohw", xs[inputs], tap)
+            grad_x[inputs] += torch.einsum("ngohw,gio->ngihw", ys[outputs], tap)
+            grad_w[..., ty, tx] = torch.einsum("ngihw,ngohw->gio", xs[inputs], ys[outputs])
+    out = out.flatten(1, 2)
+    if bias is not None:
+        out += bias.double()[:, None, None]
+    return [out, grad_x.flatten(1, 2), grad_w.flatten(0, 1)]
 
 
 def assert_maps_right(case: Case, tensors: Operands, *, tf32: bool = False) -> None:

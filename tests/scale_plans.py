@@ -18,7 +18,7 @@ from torch import Tensor
 
 import emulated_plans
 import layer_cases
-from emulated_plans import HOPPER
+from emulated_plans import HOPPER, OF_16_BITS
 from layer_cases import Case
 from scale_cases import SCALES, Ratios, Worst, operands, wanted
 from tconv.kernels import FAMILIES
@@ -188,8 +188,9 @@ def picks(direction: Direction) -> tuple[Pick, ...]:
 
 
 def kinds_of_tables() -> set[tuple[str, tuple[str, ...]]]:
-    """All that there are."""
-    return {(each.STEM, kind(each.STEM, t)) for each in FAMILIES for t in each.TILES}
+    """All that there are for float32."""
+    families = [each for each in FAMILIES if each.STEM not in OF_16_BITS]
+    return {(each.STEM, kind(each.STEM, t)) for each in families for t in each.TILES}
 
 
 def main() -> None:

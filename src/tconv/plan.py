@@ -14,7 +14,7 @@ from typing import Any
 from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
-from tconv.kernels import FAMILIES
+from tconv.kernels import FAMILIES, UNMEASURED
 from tconv.kernels.family import Family
 from tconv.kernels.launch import Launch, Role
 from tconv.kernels.source import KernelSource
@@ -112,17 +112,20 @@ def family(stem: str) -> Family:
     Raises:
         NoKernelError: there is none.
     """
-    for kernel in FAMILIES:
+    every = (*FAMILIES, *UNMEASURED)
+    for kernel in every:
         if stem == kernel.STEM:
             return kernel
-    known = ", ".join(kernel.STEM for kernel in FAMILIES)
+    known = ", ".join(kernel.STEM for kernel in every)
     raise NoKernelError(f"a kernel is one of {known}, got {stem!r}")
 
 
-def candidates(problem: Problem, target: Target) -> tuple[Candidate, ...]:
+def candidates(
+    problem: Problem, target: Target, families: tuple[Family, ...] = FAMILIES
+) -> tuple[Candidate, ...]:
     """Every kernel and tile of the problem's direction, the cheapest first, refused ones last."""
     found = []
-    for kernel in FAMILIES:
+    for kernel in families:
         if problem.direction != kernel.DIRECTION:
             continue
         refusal = kernel.why_not(problem, target)
@@ -144,9 +147,11 @@ def usable(problem: Problem, target: Target) -> tuple[Candidate, ...]:
     Raises:
         NoKernelError: no kernel can serve, with each one's reason.
     """
-    considered, forced = candidates(problem, target), settings.kernel()
+    forced = settings.kernel()
+    families = FAMILIES
     if forced is not None and problem.direction == family(forced).DIRECTION:
-        considered = tuple(c for c in considered if c.stem == forced)
+        families = (family(forced),)
+    considered = candidates(problem, target, families)
     found = tuple(candidate for candidate in considered if candidate.refusal is None)
     if not found:
         reasons = "".join(f"\n  {candidate}" for candidate in considered)

@@ -192,8 +192,9 @@ class Problem:
         x_layout, y_layout: which axis of x and y is innermost in memory (columns or channels);
             a kernel may read any strides, the layout says which order is coalesced.
         wide_offsets: some tensor's element offset or stride does not fit 32 bits.
-        x_aligned: x is read by `forward`, its columns are adjacent, and its rows, channels and
-            images start on multiples of 16 bytes: tensor maps can describe it.
+        source_aligned: tensor maps can describe the images that are read, x by `forward`, y by
+            `input_gradient`, both by `weight_gradient`: columns are adjacent (channels, if they
+            are channels_last), and all else starts on multiples of 16 bytes.
         like: a problem of the same layer that `serves` this one. A kernel's constants are then
             those of that problem, and this one's sizes are arguments alone.
     """
@@ -211,7 +212,7 @@ class Problem:
     x_layout: Layout = "contiguous"
     y_layout: Layout = "contiguous"
     wide_offsets: bool = False
-    x_aligned: bool = False
+    source_aligned: bool = False
     like: Problem | None = None
 
     def __post_init__(self) -> None:
@@ -263,7 +264,7 @@ class Problem:
             tf32: whether PyTorch's flags allow it.
             bias: whether the layer has one, which `forward` alone adds.
             strides: of x, w and y, in elements; None where all are dense and contiguous.
-            aligned: whether x starts on a multiple of 16 bytes.
+            aligned: whether the images that are read start on a multiple of 16 bytes.
         """
         groups = geometry[4]
         height, width = axes(x_shape[2:], w_shape[2:], geometry)
@@ -274,7 +275,8 @@ class Problem:
         allowed = tf32 and dtype == "float32"
         channels, taps = (in_channels // groups, w_shape[1]), height.phase_taps * width.phase_taps
         math = float32_math(direction, *channels, taps, tf32_allowed=allowed)
-        vectors = aligned and _on_vectors(strides[0], ITEM_BYTES[dtype])
+        read = {"forward": strides[:1], "input_gradient": strides[2:]}.get(direction, strides[::2])
+        vectors = aligned and all(_on_vectors(of_read, ITEM_BYTES[dtype]) for of_read in read)
         return cls(
             direction=direction,
             batch=x_shape[0],
@@ -289,13 +291,19 @@ class Problem:
             x_layout=_layout(strides[0]),
             y_layout=_layout(strides[2]),
             wide_offsets=any(map(_is_wide, shapes, strides)),
-            x_aligned=direction == "forward" and vectors,
+            source_aligned=vectors,
         )
 
     @property
     def pattern(self) -> Problem:
         """The problem that a kernel's constants are for: `like`, or this one."""
         return self.like or self
+
+    @property
+    def rows_aligned(self) -> bool:
+        """Whether the rows of a contiguous x start on multiples of 16 bytes."""
+        contiguous = self.direction == "forward" and self.x_layout == "contiguous"
+        return contiguous and self.source_aligned
 
     @cached_property
     def layer(self) -> tuple[object, ...]:
@@ -318,8 +326,8 @@ class Problem:
         return (
             self.layer == other.layer
             and not self.wide_offsets
-            and (not self.x_aligned or other.x_aligned)
-            and (not self.x_aligned or theirs.size % gcd(ours.size, VECTOR) == 0)
+            and (not self.source_aligned or other.source_aligned)
+            and (not self.source_aligned or theirs.size % gcd(ours.size, VECTOR) == 0)
             and theirs.output_size % gcd(ours.output_size, VECTOR) == 0
             and self.height.used_phases == other.height.used_phases
             and ours.used_phases == theirs.used_phases
@@ -331,13 +339,16 @@ class Problem:
         Raises:
             ValueError: there is no output.
         """
-        aligned = self.direction == "forward" and self.x_layout == "contiguous"
+        axis = dataclasses.replace(self.width, size=width)
+        x = width if self.x_layout == "contiguous" else self.in_channels
+        y = axis.output_size if self.y_layout == "contiguous" else self.out_channels
+        read = {"forward": (x,), "input_gradient": (y,)}.get(self.direction, (x, y))
         return dataclasses.replace(
             self,
             batch=batch,
             height=dataclasses.replace(self.height, size=height),
-            width=dataclasses.replace(self.width, size=width),
-            x_aligned=aligned and width * ITEM_BYTES[self.dtype] % 16 == 0,
+            width=axis,
+            source_aligned=all(count * ITEM_BYTES[self.dtype] % 16 == 0 for count in read),
         )
 
     @property
@@ -407,7 +418,7 @@ class Problem:
             f"{self.direction} {'x'.join(map(str, self.x_shape))} -> "
             f"{'x'.join(map(str, self.y_shape))} kernel={y.kernel}x{x.kernel}{options}{groups} "
             f"{self.dtype}/{self.math}{layouts}{' bias' if self.bias else ''}"
-            f"{' wide' if self.wide_offsets else ''}{' aligned' if self.x_aligned else ''}"
+            f"{' wide' if self.wide_offsets else ''}{' aligned' if self.source_aligned else ''}"
             + ("" if self.like is None else f", by a kernel for {self.like}")
         )
 
@@ -444,11 +455,14 @@ def _layout(strides: Sizes) -> Layout:
 
 
 def _on_vectors(strides: Sizes, item_bytes: int) -> bool:
-    """Whether a tensor map can describe it, given its address on 16 bytes: adjacent columns, all
-    else on 16 bytes.
+    """Whether a tensor map can describe it, given its address on 16 bytes: adjacent columns or
+    channels, all else on 16 bytes.
     """
-    *outer, columns = strides
-    return columns == 1 and all(stride * item_bytes % 16 == 0 and stride > 0 for stride in outer)
+    inner = 1 if _layout(strides) == "channels_last" else 3
+    outer = [stride for axis, stride in enumerate(strides) if axis != inner]
+    return strides[inner] == 1 and all(
+        stride * item_bytes % 16 == 0 and stride > 0 for stride in outer
+    )
 
 
 def _is_wide(shape: Sizes, strides: Sizes) -> bool:

@@ -185,7 +185,7 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
         best = cheapest(made, sample, target) or _own(sample, target)
         texts = _texts(best, target)
         # A kernel that does not depend on the alignment of x serves any.
-        loose = dataclasses.replace(best, like=dataclasses.replace(sample, x_aligned=False))
+        loose = dataclasses.replace(best, like=dataclasses.replace(sample, source_aligned=False))
         made_for = loose if _texts(loose, target) == texts else best
         kept = pool.get(texts)
         if kept is None or _strictness(made_for) < _strictness(kept):
@@ -222,7 +222,7 @@ def _strictness(kernel: Candidate) -> tuple[int, ...]:
     like = kernel.like
     assert like is not None
     width = like.width
-    aligned = math.gcd(width.size, VECTOR) if like.x_aligned else 0
+    aligned = math.gcd(width.size, VECTOR) if like.source_aligned else 0
     return math.gcd(width.output_size, VECTOR), aligned, -width.size
 
 
@@ -285,7 +285,12 @@ def _record(kernel: Candidate) -> dict[str, object]:
     like = kernel.like
     assert like is not None
     sizes = {"batch": like.batch, "height": like.height.size, "width": like.width.size}
-    return {"kernel": kernel.stem, "tile": str(kernel.tile), **sizes, "aligned": like.x_aligned}
+    return {
+        "kernel": kernel.stem,
+        "tile": str(kernel.tile),
+        **sizes,
+        "aligned": like.source_aligned,
+    }
 
 
 def _read(entry: str, problem: Problem) -> tuple[Candidate, ...] | None:
@@ -316,5 +321,5 @@ def _candidate(one: Any, problem: Problem) -> Candidate:
         tile=next(tile for tile in of_kernel.TILES if str(tile) == one["tile"]),
         refusal=None,
         cost=math.inf,
-        like=dataclasses.replace(problem.resized(*sizes), x_aligned=one["aligned"] is True),
+        like=dataclasses.replace(problem.resized(*sizes), source_aligned=one["aligned"] is True),
     )

@@ -12,11 +12,11 @@ from collections import Counter
 import pytest
 import torch
 
-from emulated_plans import HOPPER, assert_right, problem_of, run
+from emulated_plans import HOPPER, OF_16_BITS, assert_right, problem_of, run
 from layer_cases import Case, operands
 from tconv import sizes
 from tconv.jit.cache import default_cache
-from tconv.kernels import FAMILIES
+from tconv.kernels import FAMILIES, UNMEASURED
 from tconv.layers import Layer
 from tconv.plan import candidates, family, make_plan, plan
 from tconv.problem import Problem
@@ -38,6 +38,18 @@ LAYERS = (
 )
 
 
+# In channels_last, 16-bit: channels that are read are multiples of 8.
+LAST = (
+    "64,64,3",
+    "128,64,4,2,1",
+    "256,128,3,2,1,1",
+    "64,40,2,2",
+    "64,16,3,groups=2",
+    "16,64,3,2,dilation=2",
+    "24,8,16,4,4",
+)
+
+
 def problem(text: str, math: str = "tf32") -> Problem:
     return Layer.parse(text).problem("forward", tf32=math == "tf32")
 
@@ -45,34 +57,49 @@ def problem(text: str, math: str = "tf32") -> Problem:
 def resized(of: Problem, draw: random.Random) -> Problem:
     batch, height, width = draw.choice((1, 4, 32)), draw.randint(3, 70), draw.randint(3, 140)
     found = of.resized(batch, 1 if of.height.size == 1 else height, width)
-    return dataclasses.replace(found, x_aligned=found.x_aligned and draw.random() < 0.8)
+    return dataclasses.replace(found, source_aligned=found.source_aligned and draw.random() < 0.8)
 
 
 def texts(of) -> tuple:
     return tuple(launch.source for launch in of.launches)
 
 
-@pytest.mark.parametrize("math", ("tf32", "ieee"))
-def test_the_text_follows_the_pattern_alone(math):
+def served_by_the_same_text(problems) -> Counter:
+    """How often each kernel made for one size serves another; its text must be the same then."""
     draw = random.Random(3)
-    served = Counter()
-    for layer in LAYERS:
+    served: Counter[str] = Counter()
+    for of_layer in problems:
         for _ in range(6):
-            like, other = (resized(problem(layer, math), draw) for _ in range(2))
+            like, other = (resized(of_layer, draw) for _ in range(2))
             if not like.serves(other):
                 continue
             other = dataclasses.replace(other, like=like)
-            for candidate in candidates(like, HOPPER):
+            for candidate in candidates(like, HOPPER, (*FAMILIES, *UNMEASURED)):
                 of_kernel = family(candidate.stem)
                 if candidate.refusal or of_kernel.tile_why_not(other, HOPPER, candidate.tile):
                     continue
                 made = make_plan(other, HOPPER, candidate)
                 assert texts(made) == texts(make_plan(like, HOPPER, candidate)), made
                 served[candidate.stem] += 1
+    return served
+
+
+@pytest.mark.parametrize("math", ("tf32", "ieee"))
+def test_the_text_follows_the_pattern_alone(math):
+    served = served_by_the_same_text(problem(layer, math) for layer in LAYERS)
     stems = {kernel.STEM for kernel in FAMILIES if kernel.DIRECTION == "forward"}
+    stems -= set(OF_16_BITS)
     of_tf32 = {stem for stem in stems if "tf32" in stem or stem == "mma_frames_forward"}
     other_math = of_tf32 if math == "ieee" else {"sm90_split_forward"}
     assert served.keys() == stems - other_math
+
+
+@pytest.mark.parametrize("direction", ("forward", "input_gradient"))
+def test_the_text_of_the_engine_follows_the_pattern_alone(direction):
+    served = served_by_the_same_text(
+        Layer.parse(layer).problem(direction, "bfloat16", "channels_last") for layer in LAST
+    )
+    assert served.keys() == {f"sm90_{direction}", f"general_{direction}"}
 
 
 # Sizes that a kernel is made for, and others that it serves: larger, smaller, unaligned.
@@ -110,7 +137,7 @@ def test_a_kernel_for_another_size_is_right(case, others, math):
 
 def test_kernels_that_cannot_serve():
     aligned = problem("64,64,3").resized(1, 8, 32)
-    assert aligned.x_aligned and not aligned.serves(aligned.resized(1, 8, 33))
+    assert aligned.source_aligned and not aligned.serves(aligned.resized(1, 8, 33))
     odd = aligned.resized(1, 8, 33)
     assert odd.serves(aligned) and odd.serves(aligned.resized(7, 1, 31))
     assert not odd.serves(problem("64,64,4").resized(1, 8, 33))

@@ -358,7 +358,7 @@ def _planned_call(planned: Planned) -> str:
         "has_bias": problem.bias,
         "tf32": problem.math == "tf32",
         "wide_offsets": problem.wide_offsets,
-        "x_aligned": problem.x_aligned,
+        "x_aligned": problem.rows_aligned,
         "y_aligned": any(launch.aligned for launch in chosen.launches),
         "whole_rows": any(launch.whole_rows for launch in chosen.launches),
         "capabilities": planned.kernels[0].capabilities,
@@ -389,11 +389,22 @@ def _planned_launch(kernel: NamedKernel, launch: Launch) -> str:
     )
 
 
+# Fields of the symbols that launches of float32 kernels leave at their defaults. An exported file's
+# symbols have none of them.
+_FIELDS_LEFT_OUT = ("times", "dtype", "first")
+
+
 def _literal(value: Any) -> str:
     """A value as Python: a number, a string, a tuple, or a symbol of `kernels/launch.py`."""
     if dataclasses.is_dataclass(value):
-        values = (getattr(value, field.name) for field in dataclasses.fields(value))
-        return f"{type(value).__name__}({', '.join(map(_literal, values))})"
+        values = []
+        for field in dataclasses.fields(value):
+            found = getattr(value, field.name)
+            if field.name not in _FIELDS_LEFT_OUT:
+                values.append(_literal(found))
+            elif found != field.default:
+                raise ValueError(f"an exported launch cannot have {field.name}={found!r}")
+        return f"{type(value).__name__}({', '.join(values)})"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))}{',' * (len(value) == 1)})"
     return _string(value) if isinstance(value, str) else repr(value)

@@ -12,11 +12,14 @@ from tconv.kernels import (
     mma_forward,
     mma_frames_forward,
     mma_rows_forward,
+    sm90_forward,
+    sm90_input_gradient,
     sm90_split_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
     sm90_tf32_overlap_forward,
     sm90_tf32_wide_forward,
+    sm90_weight_gradient,
 )
 from tconv.kernels.family import Family
 
@@ -37,3 +40,9 @@ FAMILIES: tuple[Family, ...] = tuple(
         general_weight_gradient,
     )
 )
+
+UNMEASURED: tuple[Family, ...] = tuple(
+    cast(Family, module) for module in (sm90_forward, sm90_input_gradient, sm90_weight_gradient)
+)
+"""Families whose present text has run in the emulator alone. No plan takes them by itself; they
+serve who names them: TCONV_KERNEL, or a candidate within `tuning.using`."""

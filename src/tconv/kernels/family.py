@@ -13,7 +13,8 @@ class Family(Protocol):
     """One kernel: the folder `<STEM>`.
 
     It holds `<STEM>.cu`, `tiles.py` (the table), `layout.py` (geometry of a tile over a problem,
-    and what cannot be served), `cost.py` with `costs.json` (the modelled time) and `launch.py`.
+    and what cannot be served), `cost.py` with `costs.json` (the modelled time) and `launch.py`. The
+    engine's kernels have these in common, in `engine`.
     """
 
     STEM: str

@@ -21,7 +21,7 @@ RESERVED_SHARED = 1024
 def source_vectors(problem: Problem) -> bool:
     """Whether the input is copied in vectors of 16 bytes."""
     pattern = problem.pattern
-    return pattern.x_aligned and pattern.width.size % 4 == 0
+    return pattern.rows_aligned and pattern.width.size % 4 == 0
 
 
 def store_vector(problem: Problem) -> int:

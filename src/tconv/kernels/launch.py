@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tconv.kernels.source import TENSOR_MAP_BYTES, KernelSource
-from tconv.problem import Problem
+from tconv.problem import ITEM_BYTES, DType, Problem
 
 Operand = Literal["x", "w", "y", "bias", "packed", "partial"]
 
@@ -47,21 +47,23 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Stride:
-    """A tensor's stride along an axis, in elements."""
+    """A tensor's stride along an axis, in elements, or a multiple of it."""
 
     operand: Operand
     axis: int
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A tensor map (TMA descriptor) of a float32 tensor, its innermost dimension first.
+    """A tensor map (TMA descriptor) of a tensor, its innermost dimension first.
 
     Attributes:
-        address: the address of its first element.
-        dims, box, swizzle: as `tconv.jit.tensor_map.encode` takes them.
+        address: the address of its first element, less `first`.
+        dims, box, swizzle, dtype: as `tconv.jit.tensor_map.encode` takes them.
         strides: the strides of all dimensions but the innermost. A number is in bytes, a `Stride`
             in elements.
+        first: what to add to the address, in elements.
     """
 
     address: Address
@@ -69,6 +71,8 @@ class TensorMap:
     strides: tuple[int | Stride, ...]
     box: tuple[int, ...]
     swizzle: int = 0
+    dtype: DType = "float32"
+    first: tuple[Stride, ...] = ()
 
 
 Argument = int | float | Address | Stride | TensorMap
@@ -125,26 +129,30 @@ class Launch:
             if isinstance(argument, Address):
                 addresses.append((offset, OPERANDS.index(argument.operand), argument.offset))
             elif isinstance(argument, TensorMap):
-                first = argument.address
+                address, item = argument.address, ITEM_BYTES[argument.dtype]
                 options = {
+                    "dtype": argument.dtype,
                     "dims": argument.dims,
                     "strides_bytes": tuple(
-                        4 * strides[stride.operand][stride.axis]
-                        if isinstance(stride, Stride)
-                        else stride
+                        item * _elements(stride, strides) if isinstance(stride, Stride) else stride
                         for stride in argument.strides
                     ),
                     "box": argument.box,
                     "swizzle": argument.swizzle,
                 }
-                maps.append((offset, OPERANDS.index(first.operand), first.offset, options))
+                first = address.offset + item * sum(_elements(s, strides) for s in argument.first)
+                maps.append((offset, OPERANDS.index(address.operand), first, options))
         return BoundLaunch(self.source.stem, self.aligned, template, tuple(addresses), tuple(maps))
+
+
+def _elements(stride: Stride, strides: Strides) -> int:
+    return stride.times * strides[stride.operand][stride.axis]
 
 
 def _number(argument: Argument, strides: Strides) -> int | float | bytes:
     """An argument's value; zeros in place of an address or a tensor map."""
     if isinstance(argument, Stride):
-        return strides[argument.operand][argument.axis]
+        return _elements(argument, strides)
     if isinstance(argument, TensorMap):
         return bytes(TENSOR_MAP_BYTES)
     return 0 if isinstance(argument, Address) else argument
@@ -190,7 +198,7 @@ class BoundLaunch:
         for offset, operand, shift in self.addresses:
             _POINTER.pack_into(filled, offset, operands[operand] + shift)
         for offset, operand, shift, options in self.maps:
-            encoded = encode(operands[operand] + shift, "float32", **options)
+            encoded = encode(operands[operand] + shift, **options)
             filled[offset : offset + TENSOR_MAP_BYTES] = encoded
         return bytes(filled)
 

@@ -152,7 +152,8 @@ def gradients(
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    key = (signature(input, weight, None, geometry), grad_output.stride())
+    aligned = grad_output.data_ptr() % 16 == 0
+    key = (signature(input, weight, None, geometry), grad_output.stride(), aligned)
     calls = _known_gradients.get(key)
     if calls is None:
         if len(_known_gradients) >= _MOST_KNOWN:
@@ -239,13 +240,13 @@ def problem_of_fakes(
         direction: of the call.
         first, second, third, geometry: the arguments of the map of that name, up to its geometry.
     """
+    # A fake tensor has no address. Those that PyTorch allocates are multiples of 16.
+    aligned = first.storage_offset() * first.element_size() % 16 == 0
     if direction == "forward":
-        # A fake tensor has no address. Those that PyTorch allocates are multiples of 16.
-        aligned = first.storage_offset() * first.element_size() % 16 == 0
         return _find_forward(first, second, third, geometry, aligned).problem
     if direction == "input_gradient":
-        return _find_input_gradient(first, second, third, geometry).problem
-    return _find_weight_gradient(first, second, third, geometry).problem
+        return _find_input_gradient(first, second, third, geometry, aligned).problem
+    return _find_weight_gradient(first, second, third, geometry, aligned).problem
 
 
 def _find_forward(
@@ -268,19 +269,31 @@ def _find_forward(
 
 
 def _find_input_gradient(
-    grad_output: Tensor, weight: Tensor, input_size: Pair, geometry: Geometry
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Pair,
+    geometry: Geometry,
+    aligned: bool | None = None,
 ) -> Call:
     w, y = ((tensor.shape, tensor.stride()) for tensor in (weight, grad_output))
     x = _made((y[0][0], w[0][0], *input_size), w, y)
-    return _find("input_gradient", geometry, grad_output, x, w, y)
+    if aligned is None:
+        aligned = grad_output.data_ptr() % 16 == 0
+    return _find("input_gradient", geometry, grad_output, x, w, y, aligned=aligned)
 
 
 def _find_weight_gradient(
-    input: Tensor, grad_output: Tensor, kernel_size: Pair, geometry: Geometry
+    input: Tensor,
+    grad_output: Tensor,
+    kernel_size: Pair,
+    geometry: Geometry,
+    aligned: bool | None = None,
 ) -> Call:
     x, y = ((tensor.shape, tensor.stride()) for tensor in (input, grad_output))
     w = _partial((x[0][1], y[0][1] // geometry[4], *kernel_size))
-    return _find("weight_gradient", geometry, input, x, w, y)
+    if aligned is None:
+        aligned = input.data_ptr() % 16 == grad_output.data_ptr() % 16 == 0
+    return _find("weight_gradient", geometry, input, x, w, y, aligned=aligned)
 
 
 def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:

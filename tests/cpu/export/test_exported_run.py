@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from emulated_plans import OF_16_BITS
 from exported import (
     HALF,
     PROBLEMS,
@@ -133,9 +134,12 @@ def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
     assert not set(planned) & set(extension.launched)
 
 
-@pytest.mark.parametrize("stem", [family.STEM for family in FAMILIES])
+@pytest.mark.parametrize("stem", [f.STEM for f in FAMILIES if f.STEM not in OF_16_BITS])
 def test_the_launches_of_every_family_run(stem, tmp_path, monkeypatch):
-    """What the file says of them is what the plan says; other sizes run the general kernels."""
+    """What the file says of them is what the plan says; other sizes run the general kernels.
+
+    Calls in float32 alone are planned for a file.
+    """
     channels = 4 if stem == "direct_forward" else 32
     rows = 3 if stem == "direct_forward" or "overlap" in stem else 24
     strict = stem == "sm90_split_forward"

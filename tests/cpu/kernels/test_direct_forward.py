@@ -77,7 +77,9 @@ def test_cases_serve_every_tile():
 def test_random_layers():
     for case in random_cases(6, seed=7):
         t = operands(case, torch.float32, "contiguous", "cpu")
-        for turn, chosen in enumerate(plans(problem_of(case, math="ieee", x_aligned=False))[:2]):
+        for turn, chosen in enumerate(
+            plans(problem_of(case, math="ieee", source_aligned=False))[:2]
+        ):
             assert_right(run(chosen, t, blocks=turn + 1), case, t, "ieee")
 
 
@@ -86,7 +88,7 @@ def test_reads_any_strides(layout):
     case = CASES[5]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    for chosen in plans(problem_of(case, x_layout=x_layout, x_aligned=False))[:2]:
+    for chosen in plans(problem_of(case, x_layout=x_layout, source_aligned=False))[:2]:
         assert_right(run(chosen, t), case, t, "ieee")
 
 
@@ -166,7 +168,7 @@ def test_nothing_spills_elsewhere(arch):
 
 @pytest.mark.parametrize(
     "changes",
-    quick((dict(wide_offsets=True), dict(x_aligned=False), dict(bias=False)), 0),
+    quick((dict(wide_offsets=True), dict(source_aligned=False), dict(bias=False)), 0),
     ids=str,
 )
 def test_nothing_spills_in_any_variant(changes):

@@ -134,7 +134,7 @@ def test_rows_that_bulk_copies_write(case, math):
         assert_order_free(chosen, t, blocks=some(chosen, 2), others=some(chosen, 3))
 
 
-@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
+@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(source_aligned=False)), ids=str)
 @pytest.mark.parametrize(("case", "math"), ((BULK_CASES[0], "ieee"), (BULK_CASES[2], "tf32")))
 def test_bulk_copies_in_any_variant(case, math, changes):
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -253,7 +253,7 @@ def test_the_dynamic_tail_spares_rows_already_taken(case, math):
 
 
 @pytest.mark.usefixtures("dynamic_tail")
-@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
+@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(source_aligned=False)), ids=str)
 @pytest.mark.parametrize(("case", "math"), ((BULK_CASES[0], "ieee"), (BULK_CASES[2], "tf32")))
 def test_the_dynamic_tail_in_any_variant(case, math, changes):
     t = operands(case, torch.float32, "contiguous", "cpu")
@@ -318,7 +318,7 @@ def test_random_strict_layers():
     served = 0
     for case in random_cases(12, seed=7):
         t = operands(case, torch.float32, "contiguous", "cpu")
-        for turn, chosen in enumerate(plans(strict(case, x_aligned=False))[:2]):
+        for turn, chosen in enumerate(plans(strict(case, source_aligned=False))[:2]):
             assert_right(run(chosen, t, blocks=some(chosen, turn + 1)), case, t, "ieee")
             served += 1
     assert served > 8
@@ -377,7 +377,7 @@ def test_small_values_keep_their_low_parts():
 def test_random_layers():
     for case in random_cases(8, seed=7):
         t = operands(case, torch.float32, "contiguous", "cpu")
-        for turn, chosen in enumerate(plans(problem_of(case, x_aligned=False))[:2]):
+        for turn, chosen in enumerate(plans(problem_of(case, source_aligned=False))[:2]):
             assert_right(run(chosen, t, blocks=some(chosen, turn + 1)), case, t)
 
 
@@ -386,7 +386,7 @@ def test_reads_any_strides(layout):
     case = CASES[4]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    for chosen in plans(problem_of(case, x_layout=x_layout, x_aligned=False))[:2]:
+    for chosen in plans(problem_of(case, x_layout=x_layout, source_aligned=False))[:2]:
         assert_right(run(chosen, t), case, t)
 
 
@@ -395,7 +395,7 @@ def test_strict_tiles_read_any_strides(layout):
     case = STRICT_CASES[0]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    for chosen in plans(strict(case, x_layout=x_layout, x_aligned=False))[:2]:
+    for chosen in plans(strict(case, x_layout=x_layout, source_aligned=False))[:2]:
         assert_right(run(chosen, t), case, t, "ieee")
 
 
@@ -514,7 +514,7 @@ def test_nothing_spills_elsewhere(arch):
 
 @pytest.mark.parametrize(
     "changes",
-    quick((dict(wide_offsets=True), dict(x_aligned=False), dict(bias=False)), 0),
+    quick((dict(wide_offsets=True), dict(source_aligned=False), dict(bias=False)), 0),
     ids=str,
 )
 def test_nothing_spills_in_any_variant(changes):
@@ -550,9 +550,9 @@ def test_bulk_copies_compile_with_a_dynamic_tail_and_without(arch, request):
         assert_compiled_well(chosen, arch)
 
 
-@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(x_aligned=False)), ids=str)
+@pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(source_aligned=False)), ids=str)
 def test_strict_tiles_spill_in_no_variant(changes, request):
-    if "x_aligned" in changes:
+    if "source_aligned" in changes:
         expect_spills_of_12_4(request)
     for name in ("3x5 s2x3 d2x1, 8 to 16", "3x3 s5 d2"):
         assert compiled(strict(STRICT_LAYERS[name], **changes)) > 0

@@ -23,7 +23,9 @@ STFT = Case(16, 514, 1, 1, (1, 256), (1, 512), (1, 128), bias=False)
 
 
 def plans(case: Case, **changes) -> list[Plan]:
-    problem = emulated_plans.problem_of(case, **({"math": "tf32", "x_aligned": False} | changes))
+    problem = emulated_plans.problem_of(
+        case, **({"math": "tf32", "source_aligned": False} | changes)
+    )
     return emulated_plans.plans(problem, family.STEM)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from emulated_plans import allocations, arguments_of, emulated, plans, problem_of
-from layer_cases import LAYOUTS, Case, operands, round_to_tf32
+from layer_cases import LAYOUTS, Case, by_taps, operands, round_to_tf32
 from tconv.plan import Plan
 from tconv.reference import UNIT_ROUNDOFF
 from tiers import quick
@@ -37,38 +37,6 @@ SCHEDULES = ("forward", "reverse", "random:1", "random:2")
 """A result that depends on the order of threads has a race."""
 
 GENERAL = ("general_forward", "general_input_gradient", "general_weight_gradient")
-
-
-def by_taps(case: Case, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> list[Tensor]:
-    """The three maps in float64, of exactly their products.
-
-    NOTE: PyTorch's gradient of the weight multiplies zeros beside the output.
-    """
-    g = case.groups
-    x, w, y = x.double(), w.double(), y.double()
-    xs = x.unflatten(1, (g, -1))  # [N, G, Cin, H, W]
-    ws = w.unflatten(0, (g, -1))  # [G, Cin, Cout, kH, kW]
-    ys = y.unflatten(1, (g, -1))
-    out, grad_x, grad_w = torch.zeros_like(ys), torch.zeros_like(xs), torch.zeros_like(ws)
-    for ty in range(case.kernel[0]):
-        for tx in range(case.kernel[1]):
-            at_in, at_out = [], []
-            for axis, tap in enumerate((ty, tx)):
-                stride, size = case.stride[axis], case.size[axis]
-                first = tap * case.dilation[axis] - case.padding[axis]
-                reached = [i for i in range(size) if 0 <= first + i * stride < ys.shape[3 + axis]]
-                at_in.append(torch.tensor(reached, dtype=torch.long))
-                at_out.append(first + at_in[-1] * stride)
-            inputs = (..., at_in[0][:, None], at_in[1])
-            outputs = (..., at_out[0][:, None], at_out[1])
-            tap = ws[..., ty, tx]
-            out[outputs] += torch.einsum("ngihw,gio->ngohw", xs[inputs], tap)
-            grad_x[inputs] += torch.einsum("ngohw,gio->ngihw", ys[outputs], tap)
-            grad_w[..., ty, tx] = torch.einsum("ngihw,ngohw->gio", xs[inputs], ys[outputs])
-    out = out.flatten(1, 2)
-    if bias is not None:
-        out += bias.double()[:, None, None]
-    return [out, grad_x.flatten(1, 2), grad_w.flatten(0, 1)]
 
 
 def spoiled(tensor: Tensor):
@@ -167,7 +135,7 @@ def test_general(stem, case):
         dtype=str(dtype).removeprefix("torch."),
         math="tf32" if turn == 0 else "ieee",
         bias=case.bias and direction == "forward",
-        x_aligned=False,
+        source_aligned=False,
         x_layout=formats[t.x.is_contiguous(memory_format=torch.channels_last)],
         y_layout=formats[t.grad_output.is_contiguous(memory_format=torch.channels_last)],
     )

@@ -146,7 +146,7 @@ def test_reads_any_strides(layout):
     case = CASES[2]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    chosen = plans(problem_of(case, x_layout=x_layout, x_aligned=False))[0]
+    chosen = plans(problem_of(case, x_layout=x_layout, source_aligned=False))[0]
     assert_right(run(chosen, t), case, t)
 
 
@@ -378,14 +378,14 @@ def to_repair(case: Case, repaired: bool):
 @pytest.mark.parametrize("wide", quick((False, True), 1), ids=("int", "long long"))
 def test_wide_offsets_and_sanitizers(wide, kind, aligned, repaired):
     case, t = to_repair(CASES[1], repaired)
-    chosen = first_of(kind, plans(problem_of(case, wide_offsets=wide, x_aligned=aligned)))
+    chosen = first_of(kind, plans(problem_of(case, wide_offsets=wide, source_aligned=aligned)))
     assert_right(run(chosen, t, sanitize=True), case, t)
 
 
 @by_kind
 def test_result_does_not_depend_on_the_order_of_threads(kind, aligned, repaired):
     case, t = to_repair(CASES[1], repaired)
-    assert_order_free(first_of(kind, plans(problem_of(case, x_aligned=aligned))), t)
+    assert_order_free(first_of(kind, plans(problem_of(case, source_aligned=aligned))), t)
 
 
 # One layer for each number of slots in a group and mode of the weights: the code differs in these.
@@ -403,7 +403,7 @@ SHAPES = PATCH_LAYERS | {"48 to 32, 2x2 s2": Case(8, 48, 32, 1, (64, 64), (2, 2)
 
 def test_layers_compile_every_tile():
     for names, aligned in ((LAYERS, True), (LOADED_LAYERS, False)):
-        served = [plans(problem_of(SHAPES[name], x_aligned=aligned)) for name in names]
+        served = [plans(problem_of(SHAPES[name], source_aligned=aligned)) for name in names]
         most = 256 if aligned else family.MOST_LOADED_COLUMNS
         tiles = {tile for tile in family.TILES if tile.columns <= most}
         assert {p.tile for of_layer in served for p in of_layer} == tiles
@@ -414,7 +414,7 @@ def test_layers_compile_every_tile():
     quick((*((name, True) for name in LAYERS), *((name, False) for name in LOADED_LAYERS)), 1, -1),
 )
 def test_compiles_without_spills_or_serialised_products(name, aligned):
-    served = plans(problem_of(SHAPES[name], x_aligned=aligned))
+    served = plans(problem_of(SHAPES[name], source_aligned=aligned))
     assert served
     for chosen in served:
         assert_compiled_well(chosen)
@@ -443,7 +443,7 @@ def test_refusals(changes, target, reason):
 def test_one_slot_and_any_number_of_stages(channels, aligned):
     case = Case(1, channels, 40, 1, (5, 44), (2, 2), (2, 2))
     t = operands(case, torch.float32, "contiguous", "cpu")
-    served = plans(problem_of(case, x_aligned=aligned))
+    served = plans(problem_of(case, source_aligned=aligned))
     assert {chosen.tile.resident for chosen in served} == {True, False}
     stages = -(-channels // 16)
     for chosen in served:

@@ -139,7 +139,7 @@ def test_reads_any_strides(layout):
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
     for half in (False, True):
-        chosen = served(problem_of(case, x_layout=x_layout, x_aligned=False), half)[0]
+        chosen = served(problem_of(case, x_layout=x_layout, source_aligned=False), half)[0]
         assert_right(run(chosen, t), case, t)
         if half:
             assert_repaired(chosen, outlying(t, "x", 1e5), [2])

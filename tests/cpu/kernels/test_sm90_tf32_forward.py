@@ -106,7 +106,7 @@ def test_reads_any_strides(layout):
     case = PATCH_CASES[2]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    chosen = plans(problem_of(case, x_layout=x_layout, x_aligned=False))[0]
+    chosen = plans(problem_of(case, x_layout=x_layout, source_aligned=False))[0]
     assert_right(run(chosen, t), case, t)
 
 
@@ -381,7 +381,7 @@ def test_a_repair_finds_a_value_that_one_of_the_warps_brings():
 def test_patches_begin_on_lines_where_that_takes_no_more_tiles():
     def laid(width: int, tile: family.Tile) -> family.Layout:
         y, x = (Axis(size, 3, 1, 0, 0, 1) for size in (32, width))
-        case = problem_of(Case(1, 32, 32, 1, (32, 64), (3, 3)), x_aligned=True)
+        case = problem_of(Case(1, 32, 32, 1, (32, 64), (3, 3)), source_aligned=True)
         return family.layout(dataclasses.replace(case, height=y, width=x), tile)
 
     tile = family.Tile(columns=104, rows=2, m_tiles=1, half=True, resident=True, sectors=True)
@@ -406,7 +406,7 @@ by_weights = pytest.mark.parametrize("resident", (True, False), ids=("resident",
 def test_wide_offsets_and_sanitizers(wide, resident, aligned):
     case = PATCH_CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case, wide_offsets=wide, x_aligned=aligned), resident)[0]
+    chosen = plans(problem_of(case, wide_offsets=wide, source_aligned=aligned), resident)[0]
     assert_right(run(chosen, t, sanitize=True), case, t)
 
 
@@ -415,7 +415,7 @@ def test_wide_offsets_and_sanitizers(wide, resident, aligned):
 def test_result_does_not_depend_on_the_order_of_threads(resident, aligned):
     case = PATCH_CASES[1]
     t = operands(case, torch.float32, "contiguous", "cpu")
-    chosen = plans(problem_of(case, x_aligned=aligned), resident)[0]
+    chosen = plans(problem_of(case, source_aligned=aligned), resident)[0]
     assert_order_free(chosen, t)
 
 
@@ -430,9 +430,9 @@ LOADED_LAYERS = (
 
 
 def test_layers_compile_every_tile():
-    mapped = [plans(problem_of(case, x_aligned=True)) for case in PATCH_LAYERS.values()]
+    mapped = [plans(problem_of(case, source_aligned=True)) for case in PATCH_LAYERS.values()]
     assert {p.tile for served in mapped for p in served} == set(family.TILES)
-    loaded = [plans(problem_of(PATCH_LAYERS[name], x_aligned=False)) for name in LOADED_LAYERS]
+    loaded = [plans(problem_of(PATCH_LAYERS[name], source_aligned=False)) for name in LOADED_LAYERS]
     few = {tile for tile in family.TILES if tile.sums <= family.MOST_SUMS}
     assert {p.tile for served in loaded for p in served} == few
 
@@ -445,7 +445,7 @@ def test_layers_compile_every_tile():
     ),
 )
 def test_compiles_without_spills_or_serialised_products(name, aligned):
-    served = plans(problem_of(PATCH_LAYERS[name], x_aligned=aligned))
+    served = plans(problem_of(PATCH_LAYERS[name], source_aligned=aligned))
     assert served
     for chosen in served:
         assert_compiled_well(chosen)
@@ -484,10 +484,10 @@ def test_a_tile_that_spills_where_pixels_come_through_registers_for_one_product(
     assert tile in family.TILES
     case = PATCH_LAYERS["64 to 32, 2x2 s2"]
     for aligned in (True, False):
-        refusal = family.tile_why_not(problem_of(case, x_aligned=aligned), HOPPER, tile)
+        refusal = family.tile_why_not(problem_of(case, source_aligned=aligned), HOPPER, tile)
         assert (refusal is not None and "spills" in refusal) != aligned
     case = PATCH_LAYERS["64 to 64, 4x4 s2"]
-    assert family.tile_why_not(problem_of(case, x_aligned=False), HOPPER, tile) is None
+    assert family.tile_why_not(problem_of(case, source_aligned=False), HOPPER, tile) is None
 
 
 def test_few_channels_are_refused_and_half_tiles_serve_from_four_on():

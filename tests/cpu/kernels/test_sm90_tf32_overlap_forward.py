@@ -161,7 +161,7 @@ def test_reads_any_strides(layout):
     case = CASES[5]
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    served = plans(problem_of(case, x_layout=x_layout, x_aligned=False))
+    served = plans(problem_of(case, x_layout=x_layout, source_aligned=False))
     assert served
     assert_right(run(served[0], t), case, t)
 
@@ -280,7 +280,7 @@ def compiled(name: str, **changes) -> set[family.Tile]:
 def test_nothing_spills(name, aligned):
     # Loads of single elements take registers: every tile of that layer is refused.
     refused = name == "5x5, 100 to 3" and not aligned
-    assert bool(compiled(name, x_aligned=aligned)) != refused
+    assert bool(compiled(name, source_aligned=aligned)) != refused
 
 
 @pytest.mark.parametrize("changes", (dict(wide_offsets=True), dict(bias=False)), ids=str)

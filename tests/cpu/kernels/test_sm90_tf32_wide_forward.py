@@ -115,9 +115,9 @@ def test_few_blocks_that_walk_many_tiles(blocks, case):
 @pytest.mark.parametrize("case", (CASES[3], TAILS), ids=str)
 def test_copies_of_16_bytes_and_of_4_give_the_same(case):
     t = operands(case, torch.float32, "contiguous", "cpu")
-    single = {p.tile: p for p in served(problem_of(case, x_aligned=False))}
+    single = {p.tile: p for p in served(problem_of(case, source_aligned=False))}
     compared = 0
-    for plan_ in served(problem_of(case, x_aligned=True)):
+    for plan_ in served(problem_of(case, source_aligned=True)):
         one = single[plan_.tile]
         if family.layout(plan_.problem, plan_.tile).copied == 4:
             assert family.layout(one.problem, one.tile).copied == 1
@@ -131,7 +131,7 @@ def test_copies_of_16_bytes_and_of_4_give_the_same(case):
 def test_reads_any_strides(layout, case):
     t = operands(case, torch.float32, layout, "cpu")
     x_layout = "channels_last" if layout == "channels_last" else "contiguous"
-    chosen = served(problem_of(case, x_layout=x_layout, x_aligned=False))
+    chosen = served(problem_of(case, x_layout=x_layout, source_aligned=False))
     for plan_ in (chosen[0], next(p for p in chosen if p.tile.rows)):
         assert_right(run(plan_, t), case, t)
 
@@ -142,7 +142,7 @@ def test_reads_aligned_rows_that_are_not_neighbours():
     storage = torch.full((3, 40, 7, 12), float("nan"))
     storage[:, 2:38, 1:6, 4:12] = t.x
     t = dataclasses.replace(t, x=storage[:, 2:38, 1:6, 4:12])
-    for plan_ in served(problem_of(case, x_aligned=True))[::3]:
+    for plan_ in served(problem_of(case, source_aligned=True))[::3]:
         assert_right(run(plan_, t), case, t)
 
 
@@ -220,7 +220,7 @@ def test_compiles_without_spills_or_serialised_products(name, wide):
 @pytest.mark.parametrize("name", quick(("256 to 256, 3x3", "unet_shallow", "hd_k4s2"), 1))
 def test_compiles_with_copies_of_4_bytes(name):
     for wide in (False, True):
-        chosen = served(problem_of(LAYERS[name], wide_offsets=wide, x_aligned=False))
+        chosen = served(problem_of(LAYERS[name], wide_offsets=wide, source_aligned=False))
         assert chosen
         for plan_ in chosen[:: 3 + wide]:
             resources = compile_cuda(plan_.kernel.source, "sm_90a").resources

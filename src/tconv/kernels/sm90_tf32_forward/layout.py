@@ -88,7 +88,7 @@ class Layout:
     @property
     def tensor_map(self) -> bool:
         """Whether a tensor map loads the patches. Else producers do, through registers."""
-        return self.problem.pattern.x_aligned
+        return self.problem.pattern.rows_aligned
 
     @property
     def depth(self) -> int:

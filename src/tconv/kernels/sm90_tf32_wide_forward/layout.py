@@ -140,7 +140,7 @@ class Layout:
     @property
     def most_copied(self) -> int:
         """`copied`, if the kernel is for this problem."""
-        on_vectors = self.problem.x_aligned and self.problem.width.size % 4 == 0
+        on_vectors = self.problem.rows_aligned and self.problem.width.size % 4 == 0
         return 4 if on_vectors and (self.tile.rows or self.pitch % 4 == 0) else 1
 
     @property

@@ -1,0 +1,36 @@
+"""The modelled time of the engine's forward and input gradient."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels import costs, family
+from tconv.kernels.engine.layout import layout
+from tconv.kernels.engine.tiles import CONSUMERS, Tile
+from tconv.problem import Problem
+
+_COSTS = costs.load(__file__)
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of packing and kernel, and of the host."""
+    fit = _COSTS
+    laid = layout(problem, tile)
+    # Averages over the row sets of a tile's positions.
+    stages = laid.chunks * sum(map(len, laid.kinds)) / len(laid.kinds)
+    slots = laid.chunks * laid.slot_count * laid.row_blocks / laid.row_sets
+    if tile.positions_are_rows:
+        # Both consumers; reading 64 rows takes as long as products with 32 columns.
+        cycles = CONSUMERS * tile.columns / 64 * max(laid.group_rows, 32)
+    else:
+        cycles = tile.columns
+    products = slots * cycles * laid.depth / 64 * fit.product
+    weights = 0 if laid.resident else slots * laid.weight_bytes
+    copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
+    patch_stages = max(1, laid.rings(target)[0])
+    main = max(max(products, copied) + fit.step * slots, fit.stage * stages / patch_stages)
+    vectors = tile.columns * laid.tile_results * -(-laid.group_rows // laid.vector)
+    of_tile = main + fit.written * vectors + fit.tile
+    waves = -(-laid.tiles // target.multiprocessors)
+    modelled = max(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
+    packing = fit.pack_launch * 1e-6 + laid.packed_elements * 8 / (fit.pack_weights * 1e12)
+    return family.with_host(modelled + packing + fit.launch * 1e-6)

@@ -1,0 +1,282 @@
+"""The launches of an engine kernel: the packing of weights, and the kernel."""
+
+from __future__ import annotations
+
+import itertools
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper
+from tconv.kernels.engine.layout import (
+    MOST_PATCH_STAGES,
+    PACK_THREADS,
+    Layout,
+    View,
+    layout,
+)
+from tconv.kernels.engine.tiles import CONSUMERS, Tile
+from tconv.kernels.launch import (
+    Address,
+    Argument,
+    Launch,
+    Operand,
+    Stride,
+    TensorMap,
+    strides,
+    weights,
+)
+from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
+from tconv.problem import ITEM_BYTES, Problem
+
+PACK_STEM = "sm90_pack"
+THREADS = 128 * (1 + CONSUMERS)
+PACK_BLOCKS = 2 * 132
+
+
+def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The packing, and the kernel of one block for each SM, which loops over tiles."""
+    laid = layout(problem, tile)
+    arguments = _arguments(laid, target)
+    return (
+        Launch(
+            "packing",
+            _pack_source(laid),
+            min(PACK_BLOCKS, laid.pack_items),
+            _pack_arguments(laid),
+            "lays weights out",
+            packed=laid.packed_elements,
+        ),
+        Launch(
+            "kernel",
+            _source(stem, laid, arguments),
+            min(target.multiprocessors, laid.tiles),
+            arguments,
+            # NOTE: of y alone; the input's gradient is a new tensor.
+            aligned=laid.forward and laid.vector > 1,
+        ),
+    )
+
+
+def _index(laid: Layout) -> str:
+    return family.index_type(laid.problem, 4 * laid.packed_elements)
+
+
+def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
+    """What the kernel and its packing share."""
+    problem = laid.problem
+    begins = tuple(itertools.accumulate((0, *map(len, laid.slots))))
+    return (
+        ("Index", _index(laid)),
+        ("Element", problem.dtype),
+        ("groups", problem.groups),
+        ("rows", laid.rows),
+        ("group_rows", laid.group_rows),
+        ("reduced", laid.reduced),
+        ("line_bytes", laid.line_bytes),
+        ("packs_image", laid.packs_image),
+        ("set_begin", begins),
+        ("all_slots", begins[-1]),
+    )
+
+
+def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
+    problem = laid.problem
+    slots = [slot for of_set in laid.slots for slot in of_set]
+    kinds = laid.kinds
+    step = (problem.height.stride, problem.width.stride) if laid.forward else (1, 1)
+    return KernelSource(
+        stem=stem,
+        constants=(
+            *_constants(laid),
+            ("bfloat", problem.dtype == "bfloat16"),
+            ("bias", problem.bias),
+            ("columns", laid.tile.columns),
+            ("positions_are_rows", laid.tile.positions_are_rows),
+            ("contiguous", laid.contiguous),
+            ("resident", laid.resident),
+            ("vector", laid.vector),
+            ("fixed_bytes", laid.fixed_bytes),
+            ("most_patch_stages", MOST_PATCH_STAGES),
+            ("most_weight_stages", laid.most_weight_stages),
+            ("sources", len(laid.sources)),
+            ("results", laid.result_count),
+            ("tile_results", laid.tile_results),
+            ("results_x", len(laid.results[1])),
+            ("result_y", tuple(view.first for view in laid.results[0])),
+            ("result_x", tuple(view.first for view in laid.results[1])),
+            ("step_y", step[0]),
+            ("step_x", step[1]),
+            ("stages", len(laid.stages)),
+            ("stage_source", tuple(stage.source for stage in laid.stages)),
+            ("stage_y", tuple(stage.y for stage in laid.stages)),
+            ("stage_x", tuple(stage.x for stage in laid.stages)),
+            ("kind_begin", tuple(itertools.accumulate((0, *map(len, kinds))))),
+            ("kind_stages", tuple(stage for kind in kinds for stage in kind) or (0,)),
+            ("slots", max(1, len(slots))),
+            (
+                "slot_number",
+                tuple(slot.stage * laid.tile_results + slot.result for slot in slots) or (0,),
+            ),
+            ("slot_y", tuple(slot.y for slot in slots) or (0,)),
+            ("slot_x", tuple(slot.x for slot in slots) or (0,)),
+        ),
+        arguments=tuple(
+            (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
+        ),
+        shared_bytes=laid.shared_bytes,
+        threads=THREADS,
+    )
+
+
+def _type_of(name: str, argument: Argument, index: str) -> str:
+    if isinstance(argument, TensorMap):
+        return TENSOR_MAP
+    if isinstance(argument, Address):
+        return "void*" if name == "destination" else "const void*"
+    return index if isinstance(argument, Stride) else "int"
+
+
+def _pack_source(laid: Layout) -> KernelSource:
+    problem = laid.problem
+    slots = [slot for of_set in laid.slots for slot in of_set]
+    index = _index(laid)
+    return KernelSource(
+        stem=PACK_STEM,
+        constants=(
+            *_constants(laid),
+            ("turned", not laid.forward),
+            ("kernel_y", problem.height.kernel),
+            ("kernel_x", problem.width.kernel),
+            ("part_taps", laid.part_taps),
+            ("slot_tap", tuple(slot.tap for slot in slots) or (0,)),
+            ("channels_last", laid.read_layout == "channels_last"),
+        ),
+        arguments=tuple(
+            (
+                name,
+                "void*" if name in ("packed", "image") else _type_of(name, argument, index),
+            )
+            for name, argument in _pack_arguments(laid).items()
+        ),
+        shared_bytes=laid.pack_bytes,
+        threads=PACK_THREADS,
+    )
+
+
+def _pack_arguments(laid: Layout) -> dict[str, Argument]:
+    problem = laid.problem
+    found: dict[str, Argument] = {"packed": Address("packed"), **weights()}
+    if laid.packs_image:
+        read: Operand = "x" if laid.forward else "y"
+        shape = problem.x_shape if laid.forward else problem.y_shape
+        found |= {
+            "image": Address("packed", _image_offset(laid)),
+            "source": Address(read),
+            **strides("source", "n c h w", read),
+            "batch": problem.batch,
+            "source_height": shape[2],
+            "source_width": shape[3],
+        }
+    return found
+
+
+def _image_offset(laid: Layout) -> int:
+    """Bytes of the workspace before the packed image."""
+    return laid.weight_pieces * laid.weight_bytes
+
+
+def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
+    problem = laid.problem
+    read: Operand = "x" if laid.forward else "y"
+    made: Operand = "y" if laid.forward else "x"
+    y, x = problem.height, problem.width
+    sizes = (y.output_size, x.output_size) if laid.forward else (y.size, x.size)
+    patch_stages, weight_stages = laid.rings(target)
+    box_n, box_y, box_x = laid.box
+    pitch, pitch_x = hopper.division(laid.pitch), hopper.division(laid.pitch_x)
+    return {
+        **{f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))},
+        "packed": Address("packed"),
+        "bias": Address("bias"),
+        "destination": Address(made),
+        "tiles": laid.tiles,
+        "tiles_y": laid.tile_counts[1],
+        "tiles_x": laid.tile_counts[2],
+        "box_n": box_n,
+        "box_y": box_y,
+        "box_x": box_x,
+        "pitch": laid.pitch,
+        "pitch_multiplier": pitch[0],
+        "pitch_shift": pitch[1],
+        "pitch_x": laid.pitch_x,
+        "pitch_x_multiplier": pitch_x[0],
+        "pitch_x_shift": pitch_x[1],
+        "first_patch": laid.first_patch,
+        "patch_bytes": laid.patch_positions * laid.line_bytes,
+        "stage_bytes": laid.stage_bytes,
+        "patch_stages": patch_stages,
+        "weight_stages": weight_stages,
+        "lead": laid.lead(target),
+        "batch": problem.batch,
+        "destination_height": sizes[0],
+        "destination_width": sizes[1],
+        "destination_stride_n": Stride(made, 0),
+        "destination_stride_c": Stride(made, 1),
+        "destination_stride_h": Stride(made, 2),
+        "destination_stride_w": Stride(made, 3),
+    }
+
+
+def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
+    """A view of what is read: channels, columns, rows, images, groups."""
+    problem = laid.problem
+    view_y, view_x = laid.sources[source]
+    step = (1, 1) if laid.forward else (problem.height.stride, problem.width.stride)
+    box_n, box_y, box_x = laid.box
+    packed = _image_offset(laid) if laid.packs_image else None
+    return image_map(
+        problem,
+        read,
+        (view_y, view_x),
+        step,
+        (laid.depth, box_x + laid.reach[1], box_y + laid.reach[0], box_n, 1),
+        packed,
+    )
+
+
+def image_map(
+    problem: Problem,
+    operand: Operand,
+    views: tuple[View, View],
+    step: tuple[int, int],
+    box: tuple[int, ...],
+    packed: int | None,
+) -> TensorMap:
+    """A view of an image: channels, columns, rows, images, groups.
+
+    Args:
+        problem: the call's.
+        operand: "x" or "y".
+        views, step: the pixels of height and width.
+        box: of one copy; lines as long as the swizzle.
+        packed: where the image lies in the workspace, in bytes, if it is packed.
+    """
+    shape = problem.x_shape if operand == "x" else problem.y_shape
+    item, groups = ITEM_BYTES[problem.dtype], problem.groups
+    view_y, view_x = views
+    of_group = shape[1] // groups
+    dims = (of_group, view_x.size, view_y.size, problem.batch, groups)
+    swizzle = box[0] * item
+    if packed is None:
+        of_strides = (
+            Stride(operand, 3, step[1]),
+            Stride(operand, 2, step[0]),
+            Stride(operand, 0),
+            of_group * item,
+        )
+        first = (Stride(operand, 2, view_y.first), Stride(operand, 3, view_x.first))
+        return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, first)
+    line = -(-of_group // 8) * 8 * item
+    pixel, row = groups * line, groups * line * shape[3]
+    address = Address("packed", packed + view_y.first * row + view_x.first * pixel)
+    of_bytes = (step[1] * pixel, step[0] * row, row * shape[2], line)
+    return TensorMap(address, dims, of_bytes, box, swizzle, problem.dtype)

@@ -1,0 +1,560 @@
+"""The geometry of a tile of the engine over a problem.
+
+Forward reads x and makes the phases of y; the input gradient reads the phases of y and makes x. A
+*source* is a view of what is read, a *result* one of what is made: x, or one phase of y, which has
+the pixels (first + step*i) of both axes. Along an axis, position i of a result needs position
+i + d of a source for a tap of distance d: with q = (o + padding) // stride of y's pixel o and x's
+pixel q - shift (`tconv.problem`), a phase whose first pixel has q0 gives
+
+    forward:         q0 + i = q,   i + d = q - shift    d = q0 - shift
+    input gradient:  i = q - shift,   q0 + (i + d) = q  d = shift - q0
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tconv.jit.target import Target
+from tconv.kernels import family
+from tconv.kernels.engine.tiles import CONSUMERS, GROUP_ROWS, Tile
+from tconv.problem import Axis, Problem
+
+PIECE_BYTES = 64 * 128
+MOST_SUMS = 128
+"""Sums of a thread."""
+
+MOST_PATCH_STAGES = 8
+MOST_WEIGHT_STAGES = 8
+MOST_RESIDENT = 32
+"""Most pieces of weights that a block keeps."""
+
+LEAST_WEIGHT_STAGES = (4, 3, 2)
+MOST_BOX = 256
+MOST_SOURCES = 16
+"""Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
+
+MOST_PHASES = 256
+"""Phases of y that a kernel lists. With 250 000 of them, planning took 15 s."""
+
+PACK_THREADS = 256
+PACK_DEPTH = 16
+PACK_PIXELS = 64
+"""Pixels and channels of an item of an image's packing."""
+
+PART_TAPS = 24
+"""Taps of an item of the packing: 48 KB in shared memory."""
+
+
+class View(NamedTuple):
+    """The pixels first, first + step, ... of an axis: `size` of them, the first at q."""
+
+    first: int
+    q: int
+    size: int
+
+
+class Slot(NamedTuple):
+    """A tap of a result, in the order of the multiplication.
+
+    Attributes:
+        stage: its stage's index in `Layout.stages`.
+        result: among those of its set.
+        y, x: the distances within the stage's patch.
+        tap: index of the weight, row by row.
+    """
+
+    stage: int
+    result: int
+    y: int
+    x: int
+    tap: int
+
+
+class Stage(NamedTuple):
+    """A patch of a source: where its first position lies, from the tile's first."""
+
+    source: int
+    y: int
+    x: int
+
+
+def phase_view(axis: Axis, phase: int) -> View:
+    """The pixels of a phase of an axis of y."""
+    first = (phase - axis.padding) % axis.stride
+    size = max(0, -(-(axis.output_size - first) // axis.stride))
+    return View(first, (first + axis.padding) // axis.stride, size)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem."""
+
+    problem: Problem
+    tile: Tile
+
+    @property
+    def forward(self) -> bool:
+        """Whether y is made; otherwise x is."""
+        return self.problem.direction == "forward"
+
+    @property
+    def rows(self) -> int:
+        """Channels of a group that are made."""
+        problem = self.problem
+        return (problem.out_channels if self.forward else problem.in_channels) // problem.groups
+
+    @property
+    def reduced(self) -> int:
+        """Channels of a group that are summed over."""
+        problem = self.problem
+        return (problem.in_channels if self.forward else problem.out_channels) // problem.groups
+
+    @property
+    def depth(self) -> int:
+        """Channels of a stage."""
+        return 32 if self.reduced <= 32 else 64
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of a position in a stage, or of a row of weights."""
+        return 2 * self.depth
+
+    @property
+    def chunks(self) -> int:
+        """Stages of channels."""
+        return -(-self.reduced // self.depth)
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a row group: 64, or fewer where they are columns."""
+        if not self.tile.positions_are_rows:
+            return GROUP_ROWS
+        blocks = -(-self.rows // GROUP_ROWS)
+        return -(-self.rows // (8 * blocks)) * 8
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a piece of weights."""
+        return self.group_rows * self.line_bytes
+
+    @functools.cached_property
+    def tile_results(self) -> int:
+        """Results of a tile, a set: as many as there are registers for."""
+        if not self.tile.positions_are_rows:
+            return 1
+        sums = self.tile.columns // 64 * self.group_rows // 2
+        count = self.result_count
+        return max(
+            (k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS), default=1
+        )
+
+    @property
+    def set_count(self) -> int:
+        """Sets of results."""
+        return self.result_count // self.tile_results
+
+    @functools.cached_property
+    def phases(self) -> tuple[tuple[tuple[int, View], ...], ...]:
+        """The phases of y's height, and of its width, that have pixels."""
+        return tuple(
+            tuple(
+                (phase, view)
+                for phase in range(axis.stride)
+                if (view := phase_view(axis, phase)).size > 0
+            )
+            for axis in (self.problem.height, self.problem.width)
+        )
+
+    @functools.cached_property
+    def _taps(self) -> tuple[tuple[tuple[tuple[int, int, int], int], ...], ...]:
+        """For each result its taps: (source, distance in y and x) and the weight's index."""
+        problem = self.problem
+        axes = (problem.height, problem.width)
+        results: list[list[tuple[tuple[int, int, int], int]]] = []
+        sources = 0
+        for phase_y, view_y in self.phases[0]:
+            for phase_x, view_x in self.phases[1]:
+                found = []
+                for tap_y in axes[0].phases[phase_y].taps:
+                    for tap_x in axes[1].phases[phase_x].taps:
+                        y, x = tap_y.shift - view_y.q, tap_x.shift - view_x.q
+                        at = (0, -y, -x) if self.forward else (sources, y, x)
+                        found.append((at, tap_y.index * axes[1].kernel + tap_x.index))
+                if self.forward:
+                    results.append(found)
+                elif found:
+                    results = [[*(results[0] if results else []), *found]]
+                    sources += 1
+        return tuple(map(tuple, results)) or ((),)
+
+    @functools.cached_property
+    def sources(self) -> tuple[tuple[View, View], ...]:
+        """The views that are read, of height and width."""
+        y, x = self.problem.height, self.problem.width
+        if self.forward:
+            return ((View(0, 0, y.size), View(0, 0, x.size)),)
+        found = tuple(
+            (view_y, view_x)
+            for phase_y, view_y in self.phases[0]
+            for phase_x, view_x in self.phases[1]
+            if y.phases[phase_y].taps and x.phases[phase_x].taps
+        )
+        return found or ((View(0, 0, 1), View(0, 0, 1)),)
+
+    @functools.cached_property
+    def results(self) -> tuple[tuple[View, ...], tuple[View, ...]]:
+        """The views of height, and those of width, that are made, in all combinations."""
+        if self.forward:
+            height, width = (tuple(view for _, view in axis) for axis in self.phases)
+            return height, width
+        return (View(0, 0, self.problem.height.size),), (View(0, 0, self.problem.width.size),)
+
+    @property
+    def result_count(self) -> int:
+        """Results of both axes together."""
+        return len(self._taps)
+
+    @functools.cached_property
+    def _stages(self) -> tuple[tuple[Stage, ...], tuple[tuple[Slot, ...], ...], tuple[int, int]]:
+        """Stages, the slots of each set, and how far a stage's taps reach in y and x."""
+        reach = self.tile.reach
+
+        def key(at: tuple[int, int, int]) -> tuple[int, ...]:
+            return at[: {"image": 1, "row": 2, "tap": 3}[reach]]
+
+        members: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+        for of_result in self._taps:
+            for at, _ in of_result:
+                members.setdefault(key(at), []).append(at)
+        keys = sorted(members)
+        stages = tuple(
+            Stage(
+                members[k][0][0], min(y for _, y, _ in members[k]), min(x for *_, x in members[k])
+            )
+            for k in keys
+        )
+        index = {k: i for i, k in enumerate(keys)}
+        slots: list[list[Slot]] = [[] for _ in range(self.set_count)]
+        for result, of_result in enumerate(self._taps):
+            of_set, number = divmod(result, self.tile_results)
+            for at, tap in of_result:
+                stage = index[key(at)]
+                y, x = at[1] - stages[stage].y, at[2] - stages[stage].x
+                slots[of_set].append(Slot(stage, number, y, x, tap))
+        every = [slot for of_set in slots for slot in of_set]
+        most = max((s.y for s in every), default=0), max((s.x for s in every), default=0)
+        return stages or (Stage(0, 0, 0),), tuple(tuple(sorted(of_set)) for of_set in slots), most
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The distinct stages."""
+        return self._stages[0]
+
+    @property
+    def slots(self) -> tuple[tuple[Slot, ...], ...]:
+        """The slots of each set, by stage and result."""
+        return self._stages[1]
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many positions beyond a tile's a stage holds, in y and x."""
+        return self._stages[2]
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of all sets."""
+        return sum(map(len, self.slots))
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of rows of a set."""
+        return -(-self.rows // self.group_rows)
+
+    @property
+    def row_groups(self) -> int:
+        """Blocks of rows of all sets: of a block all sets follow each other."""
+        return self.row_blocks * self.set_count
+
+    @property
+    def tile_groups(self) -> int:
+        """Row groups of a tile."""
+        return 1 if self.tile.positions_are_rows else CONSUMERS
+
+    @property
+    def row_sets(self) -> int:
+        """Tiles on the same positions."""
+        return -(-self.row_groups // self.tile_groups)
+
+    @functools.cached_property
+    def kinds(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that a row set needs. Row sets repeat these."""
+        count, size = self.set_count, self.tile_groups
+        kinds = count // size if count % size == 0 else count
+        return tuple(
+            tuple(
+                sorted(
+                    {
+                        slot.stage
+                        for i in range(size)
+                        for slot in self.slots[(kind * size + i) % count]
+                    }
+                )
+            )
+            for kind in range(kinds)
+        )
+
+    @property
+    def positions(self) -> int:
+        """Columns of a tile."""
+        return self.tile.columns * (CONSUMERS if self.tile.positions_are_rows else 1)
+
+    @functools.cached_property
+    def box(self) -> tuple[int, int, int]:
+        """Images, rows and columns of a tile: the box that needs the fewest tiles."""
+        height = max(view.size for view in self.results[0])
+        width = max(view.size for view in self.results[1])
+        batch, most = self.problem.batch, self.positions
+        reach_y, reach_x = self.reach
+        best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
+        for parts in range(-(-width // most), width + 1):
+            x = -(-width // parts)
+            pitch = x + reach_x
+            if x > most or pitch > MOST_BOX or -(-width // x) != parts:
+                continue
+            rows = min(height, (most - x) // pitch + 1, MOST_BOX - reach_y)
+            if rows < 1:
+                continue
+            y = -(-height // -(-height // rows))
+            n = 1
+            if y == height:
+                image = (y + reach_y) * pitch
+                n = min(batch, (most - (y - 1) * pitch - x) // image + 1, MOST_BOX)
+                n = -(-batch // -(-batch // n))
+            tiles = -(-width // x) * -(-height // y) * -(-batch // n)
+            rank = (tiles, n * (y + reach_y) * pitch)
+            if best is None or rank < best[0]:
+                best = (rank, (n, y, x))
+            if x == 1:
+                break
+        return (0, 0, 0) if best is None else best[1]
+
+    @property
+    def pitch_x(self) -> int:
+        """Positions from one row of a patch to the next."""
+        return self.box[2] + self.reach[1]
+
+    @property
+    def pitch(self) -> int:
+        """Positions from one image of a patch to the next."""
+        return (self.box[1] + self.reach[0]) * self.pitch_x
+
+    @property
+    def patch_positions(self) -> int:
+        """Positions that are loaded."""
+        return self.box[0] * self.pitch
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage. Products of positions that do not exist read behind the patch."""
+        read = self.reach[0] * self.pitch_x + self.reach[1] + self.positions
+        return -(-max(read, self.patch_positions) // 16) * 16 * self.line_bytes
+
+    @functools.cached_property
+    def fixed_bytes(self) -> int:
+        """Shared memory of a block besides its stages."""
+        barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
+        fixed = 2 * CONSUMERS * PIECE_BYTES + 4 * max(1, self.slot_count) + 8 + 8 * barriers
+        return -(-fixed // 1024) * 1024
+
+    def rings(self, target: Target) -> tuple[int, int]:
+        """Stages of patches, and of each ring of weights; (0, 0) where they do not fit."""
+        weights = self.tile_groups * self.weight_bytes
+        free = target.shared_per_block - 2048 - self.fixed_bytes
+        if self.resident:
+            patches = (free - self.all_pieces * weights) // self.stage_bytes
+            return min(MOST_PATCH_STAGES, patches), self.all_pieces
+        for of_weights in LEAST_WEIGHT_STAGES:
+            patches = min(MOST_PATCH_STAGES, (free - of_weights * weights) // self.stage_bytes)
+            if patches >= 2:
+                left = (free - patches * self.stage_bytes) // weights
+                return patches, min(self.most_weight_stages, left)
+        return 0, 0
+
+    @property
+    def all_pieces(self) -> int:
+        """Pieces of weights of a tile, of one ring."""
+        return max(1, max(map(len, self.slots)) * self.chunks)
+
+    @functools.cached_property
+    def resident(self) -> bool:
+        """Whether a block loads its weights once: all tiles have the same, and they fit."""
+        if self.problem.groups * self.row_sets > 1 or self.all_pieces > MOST_RESIDENT:
+            return False
+        weights = self.tile_groups * self.weight_bytes * self.all_pieces
+        # What depends on the image does not decide: two stages of the longest patch.
+        most = 2 * (2 * self.positions) * self.line_bytes
+        return weights + most <= _HOPPER.shared_per_block - 4 * PIECE_BYTES - 8192
+
+    @property
+    def most_weight_stages(self) -> int:
+        """Barriers of a ring of weights."""
+        return self.all_pieces if self.resident else MOST_WEIGHT_STAGES
+
+    @property
+    def first_patch(self) -> int:
+        """Where the stages of patches begin in shared memory."""
+        weights = self.tile_groups * self.rings(_HOPPER)[1] * self.weight_bytes
+        return -(-(self.fixed_bytes + weights) // 1024) * 1024
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return _HOPPER.shared_per_block - 1024  # whatever the image: an SM has one block
+
+    @property
+    def tile_counts(self) -> tuple[int, int, int]:
+        """Tiles along images, rows and columns."""
+        n, y, x = self.box
+        height = max(view.size for view in self.results[0])
+        width = max(view.size for view in self.results[1])
+        return -(-self.problem.batch // n), -(-height // y), -(-width // x)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the launch."""
+        return math.prod(self.tile_counts) * self.problem.groups * self.row_sets
+
+    def lead(self, target: Target) -> int:
+        """Stages by which the first consumer is ahead; 0 where a block has one tile."""
+        if self.tiles <= target.multiprocessors:
+            return 0
+        stages = self.chunks * min(len(kind) for kind in self.kinds)
+        patches, weights = self.rings(target)
+        lead = min(patches // 2, -(-stages // 2))
+        if self.tile_groups == 1 and not self.resident:
+            # Both consumers hand the same weights back: the ring has all of the lead's.
+            lead = min(lead, weights // self.most_slots)
+        return lead
+
+    @property
+    def most_slots(self) -> int:
+        """Most slots of a set that a stage has."""
+        counts = collections.Counter(
+            (i, slot.stage) for i, of_set in enumerate(self.slots) for slot in of_set
+        )
+        return max(counts.values(), default=1)
+
+    @property
+    def weight_pieces(self) -> int:
+        """Packed pieces."""
+        return self.problem.groups * self.row_blocks * self.slot_count * self.chunks
+
+    @property
+    def packed_elements(self) -> int:
+        """The workspace, in words of 4 bytes."""
+        return self.weight_pieces * self.weight_bytes // 4 + self.image_elements // 2
+
+    @property
+    def part_taps(self) -> int:
+        """Taps of an item of the packing."""
+        return -(-self.problem.taps // -(-self.problem.taps // PART_TAPS))
+
+    @property
+    def pack_bytes(self) -> int:
+        """Shared memory of the packing."""
+        image = PACK_PIXELS * (PACK_PIXELS + 2) * 2 if self.packs_image else 0
+        return max(image, self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2)
+
+    @property
+    def pack_items(self) -> int:
+        """Pieces of work of the packing."""
+        depths = self.chunks * (self.depth // PACK_DEPTH)
+        parts = -(-self.problem.taps // self.part_taps)
+        items = self.problem.groups * self.row_blocks * depths * parts
+        return max(items, self.image_elements // PACK_PIXELS**2)
+
+    @property
+    def read_layout(self) -> str:
+        """The layout of what is read."""
+        return self.problem.x_layout if self.forward else self.problem.y_layout
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the result is contiguous."""
+        made = self.problem.y_layout if self.forward else self.problem.x_layout
+        return made == "contiguous"
+
+    @property
+    def packs_image(self) -> bool:
+        """Whether what is read is packed first, as no tensor map can describe it."""
+        return packs(self.problem, self.reduced, self.read_layout)
+
+    @property
+    def image_elements(self) -> int:
+        """16-bit values of the packed image."""
+        problem = self.problem
+        shape = problem.x_shape if self.forward else problem.y_shape
+        return packed_values(shape, problem.groups) if self.packs_image else 0
+
+    @property
+    def vector(self) -> int:
+        """Channels that a thread writes at a time."""
+        return 1 if self.contiguous else math.gcd(8, self.rows)
+
+
+def packs(problem: Problem, channels: int, layout: str) -> bool:
+    """Whether an image is packed: no tensor map can describe it. `channels` are of a group."""
+    return layout == "contiguous" or channels % 8 != 0 or not problem.source_aligned
+
+
+def packed_values(shape: tuple[int, int, int, int], groups: int) -> int:
+    """16-bit values of a packed image: the pixels of each group on 16 bytes."""
+    batch, channels, height, width = shape
+    return batch * height * width * groups * (-(-channels // (8 * groups)) * 8)
+
+
+_HOPPER = Target.named("sm_90a")
+
+
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    return Layout(problem, tile)
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    if target.arch != "sm_90a":
+        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"multiplies 16-bit values, not {problem.dtype}"
+    strides = (problem.height.stride, problem.width.stride)
+    if strides[0] * strides[1] > MOST_PHASES:
+        return f"lists {MOST_PHASES} phases, the stride is {strides[0]}x{strides[1]}"
+    return family.coordinates_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    if not laid.forward and len(laid.sources) > MOST_SOURCES:
+        return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
+    numbers = len(laid.stages) * laid.tile_results
+    if numbers > laid.line_bytes:
+        return f"numbers {laid.line_bytes} stages and results, there are {numbers}"
+    if tile.positions_are_rows and tile.columns // 64 * laid.group_rows // 2 > MOST_SUMS:
+        found = tile.columns // 64 * laid.group_rows // 2
+        return f"has {MOST_SUMS} sums a thread at most, not {found}"
+    if tile.reach != "tap" and laid.reach == (0, 0):
+        return "all taps have the same distance: nothing is gained by stages of several"
+    if laid.box == (0, 0, 0):
+        return f"{laid.positions} positions and the reach {laid.reach} do not fit a tensor copy"
+    if laid.rings(target)[0] < 2:
+        return f"two stages of {laid.stage_bytes} bytes do not fit {target.arch} beside the weights"
+    if laid.tiles > family.MAX_GRID:
+        return f"{laid.tiles} tiles are over 32 bits"
+    return None

@@ -1,0 +1,188 @@
+// Multiply: sums[channels][positions] += weights[channels][depth] * patch[positions + shift][depth]
+// over chunks, stages and slots. A slot is a tap of a result: a shift within a stage's patch, which
+// is a start address.
+//
+// Promises: each thread holds sums[result of the set][64 positions or all][registers], laid out as
+// ptx/wgmma.cuh says; rows are channels, or positions if `positions_are_rows`.
+#pragma once
+
+#include <engine/stages.cuh>
+#include <ptx/bulk.cuh>
+#include <ptx/griddepcontrol.cuh>
+#include <ptx/registers.cuh>
+#include <ptx/wgmma.cuh>
+
+namespace {
+
+constexpr int blocks = positions_are_rows ? columns / 64 : 1;  // of wgmma rows
+constexpr int products_columns = positions_are_rows ? group_rows : columns;
+using Block = float[products_columns / 2];
+using Sums = Block[tile_results][blocks];
+
+// The slots of a row group: its set's, the first and the end.
+struct Slots {
+    int begin, end;
+
+    TCONV_DEVICE explicit Slots(int row_group) {
+        if (row_group >= row_groups) {
+            begin = end = 0;
+            return;
+        }
+        begin = entry(Layer::set_begin, row_group % sets);
+        end = entry(Layer::set_begin, row_group % sets + 1);
+    }
+};
+
+TCONV_DEVICE void find_starts(const Arguments& arguments, Shared& shared) {
+    for (int slot = threadIdx.x; slot < Layer::slots; slot += Layer::threads) {
+        int position = entry(Layer::slot_y, slot) * arguments.pitch_x + entry(Layer::slot_x, slot);
+        shared.starts[slot] = position * line_bytes + entry(Layer::slot_number, slot);
+    }
+}
+
+// Loads a ring's weights, a piece for each slot of each chunk. Resident ones are loaded once.
+TCONV_DEVICE void bring_weights(const Arguments& arguments, Shared& shared, int ring) {
+    Turn turn;
+    ptx::griddepcontrol_wait();  // the packing may still run
+    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
+        Position at(arguments, tile);
+        int row_group = at.row_group(ring);
+        Slots slots(row_group);
+        int block = row_group / sets;
+        Index pieces = Index(at.group * row_blocks + block) * Layer::all_slots + slots.begin;
+        const auto* from =
+            static_cast<const unsigned char*>(arguments.packed) + pieces * chunks * weight_bytes;
+        for (int left = (slots.end - slots.begin) * chunks; left > 0; --left) {
+            uint64_t* full = &shared.weights_full[ring][turn.stage];
+            ptx::mbarrier_wait_parity(&shared.weights_empty[ring][turn.stage], turn.parity ^ 1);
+            ptx::mbarrier_arrive_expect_tx(full, weight_bytes);
+            ptx::cp_async_bulk_global_to_shared(
+                weights_of(arguments, shared, ring) + turn.stage * weight_bytes, from, weight_bytes,
+                full);
+            from += weight_bytes;
+            turn.advance(arguments.weight_stages);
+        }
+        if (Layer::resident) break;
+    }
+}
+
+// A consumer's rings and descriptors.
+struct Multiplier {
+    Turn patches, weights;
+    uint64_t patch_matrix, weight_matrix;
+    int consumer, ring;
+
+    TCONV_DEVICE Multiplier(const Arguments& arguments, Shared& shared, int consumer)
+        : consumer(consumer), ring(positions_are_rows ? 0 : consumer) {
+        int first = positions_are_rows ? consumer * columns * line_bytes : 0;
+        patch_matrix = ptx::matrix_descriptor(patch_of(arguments, shared, 0) + first, 16,
+                                              8 * line_bytes, swizzle);
+        weight_matrix = ptx::matrix_descriptor(weights_of(arguments, shared, ring), 16,
+                                               8 * line_bytes, swizzle);
+    }
+
+    TCONV_DEVICE static void fence(Block (&sums)[blocks]) {
+#pragma unroll
+        for (auto& of_block : sums) ptx::fence_registers(of_block);
+    }
+
+    // The products of a slot.
+    TCONV_DEVICE void multiply(Block (&sums)[blocks], uint64_t weight, uint64_t patch) {
+#pragma unroll
+        for (int block = 0; block < blocks; ++block) {
+            uint64_t of_block = ptx::advance(patch, block * 64 * line_bytes);
+#pragma unroll
+            for (int k = 0; k < line_bytes; k += 32) {
+                uint64_t a = ptx::advance(positions_are_rows ? of_block : weight, k);
+                uint64_t b = ptx::advance(positions_are_rows ? weight : of_block, k);
+                if constexpr (Layer::bfloat) {
+                    ptx::wgmma_m64k16_bf16<products_columns>(sums[block], a, b, true);
+                } else {
+                    ptx::wgmma_m64k16_f16<products_columns>(sums[block], a, b, true);
+                }
+            }
+        }
+    }
+
+    // The sums of a tile. `until_lead`: stages after which the other consumer may begin.
+    TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at,
+                               Sums& sums, int& until_lead) {
+#pragma unroll
+        for (auto& of_result : sums) {
+#pragma unroll
+            for (auto& of_block : of_result) {
+#pragma unroll
+                for (float& sum : of_block) sum = 0.0f;
+            }
+        }
+        Slots slots(at.row_group(consumer));
+        int first = at.first_stage(), end = at.end_stage();
+        // The stages that the newest finished products were the last to read, to be handed back.
+        uint64_t* used_patch = nullptr;
+        uint64_t* used_weights = nullptr;
+        if (Layer::resident) weights.stage = 0;
+#pragma unroll 1
+        for (int turns = chunks * (end - first), i = first, slot = slots.begin; turns > 0;
+             --turns) {
+            if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
+            int number = entry(Layer::kind_stages, i) * tile_results;
+            if (i == first) slot = slots.begin;
+            if (++i == end) i = first;
+            ptx::mbarrier_wait_parity(&shared.patches_full[patches.stage], patches.parity);
+            // If no products follow, no lane may still wait when the stage is handed back: the
+            // barrier could be a turn further by then.
+            __syncwarp();
+            uint64_t patch = ptx::advance(patch_matrix, patches.stage * arguments.stage_bytes);
+            int start = shared.starts[slot < Layer::slots ? slot : 0];
+            bool has_products = false;
+#pragma unroll
+            for (int result = 0; result < tile_results; ++result) {
+#pragma unroll 1
+                for (; slot < slots.end && start % line_bytes == number + result; ++slot) {
+                    ptx::mbarrier_wait_parity(&shared.weights_full[ring][weights.stage],
+                                              Layer::resident ? 0 : weights.parity);
+                    uint64_t weight = ptx::advance(weight_matrix, weights.stage * weight_bytes);
+                    uint64_t shifted = ptx::advance(patch, start & -line_bytes);
+                    if (slot + 1 < slots.end) start = shared.starts[slot + 1];
+                    ptx::wgmma_fence();
+                    multiply(sums[result], weight, shifted);
+                    ptx::wgmma_commit_group();
+                    ptx::wgmma_wait_group<1>();
+                    if (used_weights != nullptr) hand_back(used_weights);
+                    if (!has_products && used_patch != nullptr) hand_back(used_patch);
+                    has_products = true;
+                    if constexpr (Layer::resident) {
+                        ++weights.stage;
+                    } else {
+                        used_weights = &shared.weights_empty[ring][weights.stage];
+                        weights.advance(arguments.weight_stages);
+                    }
+                }
+                if constexpr (tile_results > 1) {
+                    // NOTE: else ptxas serialises all products (C7515), as the next result's
+                    // registers are moved while this one's products run.
+                    ptx::wgmma_wait_group<0>();
+                    fence(sums[result]);
+                }
+            }
+            uint64_t* empty = &shared.patches_empty[patches.stage];
+            if (has_products) {
+                used_patch = empty;
+            } else {
+                // The stage before may be needed for the next products.
+                ptx::wgmma_wait_group<0>();
+                if (used_patch != nullptr) hand_back(used_patch);
+                used_patch = nullptr;
+                hand_back(empty);
+            }
+            patches.advance(arguments.patch_stages);
+        }
+        ptx::wgmma_wait_group<0>();
+#pragma unroll
+        for (auto& of_result : sums) fence(of_result);
+        if (used_weights != nullptr) hand_back(used_weights);
+        if (used_patch != nullptr) hand_back(used_patch);
+    }
+};
+
+}  // namespace

@@ -1,0 +1,143 @@
+// What the parts of an engine kernel share: sizes, shared memory, and the walk through the tiles.
+//
+// Patches are [position][channels] of 16-bit values, 64 or 32 channels a position, swizzled. A tile
+// is a box of images, rows and columns of the result. Its positions follow each other in the patch,
+// with those between two rows of the box. A result is one phase of the large side (forward), or the
+// small side (input gradient); a source likewise.
+//
+//   bring      fills stages of patches and of packed weights
+//   multiply   sums of a consumer, over channels, sources and taps
+//   store      writes the sums of the positions that exist
+#pragma once
+
+#include <common/constant_tables.cuh>
+#include <ptx/matrix_descriptor.cuh>
+#include <ptx/mbarrier.cuh>
+
+namespace {
+
+using Index = Layer::Index;
+
+constexpr int warpgroup = 128;
+constexpr int consumers = 2;
+constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of weights
+constexpr int depth = line_bytes / 2;  // channels of a stage
+constexpr int chunks = (Layer::reduced + depth - 1) / depth;
+constexpr ptx::Swizzle swizzle =
+    line_bytes == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+
+// Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels, other
+// ones for each consumer; or they are its rows, 64 at a time, and both consumers have the same
+// channels as columns.
+constexpr int columns = Layer::columns;
+constexpr bool positions_are_rows = Layer::positions_are_rows;
+constexpr int group_rows = Layer::group_rows;  // channels of a row group
+constexpr int weight_bytes = group_rows * line_bytes;
+constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
+
+// A row group is a block of channels of a set: of `tile_results` results.
+constexpr int tile_results = Layer::tile_results;
+constexpr int sets = Layer::results / tile_results;
+constexpr int row_groups = row_blocks * sets;
+constexpr int tile_groups = positions_are_rows ? 1 : consumers;  // row groups of a tile
+constexpr int row_sets = (row_groups + tile_groups - 1) / tile_groups;
+constexpr int kinds = sets % tile_groups == 0 ? sets / tile_groups : sets;  // row sets repeat them
+constexpr int weight_rings = tile_groups;
+
+constexpr int piece_positions = 64;  // written at a time
+constexpr int piece_line = 128;
+constexpr int piece_bytes = piece_positions * piece_line;
+
+// The stages of both consumers' weights follow it in shared memory, then those of patches.
+struct alignas(1024) Shared {
+    unsigned char outputs[consumers][2][piece_bytes];
+    // For each slot, where a tile's first position lies in the patch, in bytes, and a number of the
+    // stage that has it and of its result in the set: the constants that give them answer late.
+    int starts[Layer::slots];
+    uint64_t patches_full[Layer::most_patch_stages];
+    uint64_t patches_empty[Layer::most_patch_stages];
+    uint64_t weights_full[weight_rings][Layer::most_weight_stages];
+    uint64_t weights_empty[weight_rings][Layer::most_weight_stages];
+    uint64_t leading;
+};
+static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
+static_assert(Layer::stages * tile_results <= line_bytes, "`starts` holds numbers beside bytes");
+
+// A place in a ring whose stages are counted at run time.
+struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    TCONV_DEVICE void advance(int stages) {
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+TCONV_DEVICE unsigned char* weights_of(const Arguments& arguments, Shared& shared, int ring) {
+    auto* first = reinterpret_cast<unsigned char*>(&shared) + Layer::fixed_bytes;
+    return first + ring * arguments.weight_stages * weight_bytes;
+}
+
+// NOTE: on a multiple of 1024 bytes, where swizzles begin.
+TCONV_DEVICE unsigned char* patch_of(const Arguments& arguments, Shared& shared, int stage) {
+    auto* first = reinterpret_cast<unsigned char*>(&shared) + arguments.first_patch;
+    return first + stage * arguments.stage_bytes;
+}
+
+// A tile: which rows, and the first position of its box.
+struct Position {
+    int row_set, group;
+    int image, y, x;
+
+    TCONV_DEVICE Position(const Arguments& arguments, int tile) {
+        // Row sets are innermost, as they share their patches.
+        int rest = tile / row_sets;
+        row_set = tile - rest * row_sets;
+        // Some have more slots than others. Where a block would always get the same, each of its
+        // turns begins with the next.
+        if (gridDim.x % row_sets == 0) row_set = (row_set + tile / int(gridDim.x)) % row_sets;
+        int next = rest / Layer::groups;
+        group = rest - next * Layer::groups;
+        rest = next / arguments.tiles_x;
+        x = (next - rest * arguments.tiles_x) * arguments.box_x;
+        image = rest / arguments.tiles_y;
+        y = (rest - image * arguments.tiles_y) * arguments.box_y;
+        image *= arguments.box_n;
+    }
+
+    // The row group of a consumer. One beyond the last has nothing to compute.
+    TCONV_DEVICE int row_group(int consumer) const {
+        return positions_are_rows ? row_set : row_set * consumers + consumer;
+    }
+
+    // Which stages its results need.
+    TCONV_DEVICE int first_stage() const { return entry(Layer::kind_begin, row_set % kinds); }
+    TCONV_DEVICE int end_stage() const { return entry(Layer::kind_begin, row_set % kinds + 1); }
+};
+
+// Hands a stage back. Called by each warp whose products have read it.
+TCONV_DEVICE void hand_back(uint64_t* empty) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
+
+TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {
+    constexpr int warps = warpgroup / 32;
+    for (int stage = 0; stage < arguments.patch_stages; ++stage) {
+        ptx::mbarrier_init(&shared.patches_full[stage], 1);
+        ptx::mbarrier_init(&shared.patches_empty[stage], consumers * warps);
+    }
+    for (int ring = 0; ring < weight_rings; ++ring) {
+        for (int stage = 0; stage < arguments.weight_stages; ++stage) {
+            ptx::mbarrier_init(&shared.weights_full[ring][stage], 1);
+            ptx::mbarrier_init(&shared.weights_empty[ring][stage],
+                               consumers / weight_rings * warps);
+        }
+    }
+    ptx::mbarrier_init(&shared.leading, warps);
+    ptx::fence_mbarrier_init();
+}
+
+}  // namespace

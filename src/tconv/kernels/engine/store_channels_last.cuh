@@ -1,0 +1,162 @@
+// Store, channels_last: a consumer's sums go through shared memory, which turns them, and are
+// written as whole lines of channels. Positions that do not exist are left out.
+#pragma once
+
+#include <common/division.cuh>
+#include <common/element.cuh>
+#include <engine/multiply_taps.cuh>
+#include <engine/stages.cuh>
+#include <ptx/barrier.cuh>
+#include <ptx/ldmatrix.cuh>
+
+namespace {
+
+using Element = Layer::Element;
+
+TCONV_DEVICE uint32_t narrowed(float low, float high) {
+    return Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high) : ptx::cvt_rn_f16x2_f32(low, high);
+}
+
+// A result's pixels that a consumer writes of a tile.
+struct Destination {
+    Element* first;  // the row group's first channel of the result's first pixel
+    int channels;    // that exist
+    int height, width;
+
+    TCONV_DEVICE Destination(const Arguments& arguments, const Position& at, int row_group,
+                             int of_set) {
+        int result = row_group % sets * tile_results + of_set, block = row_group / sets;
+        int y = result / Layer::results_x, x = result - y * Layer::results_x;
+        int channel = at.group * Layer::rows + block * group_rows;
+        y = entry(Layer::result_y, y);
+        x = entry(Layer::result_x, x);
+        first = static_cast<Element*>(arguments.destination) +
+                Index(y) * arguments.destination_stride_h +
+                Index(x) * arguments.destination_stride_w +
+                Index(channel) * arguments.destination_stride_c;
+        channels = min(group_rows, Layer::rows - block * group_rows);
+        height = (arguments.destination_height - y + Layer::step_y - 1) / Layer::step_y;
+        width = (arguments.destination_width - x + Layer::step_x - 1) / Layer::step_x;
+    }
+};
+
+// A position of a tile among the patch's, as the result's pixel; null where there is none.
+TCONV_DEVICE Element* pixel_of(const Arguments& arguments, const Position& at,
+                               const Destination& to, unsigned position) {
+    unsigned n = divide(position, arguments.pitch_multiplier, arguments.pitch_shift);
+    unsigned rest = position - n * arguments.pitch;
+    unsigned y = divide(rest, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
+    unsigned x = rest - y * arguments.pitch_x;
+    bool exists = n < unsigned(arguments.box_n) && y < unsigned(arguments.box_y) &&
+                  x < unsigned(arguments.box_x) && at.image + int(n) < arguments.batch &&
+                  at.y + int(y) < to.height && at.x + int(x) < to.width;
+    if (!exists) return nullptr;
+    return to.first + Index(at.image + n) * arguments.destination_stride_n +
+           Index(at.y + y) * (Layer::step_y * arguments.destination_stride_h) +
+           Index(at.x + x) * (Layer::step_x * arguments.destination_stride_w);
+}
+
+// Where 8 channels of a position lie in a piece. Chunks of 16 bytes are exchanged by the position,
+// so that neither side has bank conflicts.
+TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int position, int chunk) {
+    return lines + position * piece_line + (chunk ^ position % 8) * 16;
+}
+
+// The bias of a channel of a row group.
+TCONV_DEVICE float bias_of(const Arguments& arguments, const Position& at, int row_group,
+                           int channel) {
+    if constexpr (!Layer::bias) return 0.0f;
+    channel += row_group / sets * group_rows;
+    if (channel >= Layer::rows) return 0.0f;
+    return widen(static_cast<const Element*>(arguments.bias)[at.group * Layer::rows + channel]);
+}
+
+// Lays a piece of the sums out as lines of channels.
+template <int piece>
+TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, int row_group,
+                              unsigned char* lines, const Block (&sums)[blocks]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    if constexpr (positions_are_rows) {
+        const Block& of_piece = sums[piece];
+#pragma unroll
+        for (int channel = 0; channel < group_rows; channel += 16) {
+            uint32_t values[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int first = channel + i / 2 * 8;
+                if (first < group_rows) {
+                    int from = first / 2 + i % 2 * 2, own = first + lane % 4 * 2;
+                    values[i] =
+                        narrowed(of_piece[from] + bias_of(arguments, at, row_group, own),
+                                 of_piece[from + 1] + bias_of(arguments, at, row_group, own + 1));
+                }
+            }
+            int position = warp * 16 + lane % 16;
+            ptx::stmatrix_x4(chunk_of(lines, position, channel / 8 + lane / 16), values);
+        }
+    } else {
+        constexpr int first = piece * piece_positions;
+        int row = warp * 16 + lane / 4;
+        float bias[2] = {bias_of(arguments, at, row_group, row),
+                         bias_of(arguments, at, row_group, row + 8)};
+#pragma unroll
+        for (int column = 0; column < piece_positions && first + column < columns; column += 16) {
+            uint32_t values[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int from = (first + column) / 2 + i / 2 * 4 + i % 2 * 2;
+                if (first + column + i / 2 * 8 < columns) {
+                    values[i] =
+                        narrowed(sums[0][from] + bias[i % 2], sums[0][from + 1] + bias[i % 2]);
+                }
+            }
+            int position = column + lane / 16 * 8 + lane % 8;
+            ptx::stmatrix_x4_trans(chunk_of(lines, position, warp * 2 + lane / 8 % 2), values);
+        }
+    }
+}
+
+constexpr int pieces = (columns + piece_positions - 1) / piece_positions;
+
+// Stores from piece `number` of all results' on.
+template <int number = 0>
+TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const Position& at,
+                               int consumer, int row_group, const Sums& sums) {
+    if constexpr (number < pieces * tile_results) {
+        constexpr int result = number / pieces, piece = number % pieces;
+        constexpr int vector = Layer::vector;
+        constexpr int vectors = (group_rows + vector - 1) / vector;  // of a line
+        constexpr int left = columns - piece * piece_positions;
+        constexpr int positions = left < piece_positions ? left : piece_positions;
+        Destination to(arguments, at, row_group, result);
+        unsigned char* lines = shared.outputs[consumer][number % 2];
+        stage_piece<piece>(arguments, at, row_group, lines, sums[result]);
+        // Nobody writes the other piece's lines again before all have read them.
+        ptx::bar_sync(1 + consumer, warpgroup);
+#pragma unroll 4
+        for (int i = threadIdx.x % warpgroup; i < positions * vectors; i += warpgroup) {
+            // Neighbouring threads write neighbouring channels, or neighbouring positions.
+            int position = Layer::contiguous ? i % positions : i / vectors;
+            int channel = (Layer::contiguous ? i / positions : i % vectors) * vector;
+            if (channel >= to.channels) continue;
+            int place = (positions_are_rows ? consumer * columns : 0) + piece * piece_positions;
+            Element* pixel = pixel_of(arguments, at, to, place + position);
+            if (pixel == nullptr) continue;
+            using Values = Vector<Element, vector>;
+            pixel += Index(channel) * arguments.destination_stride_c;
+            *reinterpret_cast<Values*>(pixel) = *reinterpret_cast<const Values*>(
+                chunk_of(lines, position, channel / 8) + channel % 8 * 2);
+        }
+        store_pieces<number + 1>(arguments, shared, at, consumer, row_group, sums);
+    }
+}
+
+TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at,
+                        int consumer, const Sums& sums) {
+    int row_group = at.row_group(consumer);
+    if (row_group >= row_groups) return;
+    store_pieces(arguments, shared, at, consumer, row_group, sums);
+    ptx::bar_sync(1 + consumer, warpgroup);  // the next tile's first piece has the same lines
+}
+
+}  // namespace

@@ -1,0 +1,47 @@
+"""The tiles of the engine's forward and input gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CONSUMERS = 2
+GROUP_ROWS = 64
+
+Reach = Literal["image", "row", "tap"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one block computes at a time.
+
+    Attributes:
+        columns: positions of a consumer.
+        reach: which taps share a stage of a source: all ("image"), those of one shift in y ("row"),
+            or each has its own ("tap"). A stage holds the tile's positions and those that its taps
+            reach.
+        positions_are_rows: whether positions are the wgmma's rows, 64 at a time, and channels its
+            columns. Consumers then have the same channels and half of the positions each, and a
+            tile all results for which there are registers. Otherwise 64 channels are the rows,
+            other ones for each consumer, and positions the columns.
+    """
+
+    columns: int
+    reach: Reach = "image"
+    positions_are_rows: bool = False
+
+    def __str__(self) -> str:
+        """Positions of a block, where channels are the columns; else rows x positions."""
+        if self.positions_are_rows:
+            return f"{CONSUMERS * self.columns}/{self.reach}"
+        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}/{self.reach}"
+
+
+TILES = (
+    *(Tile(columns, "image") for columns in (224, 200, 176, 128, 64)),
+    *(Tile(columns, "tap") for columns in (256, 192, 128, 64)),
+    *(Tile(columns, "row") for columns in (200, 128)),
+    *(Tile(columns, "image", positions_are_rows=True) for columns in (256, 128, 64)),
+    *(Tile(columns, "tap", positions_are_rows=True) for columns in (256, 128, 64)),
+    Tile(128, "row", positions_are_rows=True),
+)

@@ -1,0 +1,9 @@
+#include <engine/bring_channels_last.cuh>
+#include <engine/multiply_taps.cuh>
+#include <engine/store_channels_last.cuh>
+#include <engine/kernel.cuh>
+
+TCONV_KERNEL(sm90_input_gradient, Layer::threads, 1) {
+    TCONV_DYNAMIC_SHARED(memory);
+    run(arguments, memory);
+}

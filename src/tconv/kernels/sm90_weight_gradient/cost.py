@@ -1,0 +1,29 @@
+"""The modelled time of `sm90_weight_gradient`."""
+
+from __future__ import annotations
+
+import math
+
+from tconv.jit.target import Target
+from tconv.kernels import costs
+from tconv.kernels.sm90_weight_gradient.layout import layout
+from tconv.kernels.sm90_weight_gradient.tiles import Tile
+from tconv.problem import Problem
+
+_COSTS = costs.load(__file__)
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds of the kernel, and of adding its partial sums."""
+    fit = _COSTS
+    laid = layout(problem, tile)
+    splits = laid.splits(target)
+    # Both consumers: 64 channels of 16 positions with the block's take a quarter cycle each.
+    products = 2 * laid.consumer_taps * tile.positions / 16 * laid.out_block / 2 * fit.product
+    of_box = max(products, laid.stage_bytes / fit.rate) + fit.box
+    waves = -(-laid.units * splits // target.multiprocessors)
+    cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
+    memory = problem.bytes / (fit.memory * 1e12)
+    partial = 4 * splits * math.prod(problem.w_shape) / (fit.partial * 1e12)
+    packing = 2 * laid.packed[2] / (fit.packing * 1e12)
+    return max(cycles / fit.clock, memory) + packing + partial + fit.launch * 1e-6

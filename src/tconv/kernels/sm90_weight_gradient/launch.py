@@ -1,0 +1,154 @@
+"""The launches of `sm90_weight_gradient`: a packing where it is needed, and the kernel."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels import family, hopper
+from tconv.kernels.engine.launch import PACK_BLOCKS, image_map
+from tconv.kernels.engine.layout import PACK_PIXELS, PACK_THREADS, View
+from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
+from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, MOST_STAGES, Layout, layout
+from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
+from tconv.kernels.source import TENSOR_MAP, KernelSource
+from tconv.problem import Problem
+
+STEM = "sm90_weight_gradient"
+PACK_STEM = "sm90_pack_images"
+THREADS = 128 * (1 + CONSUMERS)
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel, whose partial sums are added in the order of the splits."""
+    laid = layout(problem, tile)
+    splits = laid.splits(target)
+    n, y, x = laid.box
+    pitch_y, pitch_x = laid.pitch
+    whole = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
+    arguments: dict[str, Argument] = {
+        "x": image_map(problem, "x", whole, (1, 1), _box(n, y, x), laid.packed[0]),
+        **{
+            f"y_{i}": image_map(
+                problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
+            )
+            for i, views in enumerate(laid.sources)
+        },
+        "partial": Address("partial"),
+        "boxes": laid.boxes,
+        "boxes_y": laid.counts[1],
+        "boxes_x": laid.counts[2],
+        "box_n": n,
+        "box_y": y,
+        "box_x": x,
+        "pitch_y": pitch_y,
+        "pitch_x": pitch_x,
+        # From 8 positions of x to the next: in a row, or those of the next row.
+        "group_stride": LINE_BYTES * (8 if x > 8 else pitch_x),
+        "patch_bytes": laid.patch_bytes,
+        "patch_stride": laid.patch_stride,
+        "stage_bytes": laid.stage_bytes,
+        "stages": laid.stages(target),
+        "splits": splits,
+    }
+    source = KernelSource(
+        stem=STEM,
+        constants=(
+            ("Index", family.index_type(problem, problem.in_channels * _columns(problem))),
+            ("bfloat", problem.dtype == "bfloat16"),
+            ("groups", problem.groups),
+            ("in_channels", problem.in_channels_per_group),
+            ("out_channels", problem.out_channels_per_group),
+            ("taps", problem.taps),
+            ("positions", tile.positions),
+            ("out_block", laid.out_block),
+            ("consumer_taps", laid.consumer_taps),
+            ("most_stages", MOST_STAGES),
+            ("sets", laid.sets),
+            ("set_tap", laid.set_taps),
+            ("set_source", tuple(sources.start for sources in laid.set_sources)),
+            ("set_sources", tuple(map(len, laid.set_sources))),
+            ("source_y", tuple(y for y, _ in laid.origins)),
+            ("source_x", tuple(x for _, x in laid.origins)),
+            ("tap_source", tuple(tap.source for tap in laid.taps)),
+            ("tap_y", tuple(tap.y for tap in laid.taps)),
+            ("tap_x", tuple(tap.x for tap in laid.taps)),
+            ("tap_index", tuple(tap.weight for tap in laid.taps)),
+        ),
+        arguments=tuple(
+            (
+                name,
+                TENSOR_MAP
+                if isinstance(argument, TensorMap)
+                else "void*"
+                if isinstance(argument, Address)
+                else "int",
+            )
+            for name, argument in arguments.items()
+        ),
+        shared_bytes=hopper.TARGET.shared_per_block - 1024,  # whatever the image
+        threads=THREADS,
+    )
+    kernel = Launch("kernel", source, laid.units * splits, arguments, splits=splits)
+    return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
+
+
+def _box(n: int, y: int, x: int) -> tuple[int, ...]:
+    return LINE_BYTES // 2, x, y, n, 1
+
+
+def _strides(problem: Problem) -> tuple[int, int]:
+    return problem.height.stride, problem.width.stride
+
+
+def _columns(problem: Problem) -> int:
+    return problem.out_channels_per_group * problem.taps
+
+
+def _pack(laid: Layout) -> Launch:
+    """The packing of what no tensor map can describe."""
+    problem = laid.problem
+    arguments: dict[str, Argument] = {"batch": problem.batch}
+    operands: tuple[Operand, Operand] = ("x", "y")
+    shapes = (problem.x_shape, problem.y_shape)
+    for operand, shape, at in zip(operands, shapes, laid.packed[:2], strict=True):
+        if at is not None:
+            arguments |= {
+                operand: Address(operand),
+                f"packed_{operand}": Address("packed", at),
+                **strides(operand, "n c h w", operand),
+                f"{operand}_height": shape[2],
+                f"{operand}_width": shape[3],
+            }
+    index = family.index_type(problem, laid.packed[2] // 2)
+    source = KernelSource(
+        stem=PACK_STEM,
+        constants=(
+            ("Index", index),
+            ("Element", problem.dtype),
+            ("groups", problem.groups),
+            ("in_channels", problem.in_channels_per_group),
+            ("out_channels", problem.out_channels_per_group),
+            ("packs_x", laid.packed[0] is not None),
+            ("packs_y", laid.packed[1] is not None),
+            ("x_channels_last", problem.x_layout == "channels_last"),
+            ("y_channels_last", problem.y_layout == "channels_last"),
+        ),
+        arguments=tuple(
+            (
+                name,
+                index
+                if isinstance(argument, Stride)
+                else "int"
+                if isinstance(argument, int)
+                else "void*"
+                if name.startswith("packed")
+                else "const void*",
+            )
+            for name, argument in arguments.items()
+        ),
+        shared_bytes=PACK_PIXELS * (PACK_PIXELS + 2) * 2,
+        threads=PACK_THREADS,
+    )
+    blocks = min(PACK_BLOCKS, -(-laid.packed[2] // (2 * PACK_PIXELS**2)))
+    does = "lays images out"
+    words = -(-laid.packed[2] // 4)
+    return Launch("packing", source, blocks, arguments, does, packed=words)

@@ -1,0 +1,276 @@
+"""The geometry of a tile of `sm90_weight_gradient` over a problem.
+
+Position i of x and position i + d of a phase of y meet at a tap of distance d (`engine/layout.py`,
+where they are those of the input gradient).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tconv.jit.target import Target
+from tconv.kernels import family
+from tconv.kernels.engine.layout import (
+    MOST_BOX,
+    MOST_PHASES,
+    MOST_SOURCES,
+    View,
+    packed_values,
+    packs,
+    phase_view,
+)
+from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
+from tconv.problem import Problem
+
+LINE_BYTES = 128
+IN_BLOCK = 64
+OUT_BLOCK = 64
+MOST_TAPS = 16
+"""Most taps of a consumer."""
+
+MOST_STAGES = 8
+MOST_SPLITS = 1024
+MOST_PARTIAL_BYTES = 256 << 20
+
+
+class Tap(NamedTuple):
+    """A tap: its source, its distance from the source's patch in y and x, its weight's index."""
+
+    source: int
+    y: int
+    x: int
+    weight: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem."""
+
+    problem: Problem
+    tile: Tile
+
+    @functools.cached_property
+    def _found(self) -> tuple[tuple[tuple[View, View], ...], tuple[Tap, ...]]:
+        """The phases of y that any tap reads, and the taps, by phase."""
+        problem = self.problem
+        height, width = problem.height, problem.width
+        sources: list[tuple[View, View]] = []
+        taps: list[Tap] = []
+        for phase_y in range(height.stride):
+            for phase_x in range(width.stride):
+                views = phase_view(height, phase_y), phase_view(width, phase_x)
+                found = [
+                    Tap(
+                        len(sources),
+                        tap_y.shift - views[0].q,
+                        tap_x.shift - views[1].q,
+                        tap_y.index * width.kernel + tap_x.index,
+                    )
+                    for tap_y in height.phases[phase_y].taps
+                    for tap_x in width.phases[phase_x].taps
+                ]
+                if found and all(view.size > 0 for view in views):
+                    sources.append(views)
+                    taps += sorted(found)
+        return tuple(sources), tuple(taps)
+
+    @property
+    def sources(self) -> tuple[tuple[View, View], ...]:
+        """Phases of y: height and width."""
+        return self._found[0]
+
+    @functools.cached_property
+    def origins(self) -> tuple[tuple[int, int], ...]:
+        """The least distances of each source, where its patch begins."""
+        every = self._found[1]
+        return tuple(
+            (
+                min(tap.y for tap in every if tap.source == source),
+                min(tap.x for tap in every if tap.source == source),
+            )
+            for source in range(len(self.sources))
+        )
+
+    @functools.cached_property
+    def taps(self) -> tuple[Tap, ...]:
+        """The taps, by source; distances from where its patch begins."""
+        return tuple(
+            Tap(tap.source, tap.y - origin[0], tap.x - origin[1], tap.weight)
+            for tap in self._found[1]
+            for origin in (self.origins[tap.source],)
+        )
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How far taps reach beyond a box, in y and x."""
+        taps = self.taps
+        return max((tap.y for tap in taps), default=0), max((tap.x for tap in taps), default=0)
+
+    @property
+    def out_block(self) -> int:
+        """Output channels of a block."""
+        channels = self.problem.out_channels_per_group
+        blocks = -(-channels // OUT_BLOCK)
+        return -(-channels // (8 * blocks)) * 8
+
+    @property
+    def consumer_taps(self) -> int:
+        """Most taps of a consumer: as many as there are registers for, evenly shared out."""
+        most = min(MOST_TAPS, self.tile.sums // (self.out_block // 2))
+        sets = -(-len(self.taps) // (CONSUMERS * max(1, most)))
+        return max(1, -(-len(self.taps) // (CONSUMERS * sets))) if sets else 1
+
+    @functools.cached_property
+    def set_taps(self) -> tuple[int, ...]:
+        """The first tap of each consumer of each set, and the end."""
+        count, most = len(self.taps), self.consumer_taps
+        begins = range(0, count + most, most)
+        sets = max(1, -(-count // (CONSUMERS * most)))
+        return tuple(min(count, most * i) for i in range(CONSUMERS * sets + 1)) if begins else (0,)
+
+    @property
+    def sets(self) -> int:
+        """Sets of taps: a block has one."""
+        return len(self.set_taps) // CONSUMERS
+
+    @functools.cached_property
+    def set_sources(self) -> tuple[range, ...]:
+        """The sources that each set needs."""
+        found = []
+        for number in range(self.sets):
+            first = self.set_taps[CONSUMERS * number]
+            end = self.set_taps[CONSUMERS * (number + 1)]
+            of_set = [tap.source for tap in self.taps[first:end]] or [0]
+            found.append(range(min(of_set), max(of_set) + 1))
+        return tuple(found)
+
+    @functools.cached_property
+    def box(self) -> tuple[int, int, int]:
+        """Images, rows and columns of a box: the one of which the fewest are needed."""
+        positions = self.tile.positions
+        best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
+        x = 8
+        while x <= positions:
+            rows = positions // x
+            for y in (1 << k for k in range(rows.bit_length())):
+                n = rows // y
+                odd = x == 8 and y % 2  # two groups of 8 must not lie in two images
+                high = (y + self.reach[0], x + self.reach[1], n)
+                if not odd and max(high) <= MOST_BOX:
+                    counts = self._counts((n, y, x))
+                    rank = (math.prod(counts), math.prod(high))
+                    if best is None or rank < best[0]:
+                        best = (rank, (n, y, x))
+            x *= 2
+        return (0, 0, 0) if best is None else best[1]
+
+    def _counts(self, box: tuple[int, int, int]) -> tuple[int, int, int]:
+        problem = self.problem
+        sizes = (problem.batch, problem.height.size, problem.width.size)
+        found = tuple(-(-size // part) for size, part in zip(sizes, box, strict=True))
+        return found[0], found[1], found[2]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Boxes along images, rows and columns."""
+        return self._counts(self.box)
+
+    @property
+    def boxes(self) -> int:
+        """All boxes."""
+        return math.prod(self.counts)
+
+    @property
+    def pitch(self) -> tuple[int, int]:
+        """Rows of an image, and positions of a row, of a patch of y."""
+        return self.box[1] + self.reach[0], self.box[2] + self.reach[1]
+
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of a patch of y."""
+        return self.box[0] * math.prod(self.pitch) * LINE_BYTES
+
+    @property
+    def patch_stride(self) -> int:
+        """Bytes from one patch of a stage to the next: swizzles begin on 1024."""
+        return -(-self.patch_bytes // 1024) * 1024
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage."""
+        most = max(map(len, self.set_sources))
+        return self.tile.positions * LINE_BYTES + most * self.patch_stride
+
+    def stages(self, target: Target) -> int:
+        """Stages that fit."""
+        return min(MOST_STAGES, (target.shared_per_block - 2048) // self.stage_bytes)
+
+    @functools.cached_property
+    def packed(self) -> tuple[int | None, int | None, int]:
+        """Where x and y lie in the workspace, None where they are read as they are, and its end.
+
+        In bytes.
+        """
+        problem, end = self.problem, 0
+        found: list[int | None] = []
+        for shape, channels, of_image in (
+            (problem.x_shape, problem.in_channels_per_group, problem.x_layout),
+            (problem.y_shape, problem.out_channels_per_group, problem.y_layout),
+        ):
+            is_packed = packs(problem, channels, of_image)
+            found.append(end if is_packed else None)
+            end += 2 * packed_values(shape, problem.groups) if is_packed else 0
+        return found[0], found[1], end
+
+    @property
+    def units(self) -> int:
+        """Blocks of a split."""
+        problem = self.problem
+        in_blocks = -(-problem.in_channels_per_group // IN_BLOCK)
+        out_blocks = -(-problem.out_channels_per_group // self.out_block)
+        return problem.groups * in_blocks * out_blocks * self.sets
+
+    def splits(self, target: Target) -> int:
+        """Shares of the boxes: as many as give each SM a block."""
+        weight_bytes = 4 * math.prod(self.problem.w_shape)
+        wanted = max(1, target.multiprocessors // self.units)
+        most = min(MOST_SPLITS, self.boxes, max(1, MOST_PARTIAL_BYTES // weight_bytes))
+        # As many boxes for each, but for the last.
+        return -(-self.boxes // -(-self.boxes // min(wanted, most)))
+
+
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
+def layout(problem: Problem, tile: Tile) -> Layout:
+    """Lays a tile over a problem."""
+    return Layout(problem, tile)
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    if target.arch != "sm_90a":
+        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"multiplies 16-bit values, not {problem.dtype}"
+    strides = (problem.height.stride, problem.width.stride)
+    if strides[0] * strides[1] > MOST_PHASES:
+        return f"lists {MOST_PHASES} phases, the stride is {strides[0]}x{strides[1]}"
+    return family.coordinates_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    if len(laid.taps) < problem.taps:
+        return "some taps meet no output, and their gradient of zero is written by nobody"
+    if len(laid.sources) > MOST_SOURCES:
+        return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
+    if laid.box == (0, 0, 0):
+        return f"{tile.positions} positions and the reach {laid.reach} do not fit a tensor copy"
+    if laid.stages(target) < 2:
+        return f"two stages of {laid.stage_bytes} bytes do not fit {target.arch}"
+    if laid.units * laid.splits(target) > family.MAX_GRID:
+        return f"{laid.units} blocks of a split are over 32 bits"
+    return None

@@ -1,0 +1,222 @@
+// Partial sums of the weight's gradient of 16-bit tensors in channels_last, on Hopper's tensor
+// cores:
+//
+//   sums[tap][64 in][out] += x[positions][64 in]^T * y[positions + shift][out]
+//
+// A stage is a box of positions: x, and the phases of y that a block's taps need, each with the
+// positions that they reach. x goes to registers, turned, once for all taps; y stays in shared
+// memory, where a tap is a start address. Eight positions in a row follow each other in both, so a
+// product of 16 takes two such groups of y, wherever the second lies.
+//
+//   warp 0            bring: stages
+//   warpgroups 1, 2   consumers: each has taps of its own
+//
+// A block has channels, taps and a share of the boxes, and writes its sums as float32.
+#include <common/constant_tables.cuh>
+#include <ptx/griddepcontrol.cuh>
+#include <ptx/ldmatrix.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/registers.cuh>
+#include <ptx/setmaxnreg.cuh>
+#include <ptx/tensor_map.cuh>
+#include <ptx/wgmma.cuh>
+
+namespace {
+
+using Index = Layer::Index;
+
+constexpr int warpgroup = 128;
+constexpr int consumers = 2;
+constexpr int line_bytes = 128;  // of a position: 64 channels
+constexpr int in_block = 64, out_block = Layer::out_block;
+constexpr int in_blocks = (Layer::in_channels + in_block - 1) / in_block;
+constexpr int out_blocks = (Layer::out_channels + out_block - 1) / out_block;
+constexpr int consumer_taps = Layer::consumer_taps;  // at most
+constexpr int steps = Layer::positions / 16;         // of 16 positions, in a box
+
+struct Shared {
+    uint64_t full[Layer::most_stages];
+    uint64_t empty[Layer::most_stages];
+};
+
+// A place in the ring, whose stages are counted at run time.
+struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    TCONV_DEVICE void advance(int stages) {
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+TCONV_DEVICE unsigned char* stage_of(const Arguments& arguments, unsigned char* memory, int stage) {
+    return memory + 1024 + stage * arguments.stage_bytes;
+}
+
+// What a block computes: channels, a set of taps, and every `splits`-th box from `split` on.
+struct Share {
+    int group, in, out, set, split;
+
+    TCONV_DEVICE Share() {
+        int rest = blockIdx.x / Layer::sets;
+        set = blockIdx.x - rest * Layer::sets;
+        int next = rest / out_blocks;
+        out = (rest - next * out_blocks) * out_block;
+        rest = next / in_blocks;
+        in = (next - rest * in_blocks) * in_block;
+        split = rest / Layer::groups;
+        group = rest - split * Layer::groups;
+    }
+};
+
+TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned char* memory) {
+    Share share;
+    Turn turn;
+    ptx::griddepcontrol_wait();  // the packing may still run
+    const ptx::TensorMap* maps = &arguments.y_0;
+    int first = entry(Layer::set_source, share.set);
+    int count = entry(Layer::set_sources, share.set);
+    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
+        int rest = box / arguments.boxes_x;
+        int x = (box - rest * arguments.boxes_x) * arguments.box_x;
+        int image = rest / arguments.boxes_y;
+        int y = (rest - image * arguments.boxes_y) * arguments.box_y;
+        image *= arguments.box_n;
+        uint64_t* full = &shared.full[turn.stage];
+        ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
+        ptx::mbarrier_arrive_expect_tx(
+            full, Layer::positions * line_bytes + count * arguments.patch_bytes);
+        unsigned char* to = stage_of(arguments, memory, turn.stage);
+        ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
+                                                      share.group, full);
+        to += Layer::positions * line_bytes;
+        for (int source = first; source < first + count; ++source) {
+            ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                to, maps + source, share.out, x + entry(Layer::source_x, source),
+                y + entry(Layer::source_y, source), image, share.group, full);
+            to += arguments.patch_stride;
+        }
+        turn.advance(arguments.stages);
+    }
+}
+
+using Sums = float[consumer_taps][out_block / 2];
+
+TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int first, int count,
+                        const Sums& sums) {
+    int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
+    Index of_split = Index(share.split) * Layer::groups + share.group;
+    auto* partial = static_cast<float*>(arguments.partial) +
+                    of_split * Layer::in_channels * Layer::out_channels * Layer::taps;
+#pragma unroll
+    for (int tap = 0; tap < consumer_taps; ++tap) {
+        if (tap >= count) break;
+        int index = Layer::tap_index[first + tap];
+#pragma unroll
+        for (int i = 0; i < out_block / 2; ++i) {
+            int in = share.in + row + i / 2 % 2 * 8;
+            int out = share.out + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (in < Layer::in_channels && out < Layer::out_channels) {
+                partial[(Index(in) * Layer::out_channels + out) * Layer::taps + index] =
+                    sums[tap][i];
+            }
+        }
+    }
+}
+
+TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned char* memory,
+                          int consumer) {
+    Share share;
+    Turn turn;
+    int first = entry(Layer::set_tap, share.set * consumers + consumer);
+    int count = entry(Layer::set_tap, share.set * consumers + consumer + 1) - first;
+    uint64_t matrix = ptx::matrix_descriptor(stage_of(arguments, memory, 0), 0,
+                                             arguments.group_stride, ptx::Swizzle::bytes_128);
+    // Where the positions of a tap, and of a step, begin among those of y.
+    int starts[consumer_taps], of_step[steps];
+#pragma unroll
+    for (int tap = 0; tap < consumer_taps; ++tap) {
+        int at = tap < count ? first + tap : entry(Layer::set_tap, share.set * consumers);
+        int source = Layer::tap_source[at] - entry(Layer::set_source, share.set);
+        int position = Layer::tap_y[at] * arguments.pitch_x + Layer::tap_x[at];
+        starts[tap] =
+            Layer::positions * line_bytes + source * arguments.patch_stride + position * line_bytes;
+    }
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+        int row = step * 16 / arguments.box_x, x = step * 16 - row * arguments.box_x;
+        int image = row / arguments.box_y;
+        row += image * (arguments.pitch_y - arguments.box_y);
+        of_step[step] = (row * arguments.pitch_x + x) * line_bytes;
+    }
+    Sums sums;
+#pragma unroll
+    for (auto& of_tap : sums) {
+#pragma unroll
+        for (float& sum : of_tap) sum = 0.0f;
+    }
+    int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    int position = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
+    int own = position * line_bytes + (chunk ^ position % 8) * 16;
+#pragma unroll 1
+    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
+        ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
+        const unsigned char* x = stage_of(arguments, memory, turn.stage) + own;
+        uint64_t y = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
+        uint32_t a[steps][4];
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            ptx::ldmatrix_x4_trans(a[step], x + step * 16 * line_bytes);
+        }
+        ptx::wgmma_fence();
+        // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
+        // products that a branch may leave out (C7519).
+#pragma unroll
+        for (int tap = 0; tap < consumer_taps; ++tap) {
+#pragma unroll
+            for (int step = 0; step < steps; ++step) {
+                uint64_t b = ptx::advance(y, starts[tap] + of_step[step]);
+                if constexpr (Layer::bfloat) {
+                    ptx::wgmma_m64k16_bf16<out_block, true>(sums[tap], a[step], b, true);
+                } else {
+                    ptx::wgmma_m64k16_f16<out_block, true>(sums[tap], a[step], b, true);
+                }
+            }
+        }
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<0>();
+        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
+        turn.advance(arguments.stages);
+    }
+#pragma unroll
+    for (auto& of_tap : sums) ptx::fence_registers(of_tap);
+    write(arguments, share, first, count, sums);
+}
+
+}  // namespace
+
+TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
+    TCONV_DYNAMIC_SHARED(memory);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    static_assert(sizeof(Shared) <= 1024, "stages begin there");
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < arguments.stages; ++stage) {
+            ptx::mbarrier_init(&shared.full[stage], 1);
+            ptx::mbarrier_init(&shared.empty[stage], consumers * warpgroup / 32);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    int role = threadIdx.x / warpgroup;
+    // NOTE: setmaxnreg takes effect only in branches that do not join again.
+    if (role == 0) {
+        ptx::setmaxnreg_dec<24>();
+        if (threadIdx.x == 0) bring(arguments, shared, memory);
+    } else {
+        ptx::setmaxnreg_inc<240>();
+        consume(arguments, shared, memory, role - 1);
+    }
+}

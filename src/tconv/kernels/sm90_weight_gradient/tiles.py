@@ -1,0 +1,27 @@
+"""The tiles of `sm90_weight_gradient`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONSUMERS = 2
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one block computes.
+
+    Attributes:
+        positions: of a box, a multiple of 16: the depth of a stage's products.
+        sums: most sums of a thread, which bound the taps of a consumer.
+    """
+
+    positions: int
+    sums: int
+
+    def __str__(self) -> str:
+        """Positions of a box, and sums of a thread."""
+        return f"{self.positions}/{self.sums}"
+
+
+TILES = (Tile(128, 128), Tile(64, 160), Tile(64, 96))

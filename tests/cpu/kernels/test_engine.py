@@ -1,0 +1,657 @@
+"""The engine's two kernels and their packing: in the emulator, and through NVRTC."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import tconv
+from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
+from layer_cases import Case, by_taps, operands
+from tconv.jit.target import Target
+from tconv.kernels import family as limits
+from tconv.kernels import sm90_forward, sm90_input_gradient
+from tconv.kernels.engine.layout import MOST_SOURCES, layout
+from tconv.plan import candidates
+from tconv.problem import Axis, Problem
+from tconv.reference import Expected, Operands, expected
+from tiers import quick
+
+FAMILIES = {family.DIRECTION: family for family in (sm90_forward, sm90_input_gradient)}
+DIRECTIONS = tuple(FAMILIES)
+DTYPES = (torch.bfloat16, torch.float16)
+
+# What is read has a multiple of 8 channels in each group, of x (forward) or of y (input gradient):
+# cases of one direction, or of both.
+BOTH = (
+    Case(2, 16, 24, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
+    Case(2, 72, 40, 1, (6, 7), (4, 4), (2, 2), (1, 1), bias=False),
+    Case(1, 32, 48, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
+    Case(1, 136, 64, 1, (4, 4), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(1, 64, 136, 1, (3, 5), (2, 2), (2, 2)),
+    # Dilated; and with gcd(stride, dilation) > 1, so that some phases have no tap.
+    Case(1, 24, 8, 1, (9, 11), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+    Case(1, 16, 16, 1, (4, 5), (3, 3), (2, 2), (1, 1), (0, 0), (2, 2)),
+    Case(2, 8, 16, 2, (5, 7), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+    # A stride of more than the kernel: phases without a tap, which hold the bias alone.
+    Case(2, 16, 8, 1, (3, 4), (2, 2), (3, 3), output_padding=(2, 1)),
+    Case(1, 40, 24, 1, (4, 3), (1, 3), (4, 1), (0, 1), (3, 0)),
+    # Single pixels; fewer outputs than phases; padding beyond the kernel's reach.
+    Case(1, 16, 16, 1, (1, 1), (1, 1)),
+    Case(1, 8, 72, 1, (1, 1), (3, 3), (4, 4), (1, 0), (1, 0)),
+    Case(2, 16, 8, 1, (2, 2), (2, 3), (6, 7), (4, 5), (3, 5)),
+    Case(1, 8, 8, 1, (9, 8), (2, 2), (1, 1), (3, 2)),
+    # Many images of few pixels, of which a tile holds several; a kernel larger than the image.
+    Case(257, 8, 16, 1, (1, 2), (2, 2), (2, 2)),
+    Case(3, 16, 8, 1, (2, 2), (9, 11), (1, 1), (4, 5)),
+    # Several tiles along the width and the height.
+    Case(1, 8, 8, 1, (3, 301), (1, 4), (1, 2), (0, 1)),
+    Case(1, 16, 8, 1, (30, 21), (3, 3), (1, 1), (1, 1)),
+)
+# Channels that are made in any number, also where a block of 64 has few or a second begins.
+CASES = {
+    "forward": (
+        *BOTH,
+        Case(3, 8, 3, 1, (4, 5), (4, 4), (2, 2), (1, 1)),
+        Case(1, 64, 130, 1, (3, 3), (2, 2), (2, 2)),
+        Case(2, 8, 5, 3, (4, 3), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 16, 66, 2, (4, 6), (5, 3), (3, 1), (2, 1)),
+    ),
+    "input_gradient": (
+        *BOTH,
+        Case(3, 3, 8, 1, (4, 5), (4, 4), (2, 2), (1, 1), bias=False),
+        Case(1, 130, 64, 1, (3, 3), (2, 2), (2, 2)),
+        Case(2, 5, 8, 3, (4, 3), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 66, 16, 2, (4, 6), (5, 3), (3, 1), (2, 1)),
+    ),
+}
+EVERY = [(direction, case) for direction in DIRECTIONS for case in CASES[direction]]
+
+
+class Setting(NamedTuple):
+    """A layer's call in one direction."""
+
+    direction: str
+    case: Case
+    t: Operands
+
+    @property
+    def read(self) -> Tensor:
+        return self.t.x if self.direction == "forward" else self.t.grad_output
+
+    @property
+    def made(self) -> Tensor:
+        """A tensor of the shape and strides of the result."""
+        return self.t.grad_output if self.direction == "forward" else self.t.x
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.t.bias if self.direction == "forward" else None
+
+    @property
+    def want(self) -> Expected:
+        return expected(self.case.layer, self.t)[DIRECTIONS.index(self.direction)]
+
+    def with_read(self, values: Tensor) -> Setting:
+        name = "x" if self.direction == "forward" else "grad_output"
+        return self._replace(t=dataclasses.replace(self.t, **{name: values}))
+
+
+def setting(direction: str, case: Case, dtype: torch.dtype, seed: int = 0) -> Setting:
+    return Setting(direction, case, operands(case, dtype, "channels_last", "cpu", seed))
+
+
+def problem_of(given: Setting, **options) -> Problem:
+    t = given.t
+    return Problem.of(
+        given.direction,
+        tuple(t.x.shape),
+        tuple(t.w.shape),
+        given.case.geometry,
+        dtype=str(t.x.dtype).removeprefix("torch."),
+        bias=given.case.bias,
+        strides=(t.x.stride(), t.w.stride(), t.grad_output.stride()),
+        **options,
+    )
+
+
+def served(problem: Problem, target: Target = HOPPER):
+    """Plans of all tiles that serve."""
+    return plans(problem, FAMILIES[problem.direction].STEM, target)
+
+
+def few(multiprocessors: int = 2) -> Target:
+    """A device on which blocks have several tiles, so that the consumers are apart."""
+    return dataclasses.replace(HOPPER, multiprocessors=multiprocessors)
+
+
+def run(chosen, given: Setting, schedule="forward", sanitize=False, out=None, workspace=math.nan):
+    """The result of the plan's launches, into `out` where it is given."""
+    if out is None:
+        out = torch.full_like(given.made, math.nan)
+    packed = torch.full((chosen.packed,), workspace)
+    made = "y" if given.direction == "forward" else "x"
+    named = {"x": given.t.x, "w": given.t.w, "y": given.t.grad_output, "bias": given.bias}
+    named |= {made: out, "packed": packed}
+    memory = allocations([tensor for tensor in named.values() if tensor is not None])
+    for launch in chosen.launches:
+        kernel = emulated(launch.source, sanitize)
+        arguments = arguments_of(launch, **named)
+        kernel.launch(launch.grid, arguments, allocations=memory, schedule=schedule)
+    return out
+
+
+def assert_right(out: Tensor, given: Setting, want: Expected | None = None) -> None:
+    wrong = (want or given.want).why_wrong(out)
+    assert wrong is None, f"{given.direction}: {given.case}: {wrong}"
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16))
+
+
+@pytest.mark.parametrize(("direction", "case"), EVERY, ids=str)
+def test_some_tiles(direction, case):
+    """Of each case others, in one dtype; all that serve are below."""
+    turn = EVERY.index((direction, case))
+    given = setting(direction, case, DTYPES[turn % 2])
+    every = served(problem_of(given))
+    want = given.want
+    for chosen in (every[turn % len(every)], every[(5 * turn + 7) % len(every)]):
+        assert_right(run(chosen, given), given, want)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("direction", "case"), EVERY, ids=str)
+def test_every_tile_that_serves(direction, case, dtype):
+    given = setting(direction, case, dtype)
+    want = given.want
+    for chosen in served(problem_of(given)):
+        assert_right(run(chosen, given), given, want)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_cases_serve_every_tile(direction):
+    found = {
+        chosen.tile
+        for case in CASES[direction]
+        for chosen in served(problem_of(setting(direction, case, torch.bfloat16)))
+    }
+    assert found == set(FAMILIES[direction].TILES)
+
+
+# Two blocks of channels of which the second is ragged, phases with and without taps, groups, and
+# more positions than a tile has: a block's tiles differ in all of these.
+SEVERAL = {
+    "forward": (
+        Case(3, 72, 70, 1, (6, 14), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(2, 16, 66, 2, (7, 13), (3, 3), (3, 2), (1, 1), (0, 0), (1, 2)),
+    ),
+    "input_gradient": (
+        Case(3, 70, 72, 1, (6, 14), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(2, 66, 16, 2, (7, 13), (3, 3), (3, 2), (1, 1), (0, 0), (1, 2)),
+    ),
+}
+APART = [(direction, case) for direction in DIRECTIONS for case in SEVERAL[direction]]
+
+
+@pytest.mark.parametrize(("direction", "case"), quick(APART, 0, 3), ids=str)
+def test_result_does_not_depend_on_the_order_of_threads(direction, case):
+    turn = APART.index((direction, case))
+    given = setting(direction, case, DTYPES[turn % 2])
+    want = given.want
+    # Two blocks; and three, which in most tiles is no multiple of the row sets.
+    for target, first in ((few(2), turn), (few(3), turn + 2)):
+        every = served(problem_of(given), target)
+        for chosen in every[first::4]:
+            results = [
+                run(chosen, given, s) for s in ("forward", "reverse", "random:1", "random:2")
+            ]
+            assert_right(results[0], given, want)
+            assert all(same_bits(results[0], other) for other in results[1:]), str(chosen)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("blocks", (1, 2, 3, 4))
+@pytest.mark.parametrize(("direction", "case"), APART, ids=str)
+def test_a_result_does_not_depend_on_the_number_of_blocks(direction, case, blocks):
+    given = setting(direction, case, torch.float16)
+    for chosen, other in zip(
+        served(problem_of(given)), served(problem_of(given), few(blocks)), strict=True
+    ):
+        assert same_bits(run(chosen, given), run(other, given, "random:3")), str(chosen)
+
+
+def test_consumers_are_apart_where_blocks_have_several_tiles():
+    for direction, case in APART:
+        problem = problem_of(setting(direction, case, torch.bfloat16))
+        every = served(problem, few())
+        assert any(chosen.kernel.arguments["lead"] > 0 for chosen in every)
+        for chosen in every:
+            tiles = layout(problem, chosen.tile).tiles
+            assert chosen.kernel.grid == min(2, tiles)
+            assert tiles > 2 or chosen.kernel.arguments["lead"] == 0
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_sanitized(direction):
+    case = SEVERAL[direction][1]
+    given = setting(direction, case, torch.bfloat16)
+    want = given.want
+    every = served(problem_of(given), few())
+    for chosen in (every[0], every[len(every) // 2]):
+        assert_right(run(chosen, given, "random:1", sanitize=True), given, want)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("direction", "case"), EVERY, ids=str)
+def test_every_case_sanitized(direction, case):
+    turn = EVERY.index((direction, case))
+    given = setting(direction, case, DTYPES[turn % 2])
+    every = served(problem_of(given))
+    for chosen in (every[turn % len(every)], every[(5 * turn + 3) % len(every)]):
+        assert_right(run(chosen, given, sanitize=True), given)
+
+
+def within_more(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The values in channels_last with NaN on all sides, and all of that memory.
+
+    Beyond a pixel's channels there are 8 or more, so that pixels still start on 16 bytes.
+    """
+    n, channels, height, width = values.shape
+    more = -(-channels // 8) * 8 + 8
+    room = torch.full((n + 2, height + 2, width + 2, more), math.nan, dtype=values.dtype)
+    view = room[1:-1, 1:-1, 1:-1, :channels].permute(0, 3, 1, 2)
+    view.copy_(values)
+    return view, room
+
+
+@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_reads_and_writes_its_tensors_alone(direction, wide):
+    """Between NaN in memory, which stays; weights of any strides."""
+    case = CASES[direction][-1] if wide else SEVERAL[direction][0]
+    t = operands(case, torch.float16, "strided", "cpu")
+    x, y = within_more(t.x), within_more(t.grad_output)
+    t = dataclasses.replace(t, x=x[0], grad_output=y[0])
+    given = Setting(direction, case, t)
+    want = given.want
+    problem = problem_of(given)
+    assert problem.source_aligned
+    every = served(dataclasses.replace(problem, wide_offsets=wide), few())
+    out, room = y if direction == "forward" else x
+    outside = room.isnan()
+    for chosen in every[int(wide) :: 6]:
+        room.fill_(math.nan)
+        assert_right(run(chosen, given, out=out), given, want)
+        assert torch.equal(room.isnan(), outside), f"{chosen} wrote beside its tensor"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_workspace_may_hold_anything(direction):
+    case = SEVERAL[direction][1]
+    given = setting(direction, case, torch.bfloat16)
+    for chosen in served(problem_of(given))[::6]:
+        first = run(chosen, given, workspace=0.0)
+        assert same_bits(first, run(chosen, given, workspace=math.nan))
+        assert same_bits(first, run(chosen, given, workspace=math.inf))
+
+
+@pytest.mark.parametrize("value", (math.nan, math.inf, -math.inf))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_values_that_are_not_finite_stay_in_their_image_and_group(direction, value):
+    case = SEVERAL[direction][1]
+    given = setting(direction, case, torch.float16)
+    made = given.made.shape[1] // case.groups
+    read = given.read.shape[1] // case.groups
+    image = given.read.clone(memory_format=torch.preserve_format)
+    image[1] = value
+    group = given.read.clone(memory_format=torch.preserve_format)
+    group[:, read:] = value
+    for chosen in served(problem_of(given), few())[::6]:
+        before = run(chosen, given)
+        after = run(chosen, given.with_read(image))
+        assert same_bits(before[0], after[0]) and not after[1].isfinite().all()
+        after = run(chosen, given.with_read(group))
+        assert same_bits(before[:, :made], after[:, :made])
+        assert not after[:, made:].isfinite().all()
+
+
+# Padded, so that taps of pixels at the edge lie beside the image; phases without a tap.
+EDGES = (
+    Case(1, 16, 16, 1, (4, 5), (3, 3), (2, 2), (1, 1)),
+    Case(2, 16, 8, 2, (5, 7), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
+)
+
+
+def assert_reaches_readers_alone(given: Setting) -> None:
+    """Of a result, what reads a value that is not finite is so too, and nothing else."""
+    number = DIRECTIONS.index(given.direction)
+    t = given.t
+    want = by_taps(given.case, t.x, t.w, given.bias, t.grad_output)[number]
+    assert not want.isfinite().all()
+    for chosen in served(problem_of(given))[::6]:
+        out = run(chosen, given)
+        assert torch.equal(out.isfinite(), want.isfinite()), str(chosen)
+        # NaN for NaN, and infinities of the same sign.
+        infinite = ~want.isfinite()
+        assert torch.equal(out[infinite].double().nan_to_num(0), want[infinite].nan_to_num(0))
+
+
+@pytest.mark.parametrize("case", EDGES, ids=str)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_pixel_that_is_not_finite_reaches_its_readers_alone(direction, case):
+    given = setting(direction, case, torch.bfloat16)
+    values = given.read.clone(memory_format=torch.preserve_format)
+    values[-1, -1, -1, -1] = -math.inf
+    values[0, 3, 1, 0] = math.nan
+    assert_reaches_readers_alone(given.with_read(values))
+
+
+@pytest.mark.xfail(reason="it is multiplied with the zeros beside the image too")
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_weight_that_is_not_finite_reaches_its_readers_alone(direction):
+    given = setting(direction, EDGES[1], torch.bfloat16)
+    values = given.t.w.clone(memory_format=torch.preserve_format)
+    values[0, 0, 0, 0] = values[-1, -1, -1, -1] = math.inf
+    assert_reaches_readers_alone(given._replace(t=dataclasses.replace(given.t, w=values)))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_kernel_for_another_size_is_right(direction):
+    case = SEVERAL[direction][0]
+    like = problem_of(setting(direction, case, torch.float16))
+    for turn, (batch, size) in enumerate(((1, (3, 4)), (2, (5, 32)), (4, (13, 12)))):
+        given = setting(direction, dataclasses.replace(case, batch=batch, size=size), torch.float16)
+        want = given.want
+        problem = dataclasses.replace(problem_of(given), like=like)
+        for chosen in served(problem)[turn::5]:
+            assert_right(run(chosen, given), given, want)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_an_image_does_not_depend_on_the_others(direction):
+    """Neither on their values nor on their number."""
+    case = dataclasses.replace(SEVERAL[direction][1], batch=5)
+    given = setting(direction, case, torch.bfloat16)
+    alone = Setting(
+        direction,
+        dataclasses.replace(case, batch=1),
+        dataclasses.replace(
+            given.t,
+            x=given.t.x[3:4].contiguous(memory_format=torch.channels_last),
+            grad_output=given.t.grad_output[3:4].contiguous(memory_format=torch.channels_last),
+        ),
+    )
+    tiles = {chosen.tile: chosen for chosen in served(problem_of(alone))}
+    for chosen in served(problem_of(given))[::6]:
+        if chosen.tile in tiles:
+            assert same_bits(run(chosen, given)[3:4], run(tiles[chosen.tile], alone)), str(chosen)
+
+
+def test_outputs_without_a_tap_hold_the_bias():
+    case = Case(2, 16, 10, 1, (3, 4), (2, 2), (5, 4), output_padding=(4, 3))
+    given = setting("forward", case, torch.bfloat16)
+    for chosen in served(problem_of(given))[::6]:
+        out = run(chosen, given)
+        for rows in (2, 3, 4, 7, 14):
+            assert torch.equal(out[:, :, rows], given.bias[:, None].expand_as(out[:, :, rows]))
+
+
+def test_inputs_that_no_output_reads_have_no_gradient():
+    # Padding cuts the outputs off that the first and last rows alone would have reached.
+    case = Case(1, 10, 16, 1, (9, 8), (2, 2), (1, 1), (3, 2), bias=False)
+    given = setting("input_gradient", case, torch.float16)
+    for chosen in served(problem_of(given))[::6]:
+        out = run(chosen, given)
+        assert (out[:, :, :2] == 0).all() and (out[:, :, -2:] == 0).all()
+        assert (out[:, :, 3:6] != 0).any()
+
+
+def of_shape(direction: str, case: Case, dtype: str = "bfloat16", **changes) -> Problem:
+    """Of tensors in channels_last as PyTorch allocates them, without any."""
+    problem = case.layer.problem(direction, dtype, "channels_last")
+    return dataclasses.replace(problem, **changes)
+
+
+# The shapes that the kernels are for; sizes do not change the code.
+LAYERS = {
+    "512 to 256, 4x4 s2": Case(16, 512, 256, 1, (8, 8), (4, 4), (2, 2), (1, 1)),
+    "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3), (1, 1), (1, 1)),
+    "256 to 128, 3x3 s2": Case(8, 256, 128, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
+    "1024 to 512, 2x2 s2": Case(4, 1024, 512, 1, (32, 32), (2, 2), (2, 2), bias=False),
+    "64 to 8, 4x4 s2": Case(8, 64, 8, 1, (32, 32), (4, 4), (2, 2), (1, 1)),
+    "8 to 72, 3x3 in groups": Case(4, 8, 72, 4, (40, 40), (3, 3), (1, 1), (1, 1), bias=False),
+    "72 to 8, 3x3 in groups": Case(4, 72, 8, 4, (40, 40), (3, 3), (1, 1), (1, 1), bias=False),
+    "24 to 24, 16x16 s4": Case(4, 24, 24, 1, (64, 64), (16, 16), (4, 4), (4, 4)),
+    "128 to 128, 3x3 dilated": Case(
+        4, 128, 128, 1, (28, 28), (3, 3), (1, 1), (2, 2), (0, 0), (2, 2)
+    ),
+}
+COMPILED = [
+    (direction, name, part) for name in LAYERS for direction in DIRECTIONS for part in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("direction", "name", "part"), quick(COMPILED, 0, 7))
+def test_compiles_without_spills_or_serialised_products(direction, name, part):
+    """Every second tile, from the first or the second on."""
+    dtype = ("bfloat16", "float16")[list(LAYERS).index(name) % 2]
+    every = served(of_shape(direction, LAYERS[name], dtype))
+    assert every
+    for chosen in every[part::2]:
+        assert_compiled_well(chosen)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_with_wide_offsets_it_compiles_likewise(direction):
+    every = served(of_shape(direction, LAYERS["64 to 64, 3x3"], wide_offsets=True))
+    for chosen in every[::5]:
+        assert_compiled_well(chosen)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_layers_compile_every_tile(direction):
+    found = {
+        chosen.tile for case in LAYERS.values() for chosen in served(of_shape(direction, case))
+    }
+    assert found == set(FAMILIES[direction].TILES)
+
+
+SMALL = Case(2, 16, 16, 1, (9, 9), (3, 3))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("changes", "target", "reason"),
+    (
+        ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
+        ({}, "sm_100a", "needs the tensor cores of sm_90a, the target is sm_100a"),
+        (dict(dtype="float32", math="ieee"), "sm_90a", "multiplies 16-bit values, not float32"),
+        (dict(dtype="float64"), "sm_90a", "multiplies 16-bit values, not float64"),
+        (dict(height=Axis(2, 3, 257)), "sm_90a", "lists 256 phases, the stride is 257x1"),
+        (
+            dict(height=Axis(2, 3, 17), width=Axis(2, 3, 17)),
+            "sm_90a",
+            "lists 256 phases, the stride is 17x17",
+        ),
+        (dict(width=Axis(2**31, 3)), "sm_90a", "coordinates along width need 32 bits"),
+    ),
+)
+def test_refusals(direction, changes, target, reason):
+    refusal = FAMILIES[direction].why_not(
+        of_shape(direction, SMALL, **changes), Target.named(target)
+    )
+    assert refusal is not None and reason in refusal
+
+
+@pytest.mark.parametrize(
+    ("direction", "case", "reason"),
+    (
+        (
+            "input_gradient",
+            Case(1, 16, 16, 1, (4, 4), (5, 5), (5, 5)),
+            f"has {MOST_SOURCES} tensor maps, there are 25 phases to read",
+        ),
+        (
+            "forward",
+            Case(1, 16, 16, 1, (9, 9), (12, 12)),
+            "numbers 64 stages and results, there are 144",
+        ),
+        (
+            "forward",
+            Case(1, 16, 16, 1, (9, 9), (2, 2), (2, 2)),
+            "all taps have the same distance: nothing is gained by stages of several",
+        ),
+        # Of one column: a stage of one shift in y then has taps of one distance.
+        (
+            "input_gradient",
+            Case(1, 16, 16, 1, (9, 9), (3, 1)),
+            "all taps have the same distance: nothing is gained by stages of several",
+        ),
+        (
+            "forward",
+            Case(1, 16, 16, 1, (9, 9), (1, 300)),
+            "positions and the reach (0, 299) do not fit a tensor copy",
+        ),
+        ("forward", Case(1, 16, 16, 1, (9, 40), (12, 3), dilation=(4, 4)), "two stages of"),
+    ),
+)
+def test_refusals_of_tiles(direction, case, reason):
+    found = candidates(of_shape(direction, case), HOPPER, (FAMILIES[direction],))
+    assert any(c.refusal is not None and reason in c.refusal for c in found), found
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_more_tiles_than_a_grid_has_are_refused(direction):
+    family = FAMILIES[direction]
+    problem = of_shape(direction, dataclasses.replace(SMALL, batch=2**31 - 1, size=(64, 64)))
+    refused = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
+    assert all(
+        reason is not None and ("tiles are over 32 bits" in reason or "nothing" in reason)
+        for reason in refused
+    )
+    assert limits.MAX_GRID == 2**31 - 1
+
+
+def misaligned(values: Tensor) -> Tensor:
+    """The values in channels_last, one element behind a multiple of 16 bytes."""
+    n, channels, height, width = values.shape
+    room = torch.empty(values.numel() + 8, dtype=values.dtype)
+    offset = -room.data_ptr() % 16 // values.element_size() + 1
+    view = room[offset:][: values.numel()].view(n, height, width, channels).permute(0, 3, 1, 2)
+    assert view.data_ptr() % 16 == values.element_size()
+    return view.copy_(values)
+
+
+# Channels of a group that are read in any number, so that a pixel is off 16 bytes.
+ODD = {
+    "forward": (
+        Case(2, 3, 21, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
+        Case(1, 6, 10, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
+        Case(1, 70, 8, 1, (9, 9), (3, 3)),
+        Case(1, 13, 66, 1, (1, 67), (1, 16), (1, 8), (0, 4)),
+    ),
+    "input_gradient": (
+        Case(2, 21, 3, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
+        Case(1, 10, 6, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
+        Case(1, 8, 70, 1, (9, 9), (3, 3)),
+        Case(1, 66, 13, 1, (1, 67), (1, 16), (1, 8), (0, 4)),
+    ),
+}
+LAYOUTS = ("contiguous", "channels_last", "strided")
+
+
+def of_layout(direction: str, case: Case, dtype: torch.dtype, layout: str) -> Setting:
+    return Setting(direction, case, operands(case, dtype, layout, "cpu"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("direction", "case"),
+    [(d, case) for d in DIRECTIONS for case in (*ODD[d], BOTH[1], BOTH[2])],
+    ids=str,
+)
+def test_any_layout_and_channels(direction, case, layout):
+    """What no tensor map describes is packed; contiguous results are written as such."""
+    given = of_layout(direction, case, torch.bfloat16, layout)
+    problem = problem_of(given)
+    for chosen in served(problem)[::3]:
+        assert (len(chosen.of_role("packing")[0].source.arguments) > 6) == layout_of(chosen)
+        assert_right(run(chosen, given), given)
+
+
+def layout_of(chosen) -> bool:
+    """Whether the plan packs the image that it reads."""
+    return layout(chosen.problem, chosen.tile).packs_image
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_packed_images_in_any_order_and_sanitized(direction):
+    given = of_layout(direction, ODD[direction][1], torch.float16, "contiguous")
+    chosen = served(problem_of(given), few())[0]
+    first = run(chosen, given)
+    assert_right(run(chosen, given, sanitize=True), given)
+    for schedule in ("reverse", "random:1"):
+        assert same_bits(run(chosen, given, schedule), first)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_images_off_16_bytes_are_packed(direction):
+    given = setting(direction, SMALL, torch.bfloat16)
+    assert not layout_of(served(problem_of(given))[0])
+    given = given.with_read(misaligned(given.read))
+    problem = problem_of(given, aligned=False)
+    assert not problem.source_aligned
+    chosen = served(problem)[0]
+    assert layout_of(chosen)
+    assert_right(run(chosen, given), given)
+
+
+class Called(NamedTuple):
+    kernels: dict[str, str]
+    """By direction."""
+    output: Tensor
+    gradient: Tensor
+
+
+def called(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> Called:
+    """What the public function and its backward make of these, and which kernels do."""
+    x = x.detach().requires_grad_()
+    tconv.statistics(reset=True)
+    output = tconv.conv_transpose2d(x, w, bias)
+    (gradient,) = torch.autograd.grad(output, x, y)
+    return Called(
+        {row.direction: row.kernel for row in tconv.statistics()}, output.detach(), gradient
+    )
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_it_serves_who_names_it(direction, monkeypatch):
+    monkeypatch.setenv("TCONV_EMULATE", "1")
+    monkeypatch.setenv("TCONV_KERNEL", FAMILIES[direction].STEM)
+    case = Case(1, 24, 16, 1, (4, 7), (3, 3))
+    given = setting("forward", case, torch.bfloat16)
+    found = called(given.t.x, given.t.w, given.t.bias, given.t.grad_output)
+    assert found.kernels[direction] == FAMILIES[direction].STEM
+    assert found.output.is_contiguous(memory_format=torch.channels_last)
+    for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
+        assert_right(got, given, want)
+    found = called(misaligned(given.t.x), given.t.w, given.t.bias, misaligned(given.t.grad_output))
+    assert found.kernels[direction] == FAMILIES[direction].STEM
+    for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
+        assert_right(got, given, want)
+
+
+def test_packed_weights_of_two_gigabytes_have_wide_offsets():
+    for direction, family in FAMILIES.items():
+        problem = of_shape(direction, Case(1, 8, 8, 3000, (8, 8), (16, 16)))
+        for chosen in served(problem):
+            wide = dict(chosen.kernel.source.constants)["Index"] == "long long"
+            assert wide or 4 * chosen.packed < 2**31, f"{family.STEM}: {chosen}"

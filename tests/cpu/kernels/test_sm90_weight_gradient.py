@@ -1,0 +1,187 @@
+"""sm90_weight_gradient: in the emulator, and through NVRTC."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
+from layer_cases import Case, operands
+from tconv.jit.target import Target
+from tconv.kernels import sm90_weight_gradient as family
+from tconv.kernels.engine.layout import MOST_SOURCES
+from tconv.kernels.sm90_weight_gradient.layout import layout
+from tconv.problem import Axis, Problem
+from tconv.reference import expected
+from tiers import quick
+
+CASES = (
+    Case(2, 16, 24, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
+    Case(2, 72, 40, 1, (6, 7), (4, 4), (2, 2), (1, 1)),
+    Case(1, 32, 48, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
+    Case(1, 136, 64, 1, (4, 4), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(1, 64, 136, 1, (3, 5), (2, 2), (2, 2)),
+    Case(1, 24, 8, 1, (9, 11), (3, 3), (1, 1), (2, 1), (0, 0), (2, 3)),
+    Case(1, 16, 16, 1, (4, 5), (3, 3), (2, 2), (1, 1), (0, 0), (2, 2)),
+    Case(2, 16, 8, 1, (3, 4), (2, 2), (3, 3), output_padding=(2, 1)),
+    Case(1, 16, 16, 1, (1, 1), (1, 1)),
+    Case(257, 8, 16, 1, (1, 2), (2, 2), (2, 2)),
+    Case(3, 16, 8, 1, (2, 2), (9, 11), (1, 1), (4, 5)),
+    Case(1, 8, 8, 1, (3, 301), (1, 4), (1, 2), (0, 1)),
+    Case(1, 64, 64, 1, (20, 21), (3, 3)),
+    # Channels that no tensor map describes.
+    Case(2, 3, 21, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
+    Case(1, 10, 6, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
+    Case(1, 70, 13, 1, (9, 9), (3, 3)),
+)
+DTYPES = (torch.bfloat16, torch.float16)
+LAYOUTS = ("contiguous", "channels_last", "strided")
+
+
+def problem_of(case: Case, t, **options) -> Problem:
+    return Problem.of(
+        "weight_gradient",
+        tuple(t.x.shape),
+        tuple(t.w.shape),
+        case.geometry,
+        dtype=str(t.x.dtype).removeprefix("torch."),
+        strides=(t.x.stride(), t.w.stride(), t.grad_output.stride()),
+        **options,
+    )
+
+
+def few() -> Target:
+    """A device of two multiprocessors, on which a block has several boxes."""
+    return dataclasses.replace(HOPPER, multiprocessors=2)
+
+
+def run(chosen, t, schedule="forward", sanitize=False):
+    """The sum of the partial results, rounded once."""
+    partial = torch.full((chosen.splits, *t.w.shape), math.nan)
+    named = {"x": t.x, "w": t.w, "y": t.grad_output, "partial": partial}
+    if chosen.packed:
+        named["packed"] = torch.full((chosen.packed,), math.nan)
+    memory = allocations(list(named.values()))
+    for launch in chosen.launches:
+        arguments = arguments_of(launch, **named)
+        emulated(launch.source, sanitize).launch(
+            launch.grid, arguments, allocations=memory, schedule=schedule
+        )
+    return partial.sum(0).to(t.w.dtype)
+
+
+def assert_right(out, case: Case, t) -> None:
+    wrong = expected(case.layer, t)[2].why_wrong(out)
+    assert wrong is None, f"{case}: {wrong}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_tile_that_serves(case, dtype, layout):
+    t = operands(case, dtype, layout, "cpu")
+    chosen = plans(problem_of(case, t), family.STEM)
+    assert chosen
+    for plan_ in chosen:
+        assert_right(run(plan_, t), case, t)
+
+
+def test_the_cases_serve_every_tile():
+    case = CASES[0]
+    t = operands(case, torch.bfloat16, "channels_last", "cpu")
+    assert {p.tile for p in plans(problem_of(case, t), family.STEM)} == set(family.TILES)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+@pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9]), ids=str)
+def test_result_does_not_depend_on_the_order_of_threads(case, layout):
+    t = operands(case, torch.bfloat16, layout, "cpu")
+    for plan_ in plans(problem_of(case, t), family.STEM, few()):
+        first = run(plan_, t, sanitize=True)
+        assert_right(first, case, t)
+        for schedule in ("reverse", "random:1"):
+            assert torch.equal(run(plan_, t, schedule), first)
+
+
+def test_splits_take_turns():
+    case = CASES[12]
+    t = operands(case, torch.float16, "channels_last", "cpu")
+    shares = {p.splits for p in plans(problem_of(case, t), family.STEM)}
+    assert max(shares) > 1
+    assert {p.splits for p in plans(problem_of(case, t), family.STEM, few())} <= {1, 2}
+
+
+def test_images_are_packed_where_no_tensor_map_describes_them():
+    for case, of_layout, packed in (
+        (CASES[0], "channels_last", (False, False)),
+        (CASES[0], "contiguous", (True, True)),
+        (Case(1, 8, 3), "channels_last", (True, True)),
+    ):
+        t = operands(case, torch.bfloat16, of_layout, "cpu")
+        laid = layout(problem_of(case, t), family.TILES[0])
+        assert tuple(at is not None for at in laid.packed[:2]) == packed
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "reason"),
+    (
+        ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
+        (dict(dtype="float32"), "sm_90a", "multiplies 16-bit values, not float32"),
+        (dict(height=Axis(2, 3, 257)), "sm_90a", "lists 256 phases, the stride is 257x1"),
+    ),
+)
+def test_refusals(changes, target, reason):
+    t = operands(CASES[0], torch.bfloat16, "channels_last", "cpu")
+    problem = dataclasses.replace(problem_of(CASES[0], t), **changes)
+    refusal = family.why_not(problem, Target.named(target))
+    assert refusal is not None and reason in refusal
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    (
+        (Case(1, 16, 16, 1, (4, 4), (5, 5), (5, 5)), f"has {MOST_SOURCES} tensor maps"),
+        (Case(1, 16, 16, 1, (9, 9), (1, 300)), "do not fit a tensor copy"),
+        (Case(1, 16, 16, 1, (9, 9), (60, 60)), "two stages of"),
+        (Case(1, 8, 8, 1, (1, 1), (3, 3), (4, 4), (1, 0), (1, 0)), "some taps meet no output"),
+    ),
+)
+def test_refusals_of_tiles(case, reason):
+    t = operands(case, torch.bfloat16, "channels_last", "cpu")
+    problem = problem_of(case, t)
+    found = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
+    assert any(refusal is not None and reason in refusal for refusal in found), found
+
+
+LAYERS = {
+    "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),
+    "2048 to 256, 4x4 s2": Case(64, 2048, 256, 1, (8, 6), (4, 4), (2, 2), (1, 1)),
+    "512 to 256, 16 s8": Case(16, 512, 256, 1, (1, 32), (1, 16), (1, 8), (0, 4)),
+    "21 to 21, 4x4 s4": Case(4, 21, 21, 1, (64, 64), (4, 4), (4, 4)),
+    "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
+    "256 to 256, 2x2 s2": Case(200, 256, 256, 1, (14, 14), (2, 2), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", quick(LAYERS, 1))
+@pytest.mark.parametrize("of_layout", ("channels_last", "contiguous"))
+def test_compiles_without_spills_or_serialised_products(name, of_layout):
+    case = LAYERS[name]
+    problem = Problem.of(
+        "weight_gradient",
+        case.layer.x_shape,
+        case.layer.w_shape,
+        case.geometry,
+        dtype="bfloat16",
+    )
+    aligned = of_layout == "channels_last"
+    problem = dataclasses.replace(
+        problem, x_layout=of_layout, y_layout=of_layout, source_aligned=aligned
+    )
+    chosen = plans(problem, family.STEM)
+    assert chosen
+    for plan_ in chosen:
+        assert_compiled_well(plan_)
