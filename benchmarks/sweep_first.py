@@ -3,8 +3,8 @@
     FILE=benchmarks/results/h200/random150.json
     PYTHONPATH=src python benchmarks/sweep_first.py --layers $FILE --only '16_to_64_*' --first 3
     PYTHONPATH=src python benchmarks/sweep_first.py --layer 8,64,5 --input 8x128x128 --no-tf32
-    PYTHONPATH=src python benchmarks/sweep_first.py --layers $FILE --kernels sm90_forward \\
-        --dtype bfloat16 --layout channels_last --first 20
+    PYTHONPATH=src python benchmarks/sweep_first.py --layers $FILE --kernels sm90_weight_gradient
+        --direction weight_gradient --dtype bfloat16 --layout channels_last --first 20
 
 `tconv bench --sweep` times every tile, which compiles hundreds. This times the `--first` cheapest
 of each kernel by the model, beside cuDNN's best, so that a change of a cost model or of a limit is
