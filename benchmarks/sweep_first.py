@@ -3,11 +3,14 @@
     FILE=benchmarks/results/h200/random150.json
     PYTHONPATH=src python benchmarks/sweep_first.py --layers $FILE --only '16_to_64_*' --first 3
     PYTHONPATH=src python benchmarks/sweep_first.py --layer 8,64,5 --input 8x128x128 --no-tf32
+    PYTHONPATH=src python benchmarks/sweep_first.py --layers $FILE --kernels sm90_weight_gradient
+        --direction weight_gradient --dtype bfloat16 --layout channels_last --first 20
 
 `tconv bench --sweep` times every tile, which compiles hundreds. This times the `--first` cheapest
 of each kernel by the model, beside cuDNN's best, so that a change of a cost model or of a limit is
 looked at in one run. `off` is measured / modelled. Needs a GPU. --csv FILE also writes ours as
-rows that fit_costs.py reads.
+rows that fit_costs.py reads. `--kernels` names those to time, also ones that no plan takes by
+itself (`kernels.UNMEASURED`).
 """
 
 from __future__ import annotations
@@ -28,34 +31,44 @@ from tconv.bench.timing import timer
 from tconv.choice import own_kernels
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
-from tconv.layers import Layer, read_layers
+from tconv.kernels import FAMILIES
+from tconv.kernels.family import Family
+from tconv.layers import DIRECTIONS, Layer, read_layers
 from tconv.messages import one_line
-from tconv.plan import Candidate, candidates, make_plan
+from tconv.plan import Candidate, candidates, family, make_plan
+from tconv.problem import Problem
 from tconv.reference import poisoned_memory
 from tconv.tuning import using
 
 
-def first_of_each(layer: Layer, target: Target, tf32: bool, count: int) -> list[Candidate]:
+def first_of_each(
+    problem: Problem, target: Target, families: tuple[Family, ...], count: int
+) -> list[Candidate]:
     """So many of each kernel, the cheapest by the model first."""
     seen: Counter[str] = Counter()
     found = []
-    for candidate in candidates(layer.problem("forward", tf32=tf32), target):
+    for candidate in candidates(problem, target, families):
         if candidate.refusal is None and seen[candidate.stem] < count:
             seen[candidate.stem] += 1
             found.append(candidate)
     return found
 
 
-def sweep(
-    layer: Layer, chosen: list[Candidate], watch: Any, tf32: bool, repeats: int
-) -> list[dict]:
+def sweep(layer: Layer, chosen: list[Candidate], watch: Any, options: Any) -> list[dict]:
     """A row for each candidate, and one for cuDNN's best."""
     import torch
 
-    tensors = random_tensors(layer, "forward", torch.float32, "contiguous", "cuda", 0)
-    math = layer.problem("forward", tf32=tf32).math
-    reference = Reference(layer, "forward", tensors, tf32=math == "tf32")
-    call = contestants.ours(layer, "forward", tensors)
+    direction, layout, tf32, repeats = (
+        options.direction,
+        options.layout,
+        options.tf32,
+        options.repeat,
+    )
+    dtype = getattr(torch, options.dtype)
+    tensors = random_tensors(layer, direction, dtype, layout, "cuda", 0)
+    problem = problem_of(layer, options)
+    reference = Reference(layer, direction, tensors, tf32=problem.math == "tf32")
+    call = contestants.ours(layer, direction, tensors)
     rows = []
 
     def timed(of: Any) -> float:
@@ -65,14 +78,14 @@ def sweep(
         return watch.time([of], repeats)[0].median
 
     theirs = {}
-    for way in contestants.settings(layer, "forward", tensors, "contiguous"):
+    for way in contestants.settings(layer, direction, tensors, layout):
         with flags(benchmark=way.benchmark, tf32=tf32):
             try:
                 theirs[way.name] = timed(way.call)
             except RuntimeError as error:  # no such operator, or no memory for it
                 print(f"  {way.name}: {one_line(error)}")
     with flags(benchmark=False, tf32=tf32):
-        verdict = reference.verdict(contestants.pytorch(layer, "forward", tensors)(), None)
+        verdict = reference.verdict(contestants.pytorch(layer, direction, tensors)(), None)
     best = min(theirs, key=lambda name: theirs[name])
     rows.append({"kernel": f"PyTorch, {best}", "ms": theirs[best], "error": verdict.error})
     for candidate in chosen:
@@ -87,8 +100,12 @@ def sweep(
             except Exception as error:  # shown beside the others' times
                 row["wrong"] = f"{type(error).__name__}: {one_line(error)}"
         rows.append(row)
-    problem = layer.problem("forward", tf32=tf32)
     return [{"layer": layer.name or str(layer), "problem": str(problem), **row} for row in rows]
+
+
+def problem_of(layer: Layer, options: Any) -> Problem:
+    """The call's."""
+    return layer.problem(options.direction, options.dtype, options.layout, options.tf32)
 
 
 def show(layer: Layer, rows: list[dict]) -> None:
@@ -113,6 +130,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=2, help="candidates of each kernel")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--tf32", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--direction", choices=DIRECTIONS, default="forward")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--layout", choices=("contiguous", "channels_last"), default="contiguous")
+    parser.add_argument("--kernels", help="names, by commas; those of a plan by default")
     parser.add_argument("--csv", type=Path)
     parsed = parser.parse_args()
     if (parsed.layer is None) == (parsed.layers is None):
@@ -130,21 +151,25 @@ def main() -> None:
     import torch
 
     target = Target.for_device(torch.cuda.current_device())
-    chosen = {one: first_of_each(one, target, parsed.tf32, parsed.first) for one in layers}
+    families = FAMILIES
+    if parsed.kernels is not None:
+        families = tuple(map(family, parsed.kernels.split(",")))
+    chosen = {
+        one: first_of_each(problem_of(one, parsed), target, families, parsed.first)
+        for one in layers
+    }
     sources = {
         launch.source
         for layer, found in chosen.items()
         for candidate in found
-        for launch in make_plan(
-            layer.problem("forward", tf32=parsed.tf32), target, candidate
-        ).launches
+        for launch in make_plan(problem_of(layer, parsed), target, candidate).launches
     }
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda source: compile_cuda(source, target.arch), sources))
     watch = timer("cuda")
     everything = []
     for layer in layers:
-        rows = sweep(layer, chosen[layer], watch, parsed.tf32, parsed.repeat)
+        rows = sweep(layer, chosen[layer], watch, parsed)
         show(layer, rows)
         everything += rows
     if parsed.csv is not None:

@@ -1,6 +1,6 @@
 #include <engine/bring_channels_last.cuh>
 #include <engine/multiply_taps.cuh>
-#include <engine/store_channels_last.cuh>
+#include <engine/store.cuh>
 #include <engine/kernel.cuh>
 
 TCONV_KERNEL(sm90_input_gradient, Layer::threads, 1) {

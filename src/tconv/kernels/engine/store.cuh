@@ -1,5 +1,7 @@
-// Store, channels_last: a consumer's sums go through shared memory, which turns them, and are
-// written as whole lines of channels. Positions that do not exist are left out.
+// Store: a consumer's sums go through shared memory, which turns them where rows are not what is
+// adjacent in the result. They are written as whole lines of channels; or, if the result is
+// contiguous, value by value, neighbouring threads to neighbouring positions. Positions that do not
+// exist are left out.
 #pragma once
 
 #include <common/division.cuh>
@@ -20,7 +22,7 @@ TCONV_DEVICE uint32_t narrowed(float low, float high) {
 // A result's pixels that a consumer writes of a tile.
 struct Destination {
     Element* first;  // the row group's first channel of the result's first pixel
-    int channels;    // that exist
+    int channels;  // that exist
     int height, width;
 
     TCONV_DEVICE Destination(const Arguments& arguments, const Position& at, int row_group,
@@ -56,10 +58,11 @@ TCONV_DEVICE Element* pixel_of(const Arguments& arguments, const Position& at,
            Index(at.x + x) * (Layer::step_x * arguments.destination_stride_w);
 }
 
-// Where 8 channels of a position lie in a piece. Chunks of 16 bytes are exchanged by the position,
-// so that neither side has bank conflicts.
-TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int position, int chunk) {
-    return lines + position * piece_line + (chunk ^ position % 8) * 16;
+// Where 8 values of a line lie in a piece: a line has the channels of a position, or the positions
+// of a channel if the result is contiguous. Chunks of 16 bytes are exchanged by the line, so that
+// neither side has bank conflicts.
+TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int line, int chunk) {
+    return lines + line * piece_line + (chunk ^ line % 8) * 16;
 }
 
 // The bias of a channel of a row group.
@@ -71,7 +74,7 @@ TCONV_DEVICE float bias_of(const Arguments& arguments, const Position& at, int r
     return widen(static_cast<const Element*>(arguments.bias)[at.group * Layer::rows + channel]);
 }
 
-// Lays a piece of the sums out as lines of channels.
+// Lays a piece of the sums out as lines.
 template <int piece>
 TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, int row_group,
                               unsigned char* lines, const Block (&sums)[blocks]) {
@@ -91,8 +94,13 @@ TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, in
                                  of_piece[from + 1] + bias_of(arguments, at, row_group, own + 1));
                 }
             }
-            int position = warp * 16 + lane % 16;
-            ptx::stmatrix_x4(chunk_of(lines, position, channel / 8 + lane / 16), values);
+            if constexpr (Layer::contiguous) {
+                int own = channel + lane / 16 * 8 + lane % 8;
+                ptx::stmatrix_x4_trans(chunk_of(lines, own, warp * 2 + lane / 8 % 2), values);
+            } else {
+                int position = warp * 16 + lane % 16;
+                ptx::stmatrix_x4(chunk_of(lines, position, channel / 8 + lane / 16), values);
+            }
         }
     } else {
         constexpr int first = piece * piece_positions;
@@ -110,8 +118,13 @@ TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, in
                         narrowed(sums[0][from] + bias[i % 2], sums[0][from + 1] + bias[i % 2]);
                 }
             }
-            int position = column + lane / 16 * 8 + lane % 8;
-            ptx::stmatrix_x4_trans(chunk_of(lines, position, warp * 2 + lane / 8 % 2), values);
+            if constexpr (Layer::contiguous) {
+                int channel = warp * 16 + lane % 16;
+                ptx::stmatrix_x4(chunk_of(lines, channel, column / 8 + lane / 16), values);
+            } else {
+                int position = column + lane / 16 * 8 + lane % 8;
+                ptx::stmatrix_x4_trans(chunk_of(lines, position, warp * 2 + lane / 8 % 2), values);
+            }
         }
     }
 }
@@ -144,8 +157,10 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
             if (pixel == nullptr) continue;
             using Values = Vector<Element, vector>;
             pixel += Index(channel) * arguments.destination_stride_c;
-            *reinterpret_cast<Values*>(pixel) = *reinterpret_cast<const Values*>(
-                chunk_of(lines, position, channel / 8) + channel % 8 * 2);
+            int line = Layer::contiguous ? channel : position;
+            int value = Layer::contiguous ? position : channel;
+            *reinterpret_cast<Values*>(pixel) =
+                *reinterpret_cast<const Values*>(chunk_of(lines, line, value / 8) + value % 8 * 2);
         }
         store_pieces<number + 1>(arguments, shared, at, consumer, row_group, sums);
     }
