@@ -83,7 +83,7 @@ def test_results_are_those_of_the_committed_rows():
         assert refresh["current"](page) == page.read_text(), page.name
 
 
-ENGINE = ("sm90_forward", "sm90_input_gradient")
+ENGINE = ("sm90_forward", "sm90_input_gradient", "sm90_weight_gradient")
 """The families that share a page."""
 
 

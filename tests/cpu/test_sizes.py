@@ -94,7 +94,7 @@ def test_the_text_follows_the_pattern_alone(math):
     assert served.keys() == stems - other_math
 
 
-@pytest.mark.parametrize("direction", ("forward", "input_gradient"))
+@pytest.mark.parametrize("direction", ("forward", "input_gradient", "weight_gradient"))
 def test_the_text_of_the_engine_follows_the_pattern_alone(direction):
     served = served_by_the_same_text(
         Layer.parse(layer).problem(direction, "bfloat16", "channels_last") for layer in LAST

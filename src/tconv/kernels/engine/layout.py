@@ -508,7 +508,7 @@ class Layout:
 
 def packs(problem: Problem, channels: int, layout: str) -> bool:
     """Whether an image is packed: no tensor map can describe it. `channels` are of a group."""
-    return layout == "contiguous" or channels % 8 != 0 or not problem.source_aligned
+    return layout == "contiguous" or channels % 8 != 0 or not problem.pattern.source_aligned
 
 
 def packed_values(shape: tuple[int, int, int, int], groups: int) -> int:
