@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, hopper
 from tconv.kernels.engine.layout import (
     MOST_BOX,
     MOST_PHASES,
@@ -116,12 +116,26 @@ class Layout:
         blocks = -(-channels // OUT_BLOCK)
         return -(-channels // (8 * blocks)) * 8
 
-    @property
+    @functools.cached_property
     def consumer_taps(self) -> int:
-        """Most taps of a consumer: as many as there are registers for, evenly shared out."""
-        most = min(MOST_TAPS, self.tile.sums // (self.out_block // 2))
-        sets = -(-len(self.taps) // (CONSUMERS * max(1, most)))
-        return max(1, -(-len(self.taps) // (CONSUMERS * sets))) if sets else 1
+        """Most taps of a consumer: as many as there are registers for, evenly shared out.
+
+        Fewer, if a stage would otherwise have patches of too many sources to fit twice.
+        """
+        pattern, count = self.problem.pattern, len(self.taps)
+        if pattern is not self.problem:
+            return layout(pattern, self.tile).consumer_taps
+        most = max(1, min(MOST_TAPS, self.tile.sums // (self.out_block // 2)))
+        for sets in range(max(1, -(-count // (CONSUMERS * most))), count + 1):
+            taps = -(-count // (CONSUMERS * sets))
+            of_set = (
+                self.taps[i : i + CONSUMERS * taps] for i in range(0, count, CONSUMERS * taps)
+            )
+            sources = max(some[-1].source - some[0].source + 1 for some in of_set)
+            stage = self.tile.positions * LINE_BYTES + sources * self.patch_stride
+            if 2 * stage <= hopper.TARGET.shared_per_block - 2048:
+                return taps
+        return 1
 
     @functools.cached_property
     def set_taps(self) -> tuple[int, ...]:
