@@ -296,8 +296,7 @@ class Layout:
         since they take longer to load. What is left goes to weights. Resident weights have a stage
         for each piece.
 
-        A kernel for another image has the shared memory that this image needs. Its stages of
-        weights then are as many as leave room for two of pixels.
+        A kernel for another image has the shared memory that this image needs.
         """
         most_pixels, most_weights = self.most_stages
         weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), math.prod(boxes) * LINE_BYTES + 16
@@ -307,15 +306,13 @@ class Layout:
             counts = (most_weights,)
         if self.model is not self:
             weights, pixels = weights - 16 * CONSUMERS, pixels - 16
-            free, most = self.model.shared_bytes - self.fixed_bytes, self.model.stages(target)[1]
-            counts = (most,) if self.tile.resident else tuple(range(most, 1, -1))
+            free = self.model.shared_bytes - self.fixed_bytes
+            counts = counts if self.tile.resident else (*counts, 2)
         for weight_stages in counts:
             pixel_stages = min(most_pixels, (free - weight_stages * weights) // pixels)
             if pixel_stages < 2:
                 continue
-            if self.model is self:
-                weight_stages = min(most_weights, (free - pixel_stages * pixels) // weights)
-            return pixel_stages, weight_stages
+            return pixel_stages, min(most_weights, (free - pixel_stages * pixels) // weights)
         return 0, 0
 
     @functools.cached_property
