@@ -327,7 +327,7 @@ class Problem:
             self.layer == other.layer
             and not self.wide_offsets
             and (not self.source_aligned or other.source_aligned)
-            and (not self.source_aligned or theirs.size % gcd(ours.size, VECTOR) == 0)
+            and (not self.rows_aligned or theirs.size % gcd(ours.size, VECTOR) == 0)
             and theirs.output_size % gcd(ours.output_size, VECTOR) == 0
             and self.height.used_phases == other.height.used_phases
             and ours.used_phases == theirs.used_phases

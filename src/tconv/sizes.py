@@ -222,7 +222,7 @@ def _strictness(kernel: Candidate) -> tuple[int, ...]:
     like = kernel.like
     assert like is not None
     width = like.width
-    aligned = math.gcd(width.size, VECTOR) if like.source_aligned else 0
+    aligned = math.gcd(width.size, VECTOR) if like.rows_aligned else 0
     return math.gcd(width.output_size, VECTOR), aligned, -width.size
 
 

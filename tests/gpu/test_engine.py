@@ -1,4 +1,4 @@
-"""Kernels of 16-bit tensors in channels_last on the device: every tile, against float64."""
+"""Kernels of 16-bit tensors on the device: every tile, against float64."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ CASES = (
 )
 
 
-def problem_of(layer: Layer, direction, dtype) -> Problem:
-    last = torch.channels_last
-    x, y = (torch.empty(s).to(memory_format=last) for s in (layer.x_shape, layer.y_shape))
+FORMATS = (torch.channels_last, torch.contiguous_format)
+
+
+def problem_of(layer: Layer, direction, dtype, made) -> Problem:
+    x, y = (torch.empty(s).to(memory_format=made) for s in (layer.x_shape, layer.y_shape))
     w = torch.empty(layer.w_shape)
     return Problem.of(
         direction,
@@ -59,34 +61,36 @@ def served():
         layer = Layer.parse(*case)
         for family in FAMILIES:
             for dtype in BOUNDS:
-                problem = problem_of(layer, family.DIRECTION, dtype)
-                able = [c for c in candidates(problem, target, (family,)) if c.refusal is None]
-                able = able if dtype is torch.bfloat16 else able[:2]
-                found[case, family.STEM, dtype] = able
-                for candidate in able:
-                    for launch in make_plan(problem, target, candidate).launches:
-                        wanted[launch.source] = None
+                for made in FORMATS:
+                    problem = problem_of(layer, family.DIRECTION, dtype, made)
+                    able = [c for c in candidates(problem, target, (family,)) if not c.refusal]
+                    every = dtype is torch.bfloat16 and made is torch.channels_last
+                    able = able if every else able[:2]
+                    found[case, family.STEM, dtype, made] = able
+                    for candidate in able:
+                        for launch in make_plan(problem, target, candidate).launches:
+                            wanted[launch.source] = None
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda source: compile_cuda(source, target.arch), wanted))
     return found
 
 
+@pytest.mark.parametrize("made", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.STEM)
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_every_tile(case, family, dtype, served):
+def test_every_tile(case, family, dtype, made, served):
     layer = Layer.parse(*case)
     stride, padding, output_padding, dilation, groups = layer.geometry
     rest = (stride, padding, output_padding, groups, dilation)
-    last = torch.channels_last
     torch.manual_seed(0)
     x, y = (
-        torch.randn(shape, device="cuda").to(dtype).to(memory_format=last)
+        torch.randn(shape, device="cuda").to(dtype).to(memory_format=made)
         for shape in (layer.x_shape, layer.y_shape)
     )
     w = torch.randn(layer.w_shape, device="cuda").to(dtype)
     b = torch.randn(layer.out_channels, device="cuda").to(dtype)
-    able = served[case, family.STEM, dtype]
+    able = served[case, family.STEM, dtype, made]
     if not able:
         pytest.skip("no tile serves")
     xd, wd = (t.double().requires_grad_() for t in (x, w))

@@ -354,7 +354,7 @@ def test_a_pixel_that_is_not_finite_reaches_its_readers_alone(direction, case):
     assert_reaches_readers_alone(given.with_read(values))
 
 
-@pytest.mark.xfail(reason="it is multiplied with the zeros beside the image too")
+@pytest.mark.xfail(strict=True, reason="it is multiplied with the zeros beside the image too")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_weight_that_is_not_finite_reaches_its_readers_alone(direction):
     given = setting(direction, EDGES[1], torch.bfloat16)

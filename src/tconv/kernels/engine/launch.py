@@ -42,7 +42,7 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
             _pack_source(laid),
             min(PACK_BLOCKS, laid.pack_items),
             _pack_arguments(laid),
-            "lays weights out",
+            "lays weights and the image out" if laid.packs_image else "lays weights out",
             packed=laid.packed_elements,
         ),
         Launch(

@@ -42,7 +42,7 @@ TCONV_DEVICE void find_starts(const Arguments& arguments, Shared& shared) {
 
 // Loads a ring's weights, a piece for each slot of each chunk. Resident ones are loaded once.
 TCONV_DEVICE void bring_weights(const Arguments& arguments, Shared& shared, int ring) {
-    Turn turn;
+    CountedTurn turn;
     ptx::griddepcontrol_wait();  // the packing may still run
     for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(arguments, tile);
@@ -68,7 +68,7 @@ TCONV_DEVICE void bring_weights(const Arguments& arguments, Shared& shared, int 
 
 // A consumer's rings and descriptors.
 struct Multiplier {
-    Turn patches, weights;
+    CountedTurn patches, weights;
     uint64_t patch_matrix, weight_matrix;
     int consumer, ring;
 

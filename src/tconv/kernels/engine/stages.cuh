@@ -11,6 +11,7 @@
 #pragma once
 
 #include <common/constant_tables.cuh>
+#include <common/counted_ring.cuh>
 #include <ptx/matrix_descriptor.cuh>
 #include <ptx/mbarrier.cuh>
 
@@ -62,19 +63,6 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
 static_assert(Layer::stages * tile_results <= line_bytes, "`starts` holds numbers beside bytes");
-
-// A place in a ring whose stages are counted at run time.
-struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    TCONV_DEVICE void advance(int stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 TCONV_DEVICE unsigned char* weights_of(const Arguments& arguments, Shared& shared, int ring) {
     auto* first = reinterpret_cast<unsigned char*>(&shared) + Layer::fixed_bytes;

@@ -1,4 +1,4 @@
-#include <engine/bring_channels_last.cuh>
+#include <engine/bring.cuh>
 #include <engine/multiply_taps.cuh>
 #include <engine/store.cuh>
 #include <engine/kernel.cuh>

@@ -2,6 +2,7 @@
 // tiles.
 #pragma once
 
+#include <common/counted_ring.cuh>
 #include <ptx/mbarrier.cuh>
 #include <sm90_tf32_flat_forward/rows.cuh>
 
@@ -98,19 +99,6 @@ template <typename Fields>
 TCONV_DEVICE int weight_stages(const Fields& arguments) {
     return Layer::resident ? Layer::most_weight_stages : arguments.weight_stages;
 }
-
-// A `Turn` of a ring whose stages are counted at run time.
-struct CountedTurn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    TCONV_DEVICE void advance(int stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 // Where a consumer's weights start.
 template <typename Fields>

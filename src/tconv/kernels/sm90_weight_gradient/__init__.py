@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tconv.kernels.engine.layout import why_not
 from tconv.kernels.sm90_weight_gradient.cost import cost
 from tconv.kernels.sm90_weight_gradient.launch import STEM, launches
-from tconv.kernels.sm90_weight_gradient.layout import tile_why_not, why_not
+from tconv.kernels.sm90_weight_gradient.layout import tile_why_not
 from tconv.kernels.sm90_weight_gradient.tiles import TILES, Tile
 from tconv.problem import Direction
 

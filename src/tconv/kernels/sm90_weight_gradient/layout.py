@@ -15,7 +15,6 @@ from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.engine.layout import (
     MOST_BOX,
-    MOST_PHASES,
     MOST_SOURCES,
     View,
     packed_values,
@@ -260,18 +259,6 @@ class Layout:
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     return Layout(problem, tile)
-
-
-def why_not(problem: Problem, target: Target) -> str | None:
-    """One sentence if no tile can serve, else None."""
-    if target.arch != "sm_90a":
-        return f"needs the tensor cores of sm_90a, the target is {target.arch}"
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"multiplies 16-bit values, not {problem.dtype}"
-    strides = (problem.height.stride, problem.width.stride)
-    if strides[0] * strides[1] > MOST_PHASES:
-        return f"lists {MOST_PHASES} phases, the stride is {strides[0]}x{strides[1]}"
-    return family.coordinates_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:

@@ -13,6 +13,7 @@
 //
 // A block has channels, taps and a share of the boxes, and writes its sums as float32.
 #include <common/constant_tables.cuh>
+#include <common/counted_ring.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/mbarrier.cuh>
@@ -39,19 +40,6 @@ struct Shared {
     uint64_t empty[Layer::most_stages];
 };
 
-// A place in the ring, whose stages are counted at run time.
-struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
-
-    TCONV_DEVICE void advance(int stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 TCONV_DEVICE unsigned char* stage_of(const Arguments& arguments, unsigned char* memory, int stage) {
     return memory + 1024 + stage * arguments.stage_bytes;
 }
@@ -74,7 +62,7 @@ struct Share {
 
 TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned char* memory) {
     Share share;
-    Turn turn;
+    CountedTurn turn;
     ptx::griddepcontrol_wait();  // the packing may still run
     const ptx::TensorMap* maps = &arguments.y_0;
     int first = entry(Layer::set_source, share.set);
@@ -130,7 +118,7 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned char* memory,
                           int consumer) {
     Share share;
-    Turn turn;
+    CountedTurn turn;
     int first = entry(Layer::set_tap, share.set * consumers + consumer);
     int count = entry(Layer::set_tap, share.set * consumers + consumer + 1) - first;
     uint64_t matrix = ptx::matrix_descriptor(stage_of(arguments, memory, 0), 0,

@@ -1,4 +1,4 @@
-// Bring, channels_last: boxes of the source, by tensor maps that lay them out as patches. Zeros
+// Bring: boxes of the source, by tensor maps that lay them out as patches. Zeros
 // take the place of what lies outside the image or behind the last channel of a group.
 //
 // Promises: stage after stage of `patches_full` holds the positions of `kind_stages`, chunk by
@@ -12,7 +12,7 @@
 namespace {
 
 TCONV_DEVICE void bring_patches(const Arguments& arguments, Shared& shared) {
-    Turn turn;
+    CountedTurn turn;
     if constexpr (Layer::packs_image) ptx::griddepcontrol_wait();
     const ptx::TensorMap* maps = &arguments.source_0;
     for (int source = 0; source < Layer::sources; ++source) ptx::prefetch_tensormap(maps + source);
