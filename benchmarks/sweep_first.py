@@ -21,6 +21,7 @@ import fnmatch
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def sweep(layer: Layer, chosen: list[Candidate], watch: Any, options: Any) -> li
         return watch.time([of], repeats)[0].median
 
     theirs = {}
-    for way in contestants.settings(layer, direction, tensors, layout):
+    ways = contestants.settings(layer, direction, tensors, layout)
+    for way in ways if options.rival else islice(ways, 1):
         with flags(benchmark=way.benchmark, tf32=tf32):
             try:
                 theirs[way.name] = timed(way.call)
@@ -134,6 +136,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--layout", choices=("contiguous", "channels_last"), default="contiguous")
     parser.add_argument("--kernels", help="names, by commas; those of a plan by default")
+    parser.add_argument(
+        "--rival",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time all of cuDNN's settings, not the first alone",
+    )
     parser.add_argument("--csv", type=Path)
     parsed = parser.parse_args()
     if (parsed.layer is None) == (parsed.layers is None):
