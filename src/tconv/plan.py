@@ -85,6 +85,16 @@ class Plan:
         """Leading size of the workspace of partial results; 0 if there is none."""
         return self.kernel.splits
 
+    @property
+    def partial_strides(self) -> tuple[int, ...]:
+        """Strides of the partial results, [splits, Cin, Cout/groups, kH, kW], in elements."""
+        rows, columns, kernel_y, kernel_x = self.problem.w_shape
+        taps = kernel_y * kernel_x
+        if self.kernel.taps_first:
+            plane = rows * columns
+            return taps * plane, columns, 1, kernel_x * plane, plane
+        return rows * columns * taps, columns * taps, taps, kernel_x, 1
+
     def with_source(self, source: KernelSource) -> Plan:
         """The same plan with another kernel that takes the same arguments."""
         return dataclasses.replace(

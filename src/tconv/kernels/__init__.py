@@ -31,6 +31,9 @@ FAMILIES: tuple[Family, ...] = tuple(
         sm90_tf32_wide_forward,
         sm90_tf32_overlap_forward,
         sm90_split_forward,
+        sm90_forward,
+        sm90_input_gradient,
+        sm90_weight_gradient,
         mma_forward,
         mma_rows_forward,
         mma_frames_forward,
@@ -41,8 +44,6 @@ FAMILIES: tuple[Family, ...] = tuple(
     )
 )
 
-UNMEASURED: tuple[Family, ...] = tuple(
-    cast(Family, module) for module in (sm90_forward, sm90_input_gradient, sm90_weight_gradient)
-)
+UNMEASURED: tuple[Family, ...] = ()
 """Families whose present text has run in the emulator alone. No plan takes them by itself; they
 serve who names them: TCONV_KERNEL, or a candidate within `tuning.using`."""

@@ -24,7 +24,7 @@ OPERANDS: tuple[Operand, ...] = ("x", "w", "y", "bias", "packed", "partial")
 - bias: [Cout], contiguous.
 - packed: the float32 workspace that the launches of a call share.
 - partial: partial results [splits, Cin, Cout/groups, kH, kW] of float32, or of float64 for float64
-  tensors.
+  tensors; in memory in that order, or with the taps before the channels (`Launch.taps_first`).
 """
 
 Strides = Mapping[str, tuple[int, ...]]
@@ -93,6 +93,7 @@ class Launch:
         does: what a packing does, for printing behind its name.
         packed: size of the workspace in float32 values, if this launch is the first to write it.
         splits: number of partial results that it writes; 0 if it writes the result.
+        taps_first: whether partial results lie in memory as [splits, kH, kW, Cin, Cout/groups].
         aligned: whether the output must start on 16 bytes.
         whole_rows: whether the rows of the output must follow each other without a gap.
     """
@@ -104,6 +105,7 @@ class Launch:
     does: str = ""
     packed: int = 0
     splits: int = 0
+    taps_first: bool = False
     aligned: bool = False
     whole_rows: bool = False
 

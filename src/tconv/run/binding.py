@@ -172,6 +172,11 @@ class Call:
         return (self.plan.splits, *self.problem.w_shape) if self.plan.splits else None
 
     @functools.cached_property
+    def partial_strides(self) -> Sizes:
+        """Strides of the partial results, in elements."""
+        return self.plan.partial_strides
+
+    @functools.cached_property
     def _prepared(self) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
         return _prepare(self.problem, self.device, self.target, self.choice, self.settings.sanitize)
 

@@ -146,7 +146,7 @@ def _launch(
     partial = packed = None
     if call.partial_shape is not None:
         accumulated = torch.float64 if x.dtype is torch.float64 else torch.float32
-        partial = torch.empty(call.partial_shape, dtype=accumulated, device=x.device)
+        partial = _empty_strided(x, call.partial_shape, call.partial_strides, accumulated)
     if call.packed_elements:
         packed = _empty_strided(x, (call.packed_elements,), (1,), torch.float32)
     addresses = (  # in the order of OPERANDS

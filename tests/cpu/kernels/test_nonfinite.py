@@ -62,7 +62,8 @@ def run_plan(
     out, packed, partial = torch.empty(0), torch.full((plan.packed,), nan), torch.empty(0)
     if problem.direction == "weight_gradient":
         real = torch.float64 if x.dtype == torch.float64 else torch.float32
-        partial = torch.full((plan.splits, *problem.w_shape), nan, dtype=real)
+        shape = (plan.splits, *problem.w_shape)
+        partial = torch.empty_strided(shape, plan.partial_strides, dtype=real).fill_(nan)
     elif problem.direction == "forward":
         out = y = torch.full_like(y, nan)
     else:

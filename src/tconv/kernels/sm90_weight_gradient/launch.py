@@ -87,7 +87,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         shared_bytes=hopper.TARGET.shared_per_block - 1024,  # whatever the image
         threads=THREADS,
     )
-    kernel = Launch("kernel", source, laid.units * splits, arguments, splits=splits)
+    kernel = Launch(
+        "kernel", source, laid.units * splits, arguments, splits=splits, taps_first=True
+    )
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
 
 

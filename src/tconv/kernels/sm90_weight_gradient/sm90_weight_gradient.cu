@@ -14,6 +14,7 @@
 // A block has channels, taps and a share of the boxes, and writes its sums as float32.
 #include <common/constant_tables.cuh>
 #include <common/counted_ring.cuh>
+#include <common/element.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/mbarrier.cuh>
@@ -93,24 +94,28 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
 
 using Sums = float[consumer_taps][out_block / 2];
 
+// As [split][tap][in][out]: four lanes write a whole sector.
 TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int first, int count,
                         const Sums& sums) {
     int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
-    Index of_split = Index(share.split) * Layer::groups + share.group;
-    auto* partial = static_cast<float*>(arguments.partial) +
-                    of_split * Layer::in_channels * Layer::out_channels * Layer::taps;
+    constexpr int vector = Layer::out_channels % 2 == 0 ? 2 : 1;
+    constexpr int all_in = Layer::groups * Layer::in_channels;
+    int of_group = share.group * Layer::in_channels;
+    auto* partial = static_cast<float*>(arguments.partial);
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
         if (tap >= count) break;
-        int index = Layer::tap_index[first + tap];
+        Index of_tap = Index(share.split) * Layer::taps + Layer::tap_index[first + tap];
 #pragma unroll
-        for (int i = 0; i < out_block / 2; ++i) {
+        for (int i = 0; i < out_block / 2; i += vector) {
             int in = share.in + row + i / 2 % 2 * 8;
             int out = share.out + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (in < Layer::in_channels && out < Layer::out_channels) {
-                partial[(Index(in) * Layer::out_channels + out) * Layer::taps + index] =
-                    sums[tap][i];
-            }
+            if (in >= Layer::in_channels || out >= Layer::out_channels) continue;
+            Vector<float, vector> values;
+#pragma unroll
+            for (int k = 0; k < vector; ++k) values.values[k] = sums[tap][i + k];
+            float* to = partial + (of_tap * all_in + of_group + in) * Layer::out_channels + out;
+            *reinterpret_cast<Vector<float, vector>*>(to) = values;
         }
     }
 }
