@@ -32,5 +32,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     of_tile = main + fit.written * vectors + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     modelled = max(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
-    packing = fit.pack_launch * 1e-6 + laid.packed_elements * 8 / (fit.pack_weights * 1e12)
-    return family.with_host(modelled + packing + fit.launch * 1e-6)
+    weights_moved = 2 * laid.weight_pieces * laid.weight_bytes
+    packing = weights_moved / (fit.pack_weights * 1e12)
+    packing += 4 * laid.image_elements / (fit.pack_images * 1e12)
+    return family.with_host(modelled + packing + (fit.pack_launch + fit.launch) * 1e-6)

@@ -29,7 +29,6 @@ from tconv.problem import ITEM_BYTES, Problem
 
 PACK_STEM = "sm90_pack"
 THREADS = 128 * (1 + CONSUMERS)
-PACK_BLOCKS = 2 * 132
 
 
 def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
@@ -40,7 +39,7 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
         Launch(
             "packing",
             _pack_source(laid),
-            min(PACK_BLOCKS, laid.pack_items),
+            laid.pack_grid,
             _pack_arguments(laid),
             "lays weights and the image out" if laid.packs_image else "lays weights out",
             packed=laid.packed_elements,

@@ -42,8 +42,11 @@ MOST_PHASES = 256
 
 PACK_THREADS = 256
 PACK_DEPTH = 16
-PACK_PIXELS = 64
-"""Pixels and channels of an item of an image's packing."""
+THREAD_VALUES = 64
+"""Values of a packed image that a thread of its packing takes at a time, about."""
+
+MOST_PACK_BLOCKS = 16 * 132
+"""Blocks of a packing; with more to do, they loop."""
 
 PART_TAPS = 24
 """Taps of an item of the packing: 48 KB in shared memory."""
@@ -465,17 +468,16 @@ class Layout:
 
     @property
     def pack_bytes(self) -> int:
-        """Shared memory of the packing."""
-        image = PACK_PIXELS * (PACK_PIXELS + 2) * 2 if self.packs_image else 0
-        return max(image, self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2)
+        """Shared memory of the packing, which weights alone need."""
+        return self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2
 
     @property
-    def pack_items(self) -> int:
-        """Pieces of work of the packing."""
+    def pack_grid(self) -> int:
+        """Blocks of the packing."""
         depths = self.chunks * (self.depth // PACK_DEPTH)
         parts = -(-self.problem.taps // self.part_taps)
         items = self.problem.groups * self.row_blocks * depths * parts
-        return max(items, self.image_elements // PACK_PIXELS**2)
+        return max(min(2 * 132, items), image_pack_grid(self.image_elements))
 
     @property
     def read_layout(self) -> str:
@@ -515,6 +517,11 @@ def packed_values(shape: tuple[int, int, int, int], groups: int) -> int:
     """16-bit values of a packed image: the pixels of each group on 16 bytes."""
     batch, channels, height, width = shape
     return batch * height * width * groups * (-(-channels // (8 * groups)) * 8)
+
+
+def image_pack_grid(values: int) -> int:
+    """Blocks of a packing of images with so many packed values."""
+    return min(MOST_PACK_BLOCKS, -(-values // (PACK_THREADS * THREAD_VALUES)))
 
 
 _HOPPER = Target.named("sm_90a")
