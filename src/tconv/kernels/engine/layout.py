@@ -151,9 +151,9 @@ class Layout:
             return 1
         sums = self.tile.columns // 64 * self.group_rows // 2
         count = self.result_count
-        return max(
-            (k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS), default=1
-        )
+        fit = [k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS]
+        even = [k for k in fit if k % 2 == 0 and self.pairs_of_phases]
+        return max(even or fit, default=1)
 
     @property
     def set_count(self) -> int:
@@ -322,10 +322,11 @@ class Layout:
         width = max(view.size for view in self.results[1])
         batch, most = self.problem.batch, self.positions
         reach_y, reach_x = self.reach
+        granule = self.granule
         best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
         for parts in range(-(-width // most), width + 1):
-            x = -(-width // parts)
-            pitch = x + reach_x
+            x = width if parts == 1 else -(-width // (parts * granule)) * granule
+            pitch = -(-(x + reach_x) // granule) * granule
             if x > most or pitch > MOST_BOX or -(-width // x) != parts:
                 continue
             rows = min(height, (most - x) // pitch + 1, MOST_BOX - reach_y)
@@ -341,14 +342,14 @@ class Layout:
             rank = (tiles, n * (y + reach_y) * pitch)
             if best is None or rank < best[0]:
                 best = (rank, (n, y, x))
-            if x == 1:
+            if x <= granule:
                 break
         return (0, 0, 0) if best is None else best[1]
 
     @property
     def pitch_x(self) -> int:
         """Positions from one row of a patch to the next."""
-        return self.box[2] + self.reach[1]
+        return -(-(self.box[2] + self.reach[1]) // self.granule) * self.granule
 
     @property
     def pitch(self) -> int:
@@ -501,6 +502,37 @@ class Layout:
         problem = self.problem
         shape = problem.x_shape if self.forward else problem.y_shape
         return packed_values(shape, problem.groups) if self.packs_image else 0
+
+    @property
+    def pairs_of_phases(self) -> bool:
+        """Whether columns of a contiguous result are of two phases in turn."""
+        pairs = self.forward and self.problem.width.stride == len(self.results[1]) == 2
+        return self.contiguous and pairs
+
+    @property
+    def paired(self) -> bool:
+        """Whether a tile has both phases of its columns, and writes their pixels together."""
+        return self.pairs_of_phases and self.tile_results % 2 == 0
+
+    @property
+    def adjacent(self) -> bool:
+        """Whether what a tile has of a row is adjacent in a contiguous result."""
+        return not self.forward or self.problem.width.stride == 1 or self.paired
+
+    @property
+    def neighbours(self) -> int:
+        """Values of a contiguous result that are written at a time, if its rows have no gaps.
+
+        The kernel finds the length of its vectors itself, from addresses and strides.
+        """
+        made = self.problem.width
+        width = made.output_size if self.forward else made.size
+        return math.gcd(8, width) if self.contiguous and self.adjacent else 1
+
+    @property
+    def granule(self) -> int:
+        """What rows of a box, and of a patch, are a multiple of: vectors do not cross them."""
+        return max(1, self.neighbours // (2 if self.paired else 1))
 
     @property
     def vector(self) -> int:
