@@ -614,6 +614,55 @@ def test_images_off_16_bytes_are_packed(direction):
     assert_right(run(chosen, given), given)
 
 
+def off_by(values: Tensor, order: str, offset: int, gap: int) -> Tensor:
+    """The values in memory in `order` of n, c, h, w, with poison around and in gaps.
+
+    They start `offset` elements behind 16 bytes. Rows, or pixels where channels are adjacent, are
+    `gap` elements apart.
+    """
+    axes = ["nchw".index(axis) for axis in order]
+    sizes = [values.shape[axis] for axis in axes]
+    room = torch.full((math.prod(sizes[:3]) * (sizes[3] + gap) + 32,), math.nan, dtype=values.dtype)
+    first = -room.data_ptr() % 16 // 2 + offset
+    view = room[first:][: math.prod(sizes[:3]) * (sizes[3] + gap)]
+    view = view.view(*sizes[:3], sizes[3] + gap)[..., : sizes[3]]
+    return view.permute([axes.index(axis) for axis in range(4)]).copy_(values)
+
+
+# Sizes of images: rows and planes of 1, 2, 4 and 8 times an odd number of pixels, shorter and
+# longer than what neighbouring threads take.
+SIZES = ((1, 1), (3, 5), (5, 6), (3, 12), (2, 4), (3, 8), (5, 40), (7, 33), (14, 14))
+PACKED = [(order, size) for order in ("nchw", "nhwc", "nchw gap", "nhwc gap") for size in SIZES]
+
+
+@pytest.mark.parametrize(("order", "size"), PACKED, ids=str)
+def test_the_packed_image_has_each_value_and_zeros_behind_the_channels(order, size):
+    turn = PACKED.index((order, size))
+    for number, (batch, channels, groups) in enumerate(
+        ((1, 3, 1), (3, 8, 1), (1, 72, 1), (3, 1, 5), (1, 13, 2), (2, 12, 3), (1, 16, 2), (2, 2, 1))
+    ):
+        case = Case(batch, channels, 8, groups, size, (1, 1))
+        given = of_layout("forward", case, torch.bfloat16, "contiguous")
+        offset = (0, 4, 2, 1)[(turn + number) % 4]
+        gap = (1, 2, 4, 8)[(turn + number // 2) % 4] if "gap" in order else 0
+        values = off_by(given.read, order.split()[0], offset, gap)
+        given = given.with_read(values)
+        problem = problem_of(given, aligned=offset == 0)
+        chosen = served(problem)[0]
+        if not layout_of(chosen):
+            continue
+        launch = chosen.launches[0]
+        packed = torch.full((chosen.packed,), math.nan)
+        named = {"x": values, "w": given.t.w, "packed": packed}
+        kernel = emulated(launch.source)
+        kernel.launch(launch.grid, arguments_of(launch, **named))
+        line = -(-channels // 8) * 8
+        want = torch.zeros(batch, *size, groups, line, dtype=values.dtype)
+        want[..., :channels] = values.permute(0, 2, 3, 1).reshape(batch, *size, groups, channels)
+        image = packed.view(torch.bfloat16)[-want.numel() :].view(want.shape)
+        assert torch.equal(image, want), f"{case} {offset=} {gap=}"
+
+
 class Called(NamedTuple):
     kernels: dict[str, str]
     """By direction."""

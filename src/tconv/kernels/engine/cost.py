@@ -28,9 +28,16 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
     patch_stages = max(1, laid.rings(target)[0])
     main = max(max(products, copied) + fit.step * slots, fit.stage * stages / patch_stages)
-    vectors = tile.columns * laid.tile_results * -(-laid.group_rows // laid.vector)
-    of_tile = main + fit.written * vectors + fit.tile
+    if laid.contiguous:
+        vectors = tile.columns * laid.tile_results * laid.group_rows / laid.neighbours
+        written = vectors * (fit.turned if laid.adjacent else fit.scattered)
+    else:
+        written = tile.columns * laid.tile_results * -(-laid.group_rows // laid.vector)
+        written *= fit.written
+    of_tile = main + written + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     modelled = max(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
-    packing = fit.pack_launch * 1e-6 + laid.packed_elements * 8 / (fit.pack_weights * 1e12)
-    return family.with_host(modelled + packing + fit.launch * 1e-6)
+    weights_moved = 2 * laid.weight_pieces * laid.weight_bytes
+    packing = weights_moved / (fit.pack_weights * 1e12)
+    packing += 4 * laid.image_elements / (fit.pack_images * 1e12)
+    return family.with_host(modelled + packing + (fit.pack_launch + fit.launch) * 1e-6)

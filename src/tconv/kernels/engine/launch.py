@@ -29,7 +29,6 @@ from tconv.problem import ITEM_BYTES, Problem
 
 PACK_STEM = "sm90_pack"
 THREADS = 128 * (1 + CONSUMERS)
-PACK_BLOCKS = 2 * 132
 
 
 def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
@@ -40,7 +39,7 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
         Launch(
             "packing",
             _pack_source(laid),
-            min(PACK_BLOCKS, laid.pack_items),
+            laid.pack_grid,
             _pack_arguments(laid),
             "lays weights and the image out" if laid.packs_image else "lays weights out",
             packed=laid.packed_elements,
@@ -92,6 +91,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("columns", laid.tile.columns),
             ("positions_are_rows", laid.tile.positions_are_rows),
             ("contiguous", laid.contiguous),
+            ("paired", laid.paired),
             ("resident", laid.resident),
             ("vector", laid.vector),
             ("fixed_bytes", laid.fixed_bytes),
@@ -231,14 +231,14 @@ def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
     problem = laid.problem
     view_y, view_x = laid.sources[source]
     step = (1, 1) if laid.forward else (problem.height.stride, problem.width.stride)
-    box_n, box_y, box_x = laid.box
+    box_n, box_y, _ = laid.box
     packed = _image_offset(laid) if laid.packs_image else None
     return image_map(
         problem,
         read,
         (view_y, view_x),
         step,
-        (laid.depth, box_x + laid.reach[1], box_y + laid.reach[0], box_n, 1),
+        (laid.depth, laid.pitch_x, box_y + laid.reach[0], box_n, 1),
         packed,
     )
 

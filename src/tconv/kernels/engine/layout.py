@@ -42,8 +42,11 @@ MOST_PHASES = 256
 
 PACK_THREADS = 256
 PACK_DEPTH = 16
-PACK_PIXELS = 64
-"""Pixels and channels of an item of an image's packing."""
+THREAD_VALUES = 64
+"""Values of a packed image that a thread of its packing takes at a time, about."""
+
+MOST_PACK_BLOCKS = 16 * 132
+"""Blocks of a packing; with more to do, they loop."""
 
 PART_TAPS = 24
 """Taps of an item of the packing: 48 KB in shared memory."""
@@ -148,9 +151,9 @@ class Layout:
             return 1
         sums = self.tile.columns // 64 * self.group_rows // 2
         count = self.result_count
-        return max(
-            (k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS), default=1
-        )
+        fit = [k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS]
+        even = [k for k in fit if k % 2 == 0 and self.pairs_of_phases]
+        return max(even or fit, default=1)
 
     @property
     def set_count(self) -> int:
@@ -319,10 +322,11 @@ class Layout:
         width = max(view.size for view in self.results[1])
         batch, most = self.problem.batch, self.positions
         reach_y, reach_x = self.reach
+        granule = self.granule
         best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
         for parts in range(-(-width // most), width + 1):
-            x = -(-width // parts)
-            pitch = x + reach_x
+            x = width if parts == 1 else -(-width // (parts * granule)) * granule
+            pitch = -(-(x + reach_x) // granule) * granule
             if x > most or pitch > MOST_BOX or -(-width // x) != parts:
                 continue
             rows = min(height, (most - x) // pitch + 1, MOST_BOX - reach_y)
@@ -338,14 +342,14 @@ class Layout:
             rank = (tiles, n * (y + reach_y) * pitch)
             if best is None or rank < best[0]:
                 best = (rank, (n, y, x))
-            if x == 1:
+            if x <= granule:
                 break
         return (0, 0, 0) if best is None else best[1]
 
     @property
     def pitch_x(self) -> int:
         """Positions from one row of a patch to the next."""
-        return self.box[2] + self.reach[1]
+        return -(-(self.box[2] + self.reach[1]) // self.granule) * self.granule
 
     @property
     def pitch(self) -> int:
@@ -465,17 +469,16 @@ class Layout:
 
     @property
     def pack_bytes(self) -> int:
-        """Shared memory of the packing."""
-        image = PACK_PIXELS * (PACK_PIXELS + 2) * 2 if self.packs_image else 0
-        return max(image, self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2)
+        """Shared memory of the packing, which weights alone need."""
+        return self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2
 
     @property
-    def pack_items(self) -> int:
-        """Pieces of work of the packing."""
+    def pack_grid(self) -> int:
+        """Blocks of the packing."""
         depths = self.chunks * (self.depth // PACK_DEPTH)
         parts = -(-self.problem.taps // self.part_taps)
         items = self.problem.groups * self.row_blocks * depths * parts
-        return max(items, self.image_elements // PACK_PIXELS**2)
+        return max(min(2 * 132, items), image_pack_grid(self.image_elements))
 
     @property
     def read_layout(self) -> str:
@@ -501,6 +504,37 @@ class Layout:
         return packed_values(shape, problem.groups) if self.packs_image else 0
 
     @property
+    def pairs_of_phases(self) -> bool:
+        """Whether columns of a contiguous result are of two phases in turn."""
+        pairs = self.forward and self.problem.width.stride == len(self.results[1]) == 2
+        return self.contiguous and pairs
+
+    @property
+    def paired(self) -> bool:
+        """Whether a tile has both phases of its columns, and writes their pixels together."""
+        return self.pairs_of_phases and self.tile_results % 2 == 0
+
+    @property
+    def adjacent(self) -> bool:
+        """Whether what a tile has of a row is adjacent in a contiguous result."""
+        return not self.forward or self.problem.width.stride == 1 or self.paired
+
+    @property
+    def neighbours(self) -> int:
+        """Values of a contiguous result that are written at a time, if its rows have no gaps.
+
+        The kernel finds the length of its vectors itself, from addresses and strides.
+        """
+        made = self.problem.width
+        width = made.output_size if self.forward else made.size
+        return math.gcd(8, width) if self.contiguous and self.adjacent else 1
+
+    @property
+    def granule(self) -> int:
+        """What rows of a box, and of a patch, are a multiple of: vectors do not cross them."""
+        return max(1, self.neighbours // (2 if self.paired else 1))
+
+    @property
     def vector(self) -> int:
         """Channels that a thread writes at a time."""
         return 1 if self.contiguous else math.gcd(8, self.rows)
@@ -515,6 +549,11 @@ def packed_values(shape: tuple[int, int, int, int], groups: int) -> int:
     """16-bit values of a packed image: the pixels of each group on 16 bytes."""
     batch, channels, height, width = shape
     return batch * height * width * groups * (-(-channels // (8 * groups)) * 8)
+
+
+def image_pack_grid(values: int) -> int:
+    """Blocks of a packing of images with so many packed values."""
+    return min(MOST_PACK_BLOCKS, -(-values // (PACK_THREADS * THREAD_VALUES)))
 
 
 _HOPPER = Target.named("sm_90a")

@@ -1,7 +1,10 @@
 // Packs an image of any strides as [image][row][column][group][channel], each pixel of a group on
 // 16 bytes, so that tensor maps can describe it.
 //
-// An item is 64 pixels of an image, in the order of rows, and 64 channels of a group.
+// An octet is 8 channels of a group. A unit is an octet of some pixels, which one thread takes: of
+// each channel a vector of neighbouring pixels, turned in registers into 16 bytes for each pixel.
+// If channels are adjacent in the source, it is an octet of one pixel. Neither shared memory nor
+// a barrier is needed, and a thread's loads are all under way together.
 #pragma once
 
 #include <common/element.cuh>
@@ -15,73 +18,168 @@ struct Image {
     int batch, height, width;
 };
 
+template <typename Index>
+struct UnsignedOf {
+    using type = uint32_t;
+};
+
+template <>
+struct UnsignedOf<long long> {
+    using type = unsigned long long;
+};
+
+// 1 to 8 neighbours of 16 bits, in words.
+template <int count>
+TCONV_DEVICE void load_neighbours(const void* from, uint32_t* words) {
+    if constexpr (count == 8) {
+        uint4 found = *static_cast<const uint4*>(from);
+        words[0] = found.x;
+        words[1] = found.y;
+        words[2] = found.z;
+        words[3] = found.w;
+    } else if constexpr (count == 4) {
+        uint2 found = *static_cast<const uint2*>(from);
+        words[0] = found.x;
+        words[1] = found.y;
+    } else if constexpr (count == 2) {
+        words[0] = *static_cast<const uint32_t*>(from);
+    } else {
+        words[0] = *static_cast<const uint16_t*>(from);
+    }
+}
+
 // Of `channels` channels of a group; `channels_last`: whether they are adjacent in the source.
 template <int channels, bool channels_last>
 struct ImagePacking {
     using Element = Layer::Element;
     using Index = Layer::Index;
+    using Count = UnsignedOf<Index>::type;
 
-    static constexpr int pixels = 64, depth = 64;
-    static constexpr int padded = (channels + 7) / 8 * 8;
-    static constexpr int parts = (channels + depth - 1) / depth;
-    static constexpr int pitch = depth + 2;  // elements; a bank further
-    static constexpr int batch = 8;  // loads under way at a time
+    static constexpr int octets = (channels + 7) / 8;  // of a group
+    static constexpr int all_octets = octets * Layer::groups;
+    // The longest vector. A vector of channels lies in a group. For a single octet, pixels are 16
+    // bytes apart in the result: with longer vectors of pixels, a warp would write 16 bytes here
+    // and there.
+    static constexpr int longest = channels_last ? (channels % 8 == 0 ? 8 : channels & -channels)
+                                   : all_octets == 1 ? 2
+                                                     : 8;
 
-    // Items of an image, of all groups.
-    TCONV_DEVICE static int items(const Image& image) {
-        return (image.height * image.width + pixels - 1) / pixels * parts * Layer::groups *
-               image.batch;
+    // All units of the launch.
+    TCONV_DEVICE static void pack(const Image& image) {
+        // Where rows follow each other without a gap, an image is one row.
+        bool joined = image.stride_h == Index(image.width) * image.stride_w &&
+                      Index(image.height) * image.width <= 0x7fffffff;
+        int rows = joined ? 1 : image.height;
+        int size = joined ? image.height * image.width : image.width;
+        // Vectors of a length that divides this start on multiples of it.
+        Count aligned = Count(reinterpret_cast<uint64_t>(image.source) / sizeof(Element)) |
+                        Count(image.stride_n) | (joined ? 0 : Count(image.stride_h));
+        if constexpr (channels_last) {
+            aligned |= Count(image.stride_w) | (image.stride_c == 1 ? 0 : 1);
+        } else {
+            aligned |= Count(image.stride_c) | size | (image.stride_w == 1 ? 0 : 1);
+        }
+        pack_with<longest>(image, rows, size, aligned);
     }
 
-    // All items of a block.
-    TCONV_DEVICE static void pack(const Image& image, Element* staged) {
-        int count = items(image);
-        for (int item = blockIdx.x; item < count; item += gridDim.x) pack(image, staged, item);
-    }
-
-    TCONV_DEVICE static void pack(const Image& image, Element* staged, int item) {
-        int rest = item / parts, part = item - rest * parts;
-        int next = rest / Layer::groups, group = rest - next * Layer::groups;
-        int size = image.height * image.width;
-        int runs = (size + pixels - 1) / pixels;
-        int number = next / runs, first = (next - number * runs) * pixels;
-        const Element* source = image.source + Index(number) * image.stride_n +
-                                Index(group * channels + part * depth) * image.stride_c;
-        __syncthreads();
-        for (int begin = threadIdx.x; begin < pixels * depth; begin += batch * Layer::threads) {
-            Element values[batch];
-#pragma unroll
-            for (int k = 0; k < batch; ++k) {
-                int i = begin + k * Layer::threads;
-                int pixel = channels_last ? i / depth : i % pixels;
-                int channel = channels_last ? i % depth : i / pixels;
-                values[k] = {};
-                if (i < pixels * depth && first + pixel < size &&
-                    part * depth + channel < channels) {
-                    int y = (first + pixel) / image.width, x = first + pixel - y * image.width;
-                    values[k] = source[Index(channel) * image.stride_c + Index(y) * image.stride_h +
-                                       Index(x) * image.stride_w];
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < batch; ++k) {
-                int i = begin + k * Layer::threads;
-                int pixel = channels_last ? i / depth : i % pixels;
-                int channel = channels_last ? i % depth : i / pixels;
-                if (i < pixels * depth) staged[pixel * pitch + channel] = values[k];
+    template <int vector>
+    TCONV_DEVICE static void pack_with(const Image& image, int rows, int size, Count aligned) {
+        if constexpr (vector > 1) {
+            if (aligned % vector != 0) {
+                pack_with<vector / 2>(image, rows, size, aligned);
+                return;
             }
         }
-        __syncthreads();
-        Element* to = image.destination +
-                      ((Index(number) * size + first) * Layer::groups + group) * padded +
-                      part * depth;
-        for (int i = threadIdx.x; i < pixels * depth / 8; i += Layer::threads) {
-            int pixel = i / (depth / 8), channel = i % (depth / 8) * 8;
-            if (first + pixel >= size || part * depth + channel >= padded) continue;
-            const auto* from = reinterpret_cast<const uint32_t*>(staged + pixel * pitch + channel);
-            uint4 values = {from[0], from[1], from[2], from[3]};
-            *reinterpret_cast<uint4*>(to + Index(pixel) * (Layer::groups * padded) + channel) =
-                values;
+        pack_units<vector>(image, rows, size);
+    }
+
+    template <int vector>
+    TCONV_DEVICE static void pack_units(const Image& image, int rows, int size) {
+        constexpr int pixels = channels_last ? 1 : vector;
+        // Vectors of a row that neighbouring threads take before the next octet's: they read 64
+        // bytes, and write the octets of few pixels.
+        constexpr int run = channels_last ? 1 : vector == 1 ? 16 : 32 / vector;
+        constexpr int units = vector == 8 ? 1 : vector == 4 ? 2 : 4;  // of a thread at a time
+        constexpr int words = (pixels + 1) / 2;
+        Count vectors = size / pixels, runs = (vectors + run - 1) / run;
+        Count count = runs * (run * all_octets) * rows * image.batch;
+        for (Count first = Count(blockIdx.x) * (units * Layer::threads) + threadIdx.x;
+             first < count; first += Count(gridDim.x) * (units * Layer::threads)) {
+            uint32_t values[units][channels_last ? 4 : 8][words];
+            uint4* to[units];
+#pragma unroll
+            for (int k = 0; k < units; ++k) {
+                Count unit = first + k * Layer::threads, rest = unit / run;
+                int octet = rest % all_octets;
+                rest /= all_octets;
+                Count next = rest / runs, number = (rest - next * runs) * run + unit % run;
+                to[k] = nullptr;
+                if (unit >= count || number >= vectors) continue;
+                Count n = rows == 1 ? next : next / rows, row = next - n * rows;
+                Index pixel = Index(number) * pixels;
+                to[k] = reinterpret_cast<uint4*>(image.destination) +
+                        (Index(next) * size + pixel) * all_octets + octet;
+                int channel = octet % octets * 8, exist = channels - channel;
+                const Element* from = image.source + Index(n) * image.stride_n +
+                                      Index(row) * image.stride_h + pixel * image.stride_w +
+                                      Index(octet / octets * channels + channel) * image.stride_c;
+                load<vector>(from, image.stride_c, exist, values[k]);
+            }
+#pragma unroll
+            for (int k = 0; k < units; ++k) {
+                if (to[k] == nullptr) continue;
+#pragma unroll
+                for (int pixel = 0; pixel < pixels; ++pixel) {
+                    to[k][Index(pixel) * all_octets] = octet_of(values[k], pixel);
+                }
+            }
+        }
+    }
+
+    // An octet's values, of which `exist` channels exist, zeros behind them: words of channels, or
+    // of each channel words of pixels.
+    template <int vector, int count, int words>
+    TCONV_DEVICE static void load(const Element* from, Index stride_c, int exist,
+                                  uint32_t (&values)[count][words]) {
+#pragma unroll
+        for (auto& of_channel : values) {
+#pragma unroll
+            for (uint32_t& word : of_channel) word = 0;
+        }
+        if constexpr (!channels_last) {
+#pragma unroll
+            for (int channel = 0; channel < 8; ++channel) {
+                if (channel >= channels || (channels % 8 != 0 && channel >= exist)) continue;
+                load_neighbours<vector>(from + channel * stride_c, values[channel]);
+            }
+        } else {
+#pragma unroll
+            for (int channel = 0; channel < 8; channel += vector) {
+                if (channel >= channels || (channels % 8 != 0 && channel >= exist)) continue;
+                uint32_t found[vector > 1 ? vector / 2 : 1];
+                load_neighbours<vector>(from + channel * stride_c, found);
+#pragma unroll
+                for (int word = 0; word < (vector + 1) / 2; ++word) {
+                    values[channel / 2 + word][0] |= found[word] << channel % 2 * 16;
+                }
+            }
+        }
+    }
+
+    // A pixel's 8 channels.
+    template <int count, int words>
+    TCONV_DEVICE static uint4 octet_of(const uint32_t (&values)[count][words], int pixel) {
+        if constexpr (channels_last) {
+            return {values[0][0], values[1][0], values[2][0], values[3][0]};
+        } else {
+            uint32_t of[4];
+            unsigned halves = pixel % 2 == 0 ? 0x5410 : 0x7632;
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {
+                of[pair] = __byte_perm(values[2 * pair][pixel / 2], values[2 * pair + 1][pixel / 2],
+                                       halves);
+            }
+            return {of[0], of[1], of[2], of[3]};
         }
     }
 };

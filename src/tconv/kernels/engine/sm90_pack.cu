@@ -8,25 +8,24 @@ namespace {
 
 // A template, as the fields are there only if the image is packed.
 template <typename Fields>
-TCONV_DEVICE void pack_image(const Fields& arguments, Layer::Element* staged) {
+TCONV_DEVICE void pack_image(const Fields& arguments) {
     if constexpr (Layer::packs_image) {
         using Packing = ImagePacking<Layer::reduced, Layer::channels_last>;
-        Packing::pack(
-            {static_cast<const Layer::Element*>(arguments.source),
-             static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,
-             arguments.source_stride_c, arguments.source_stride_h, arguments.source_stride_w,
-             arguments.batch, arguments.source_height, arguments.source_width},
-            staged);
+        Packing::pack({static_cast<const Layer::Element*>(arguments.source),
+                       static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,
+                       arguments.source_stride_c, arguments.source_stride_h,
+                       arguments.source_stride_w, arguments.batch, arguments.source_height,
+                       arguments.source_width});
     }
 }
 
 }  // namespace
 
-TCONV_KERNEL(sm90_pack, Layer::threads, 2) {
+TCONV_KERNEL(sm90_pack, Layer::threads, 3) {
     TCONV_DYNAMIC_SHARED(memory);
     ptx::griddepcontrol_launch_dependents();
     auto* staged = reinterpret_cast<Layer::Element*>(memory);
-    pack_image(arguments, staged);
+    pack_image(arguments);
     for (int item = blockIdx.x; item < weights::items; item += gridDim.x) {
         weights::pack(arguments, staged, item);
     }

@@ -6,30 +6,27 @@ namespace {
 
 // A template, as the fields are there only of what is packed.
 template <typename Fields>
-TCONV_DEVICE void pack_images(const Fields& arguments, Layer::Element* staged) {
+TCONV_DEVICE void pack_images(const Fields& arguments) {
     using Element = Layer::Element;
     if constexpr (Layer::packs_x) {
         using Packing = ImagePacking<Layer::in_channels, Layer::x_channels_last>;
-        Packing::pack(
-            {static_cast<const Element*>(arguments.x), static_cast<Element*>(arguments.packed_x),
-             arguments.x_stride_n, arguments.x_stride_c, arguments.x_stride_h, arguments.x_stride_w,
-             arguments.batch, arguments.x_height, arguments.x_width},
-            staged);
+        Packing::pack({static_cast<const Element*>(arguments.x),
+                       static_cast<Element*>(arguments.packed_x), arguments.x_stride_n,
+                       arguments.x_stride_c, arguments.x_stride_h, arguments.x_stride_w,
+                       arguments.batch, arguments.x_height, arguments.x_width});
     }
     if constexpr (Layer::packs_y) {
         using Packing = ImagePacking<Layer::out_channels, Layer::y_channels_last>;
-        Packing::pack(
-            {static_cast<const Element*>(arguments.y), static_cast<Element*>(arguments.packed_y),
-             arguments.y_stride_n, arguments.y_stride_c, arguments.y_stride_h, arguments.y_stride_w,
-             arguments.batch, arguments.y_height, arguments.y_width},
-            staged);
+        Packing::pack({static_cast<const Element*>(arguments.y),
+                       static_cast<Element*>(arguments.packed_y), arguments.y_stride_n,
+                       arguments.y_stride_c, arguments.y_stride_h, arguments.y_stride_w,
+                       arguments.batch, arguments.y_height, arguments.y_width});
     }
 }
 
 }  // namespace
 
-TCONV_KERNEL(sm90_pack_images, Layer::threads, 2) {
-    TCONV_DYNAMIC_SHARED(memory);
+TCONV_KERNEL(sm90_pack_images, Layer::threads, 3) {
     ptx::griddepcontrol_launch_dependents();
-    pack_images(arguments, reinterpret_cast<Layer::Element*>(memory));
+    pack_images(arguments);
 }

@@ -1,7 +1,11 @@
 // Store: a consumer's sums go through shared memory, which turns them where rows are not what is
 // adjacent in the result. They are written as whole lines of channels; or, if the result is
-// contiguous, value by value, neighbouring threads to neighbouring positions. Positions that do not
-// exist are left out.
+// contiguous, as vectors of neighbouring positions of a channel, as long as all addresses allow.
+// Positions that do not exist are left out.
+//
+// If columns of a contiguous result are of two phases in turn, and a tile has both (`paired`), its
+// lines have a word for each position, a pixel of each phase. Else, of several phases, values are
+// written one by one.
 #pragma once
 
 #include <common/division.cuh>
@@ -19,11 +23,14 @@ TCONV_DEVICE uint32_t narrowed(float low, float high) {
     return Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high) : ptx::cvt_rn_f16x2_f32(low, high);
 }
 
+constexpr int phases = Layer::paired ? 2 : 1;  // whose pixels a line of a piece has in turn
+constexpr int step_x = Layer::step_x / phases;  // from a value of a line to the next, in pixels
+
 // A result's pixels that a consumer writes of a tile.
 struct Destination {
     Element* first;  // the row group's first channel of the result's first pixel
     int channels;  // that exist
-    int height, width;
+    int height, width;  // of the result; the width of both, if paired
 
     TCONV_DEVICE Destination(const Arguments& arguments, const Position& at, int row_group,
                              int of_set) {
@@ -31,37 +38,40 @@ struct Destination {
         int y = result / Layer::results_x, x = result - y * Layer::results_x;
         int channel = at.group * Layer::rows + block * group_rows;
         y = entry(Layer::result_y, y);
-        x = entry(Layer::result_x, x);
+        x = Layer::paired ? 0 : entry(Layer::result_x, x);
         first = static_cast<Element*>(arguments.destination) +
                 Index(y) * arguments.destination_stride_h +
                 Index(x) * arguments.destination_stride_w +
                 Index(channel) * arguments.destination_stride_c;
         channels = min(group_rows, Layer::rows - block * group_rows);
         height = (arguments.destination_height - y + Layer::step_y - 1) / Layer::step_y;
-        width = (arguments.destination_width - x + Layer::step_x - 1) / Layer::step_x;
+        width = (arguments.destination_width - x + step_x - 1) / step_x;
     }
 };
 
 // A position of a tile among the patch's, as the result's pixel; null where there is none.
 TCONV_DEVICE Element* pixel_of(const Arguments& arguments, const Position& at,
-                               const Destination& to, unsigned position) {
+                               const Destination& to, unsigned position, int phase = 0) {
     unsigned n = divide(position, arguments.pitch_multiplier, arguments.pitch_shift);
     unsigned rest = position - n * arguments.pitch;
     unsigned y = divide(rest, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
     unsigned x = rest - y * arguments.pitch_x;
     bool exists = n < unsigned(arguments.box_n) && y < unsigned(arguments.box_y) &&
                   x < unsigned(arguments.box_x) && at.image + int(n) < arguments.batch &&
-                  at.y + int(y) < to.height && at.x + int(x) < to.width;
+                  at.y + int(y) < to.height && (at.x + int(x)) * phases + phase < to.width;
     if (!exists) return nullptr;
     return to.first + Index(at.image + n) * arguments.destination_stride_n +
            Index(at.y + y) * (Layer::step_y * arguments.destination_stride_h) +
-           Index(at.x + x) * (Layer::step_x * arguments.destination_stride_w);
+           Index((at.x + x) * phases + phase) * (step_x * arguments.destination_stride_w);
 }
 
 // Where 8 values of a line lie in a piece: a line has the channels of a position, or the positions
 // of a channel if the result is contiguous. Chunks of 16 bytes are exchanged by the line, so that
 // neither side has bank conflicts.
 TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int line, int chunk) {
+    if constexpr (Layer::paired) {
+        return lines + line * (2 * piece_line) + (chunk ^ line / 2 % 4 * 2) * 16;
+    }
     return lines + line * piece_line + (chunk ^ line % 8) * 16;
 }
 
@@ -129,40 +139,140 @@ TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, in
     }
 }
 
-constexpr int pieces = (columns + piece_positions - 1) / piece_positions;
+// Lays a piece of the sums of two phases out: words of both for 64 positions of 32 channels, from
+// `first` on. `low`: of the phase that has column 0.
+constexpr int pair_channels = piece_bytes / (2 * piece_line);
+
+template <int first>
+TCONV_DEVICE void stage_pair(const Arguments& arguments, const Position& at, int row_group,
+                             unsigned char* lines, const Block& low, const Block& high) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+#pragma unroll
+    for (int channel = 0; channel < pair_channels && first + channel < group_rows; channel += 8) {
+        int own = channel + lane % 4 * 2;
+        float bias[2] = {bias_of(arguments, at, row_group, first + own),
+                         bias_of(arguments, at, row_group, first + own + 1)};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int from = (first + channel) / 2 + i, position = warp * 16 + i / 2 * 8 + lane / 4;
+            auto* chunk = reinterpret_cast<uint32_t*>(chunk_of(lines, own + i % 2, position / 4));
+            chunk[position % 4] = narrowed(low[from] + bias[i % 2], high[from] + bias[i % 2]);
+        }
+    }
+}
+
+template <int count>
+struct Neighbours;
+template <>
+struct Neighbours<8> {
+    using type = uint4;
+};
+template <>
+struct Neighbours<4> {
+    using type = uint2;
+};
+template <>
+struct Neighbours<2> {
+    using type = uint32_t;
+};
+template <>
+struct Neighbours<1> {
+    using type = uint16_t;
+};
+
+// Vectors of a length that divides this start on multiples of it in memory and in the lines, and
+// are in one row of the result and of the box.
+TCONV_DEVICE unsigned alignment_of(const Arguments& arguments) {
+    auto aligned = reinterpret_cast<uint64_t>(arguments.destination) / sizeof(Element) |
+                   arguments.destination_stride_n | arguments.destination_stride_c |
+                   arguments.destination_stride_h | arguments.destination_width |
+                   phases * arguments.pitch_x;
+    if (arguments.tiles_x > 1) aligned |= phases * arguments.box_x;
+    if (arguments.destination_stride_w != 1) aligned |= 1;
+    return unsigned(aligned);
+}
+
+// Writes the lines of a piece, `positions` from `place` on.
+template <int vector = step_x == 1 ? 8 : 1>
+TCONV_DEVICE void write_lines(const Arguments& arguments, const Position& at, const Destination& to,
+                              unsigned char* lines, int place, int positions, int channels,
+                              unsigned aligned) {
+    if constexpr (vector > 1) {
+        if (aligned % vector != 0) {
+            write_lines<vector / 2>(arguments, at, to, lines, place, positions, channels, aligned);
+            return;
+        }
+    }
+    // Neighbouring threads write neighbouring vectors. A thread's have the same place in all of
+    // its channels.
+    using Values = typename Neighbours<vector>::type;
+    constexpr int vectors = piece_positions * phases / vector, lines_at_a_time = warpgroup / vectors;
+    int thread = threadIdx.x % warpgroup;
+    int value = thread % vectors * vector, first = thread / vectors;
+    if (value / phases >= positions) return;
+    Element* pixel = pixel_of(arguments, at, to, place + value / phases, value % phases);
+    if (pixel == nullptr) return;
+    pixel += Index(first) * arguments.destination_stride_c;
+#pragma unroll 4
+    for (int channel = first; channel < channels; channel += lines_at_a_time) {
+        *reinterpret_cast<Values*>(pixel) = *reinterpret_cast<const Values*>(
+            chunk_of(lines, channel, value / 8) + value % 8 * sizeof(Element));
+        pixel += lines_at_a_time * arguments.destination_stride_c;
+    }
+}
+
+// Writes the lines of a piece, each the channels of a position.
+TCONV_DEVICE void write_channels(const Arguments& arguments, const Position& at,
+                                 const Destination& to, unsigned char* lines, int place,
+                                 int positions) {
+    constexpr int vector = Layer::vector;
+    constexpr int vectors = (group_rows + vector - 1) / vector;  // of a line
+#pragma unroll 4
+    for (int i = threadIdx.x % warpgroup; i < positions * vectors; i += warpgroup) {
+        int position = i / vectors, channel = i % vectors * vector;
+        if (channel >= to.channels) continue;
+        Element* pixel = pixel_of(arguments, at, to, place + position);
+        if (pixel == nullptr) continue;
+        using Values = Vector<Element, vector>;
+        *reinterpret_cast<Values*>(pixel + Index(channel) * arguments.destination_stride_c) =
+            *reinterpret_cast<const Values*>(chunk_of(lines, position, channel / 8) +
+                                             channel % 8 * 2);
+    }
+}
+
+constexpr int places = (columns + piece_positions - 1) / piece_positions;
+constexpr int parts = Layer::paired ? (group_rows + pair_channels - 1) / pair_channels : 1;
+constexpr int pieces = places * parts;  // of a result, or of two
 
 // Stores from piece `number` of all results' on.
 template <int number = 0>
 TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const Position& at,
-                               int consumer, int row_group, const Sums& sums) {
-    if constexpr (number < pieces * tile_results) {
-        constexpr int result = number / pieces, piece = number % pieces;
-        constexpr int vector = Layer::vector;
-        constexpr int vectors = (group_rows + vector - 1) / vector;  // of a line
+                               int consumer, int row_group, const Sums& sums, unsigned aligned) {
+    if constexpr (number < pieces * tile_results / phases) {
+        constexpr int result = number / pieces * phases, piece = number % pieces / parts;
+        constexpr int first = number % parts * pair_channels;  // channel, if paired
         constexpr int left = columns - piece * piece_positions;
         constexpr int positions = left < piece_positions ? left : piece_positions;
         Destination to(arguments, at, row_group, result);
         unsigned char* lines = shared.outputs[consumer][number % 2];
-        stage_piece<piece>(arguments, at, row_group, lines, sums[result]);
+        if constexpr (Layer::paired) {
+            constexpr int low = Layer::result_x[0] != 0;
+            stage_pair<first>(arguments, at, row_group, lines, sums[result + low][piece],
+                              sums[result + 1 - low][piece]);
+            to.first += first * arguments.destination_stride_c;
+        } else {
+            stage_piece<piece>(arguments, at, row_group, lines, sums[result]);
+        }
         // Nobody writes the other piece's lines again before all have read them.
         ptx::bar_sync(1 + consumer, warpgroup);
-#pragma unroll 4
-        for (int i = threadIdx.x % warpgroup; i < positions * vectors; i += warpgroup) {
-            // Neighbouring threads write neighbouring channels, or neighbouring positions.
-            int position = Layer::contiguous ? i % positions : i / vectors;
-            int channel = (Layer::contiguous ? i / positions : i % vectors) * vector;
-            if (channel >= to.channels) continue;
-            int place = (positions_are_rows ? consumer * columns : 0) + piece * piece_positions;
-            Element* pixel = pixel_of(arguments, at, to, place + position);
-            if (pixel == nullptr) continue;
-            using Values = Vector<Element, vector>;
-            pixel += Index(channel) * arguments.destination_stride_c;
-            int line = Layer::contiguous ? channel : position;
-            int value = Layer::contiguous ? position : channel;
-            *reinterpret_cast<Values*>(pixel) =
-                *reinterpret_cast<const Values*>(chunk_of(lines, line, value / 8) + value % 8 * 2);
+        int place = (positions_are_rows ? consumer * columns : 0) + piece * piece_positions;
+        if constexpr (Layer::contiguous) {
+            int channels = Layer::paired ? min(pair_channels, to.channels - first) : to.channels;
+            write_lines(arguments, at, to, lines, place, positions, channels, aligned);
+        } else {
+            write_channels(arguments, at, to, lines, place, positions);
         }
-        store_pieces<number + 1>(arguments, shared, at, consumer, row_group, sums);
+        store_pieces<number + 1>(arguments, shared, at, consumer, row_group, sums, aligned);
     }
 }
 
@@ -170,7 +280,8 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
                         int consumer, const Sums& sums) {
     int row_group = at.row_group(consumer);
     if (row_group >= row_groups) return;
-    store_pieces(arguments, shared, at, consumer, row_group, sums);
+    unsigned aligned = Layer::contiguous ? alignment_of(arguments) : 0;
+    store_pieces(arguments, shared, at, consumer, row_group, sums, aligned);
     ptx::bar_sync(1 + consumer, warpgroup);  // the next tile's first piece has the same lines
 }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.engine.launch import PACK_BLOCKS, image_map
-from tconv.kernels.engine.layout import PACK_PIXELS, PACK_THREADS, View
+from tconv.kernels.engine.launch import image_map
+from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, MOST_STAGES, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
@@ -147,10 +147,10 @@ def _pack(laid: Layout) -> Launch:
             )
             for name, argument in arguments.items()
         ),
-        shared_bytes=PACK_PIXELS * (PACK_PIXELS + 2) * 2,
+        shared_bytes=0,
         threads=PACK_THREADS,
     )
-    blocks = min(PACK_BLOCKS, -(-laid.packed[2] // (2 * PACK_PIXELS**2)))
+    blocks = image_pack_grid(laid.packed[2] // 2)
     does = "lays images out"
     words = -(-laid.packed[2] // 4)
     return Launch("packing", source, blocks, arguments, does, packed=words)
