@@ -258,7 +258,7 @@ def test_under_autocast_pytorch_casts_by_itself(gpu):
     gpu.faster = "pytorch"
     x, w, b = operands()
     with torch.autocast("cpu", torch.bfloat16):
-        tconv.conv_transpose2d(x, w, b, 2, 1).sum().backward()  # all three are timed
+        tconv.conv_transpose2d(x, w, b, 2, 1).square().sum().backward()  # all three are timed
         for _ in range(2):
             out = tconv.conv_transpose2d(x, w, b, 2, 1)
             assert out.dtype == torch.bfloat16
