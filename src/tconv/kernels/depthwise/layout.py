@@ -23,7 +23,7 @@ MOST_PRODUCTS = 1024
 """Unrolled multiply-adds of a strip. There are three copies, and the instruction cache is short."""
 
 OTHER_REGISTERS = 44
-"""Registers of a thread for addresses, sizes, counters and weights."""
+"""Registers of a thread for addresses, sizes and counters."""
 
 MOST_SHARED = 48 << 10
 """Bytes of static shared memory."""
@@ -248,7 +248,8 @@ class Layout:
     @property
     def blocks(self) -> int:
         """Blocks that an SM must hold, which bounds the registers; 0 if there are not enough."""
-        needed = self.held + OTHER_REGISTERS + (12 if self.problem.wide_offsets else 0)
+        needed = self.held + OTHER_REGISTERS + 5 * (self.tile.vector - 1)
+        needed += 16 if self.problem.wide_offsets else 0
         for blocks, registers in ((4, 64), (3, 80), (2, 128), (1, 168)):
             if needed <= registers:
                 return blocks

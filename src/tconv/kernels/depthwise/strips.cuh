@@ -120,8 +120,8 @@ struct Image {
         if constexpr (!vectors) return true;
         constexpr int values = Layer::channels_last ? vector : group;
         auto on = [](Index stride) { return stride % values == 0; };
-        bool outer = reinterpret_cast<uint64_t>(data) % (values * item) == 0 && on(stride_n) &&
-                     on(stride_h);
+        bool outer =
+            reinterpret_cast<uint64_t>(data) % (values * item) == 0 && on(stride_n) && on(stride_h);
         if constexpr (Layer::channels_last) {
             return outer && (stride_c == 1 || vector == 1) && on(stride_w);
         } else {
@@ -226,8 +226,8 @@ using ImageY = Image<Layer::y_vectors, strip * Layer::stride_x>;
 // The block's channels and the thread's place among its threads.
 struct Thread {
     int first_channel;  // of the block, counted as Layer::channels are
-    int channel;        // of the thread
-    int share;          // of the positions
+    int channel;  // of the thread
+    int share;  // of the positions
     int shares;
     bool exists;  // whether it has a channel
 
@@ -242,16 +242,28 @@ struct Thread {
     // x with channel `of(v)` for each channel v of the thread; so y_image.
     template <typename Of>
     TCONV_DEVICE ImageX x_image(const Arguments& a, Of of) const {
-        ImageX image{static_cast<const Element*>(a.x), a.x_height,   a.x_width,    a.x_stride_n,
-                     a.x_stride_c,                     a.x_stride_h, a.x_stride_w, {}};
+        ImageX image{static_cast<const Element*>(a.x),
+                     a.x_height,
+                     a.x_width,
+                     a.x_stride_n,
+                     a.x_stride_c,
+                     a.x_stride_h,
+                     a.x_stride_w,
+                     {}};
         set_channels(image, of);
         return image;
     }
 
     template <typename Of>
     TCONV_DEVICE ImageY y_image(const Arguments& a, Of of) const {
-        ImageY image{static_cast<const Element*>(a.y), a.y_height,   a.y_width,    a.y_stride_n,
-                     a.y_stride_c,                     a.y_stride_h, a.y_stride_w, {}};
+        ImageY image{static_cast<const Element*>(a.y),
+                     a.y_height,
+                     a.y_width,
+                     a.y_stride_n,
+                     a.y_stride_c,
+                     a.y_stride_h,
+                     a.y_stride_w,
+                     {}};
         set_channels(image, of);
         return image;
     }
@@ -279,38 +291,5 @@ struct Place {
         exists = row < a.rows;
     }
 };
-
-// All weights of the block's channels as float, [tap][channel] for each of `sets` sets; whether
-// all are finite. `offset(set, channel)` is that of a channel's first weight.
-template <int sets, typename Offset>
-TCONV_DEVICE bool load_weights(const Arguments& a, const Thread& thread, float* weights,
-                               int& not_finite, Offset offset) {
-    if (threadIdx.x == 0) not_finite = 0;
-    __syncthreads();
-    auto from = static_cast<const Element*>(a.w);
-    bool finite = true;
-    for (int i = int(threadIdx.x); i < sets * taps * block_channels; i += Layer::threads) {
-        int channel = thread.first_channel + i % block_channels;
-        int tap = i / block_channels % taps;
-        float weight = 0;
-        if (channel < Layer::channels) {
-            weight = widen(from[offset(i / (taps * block_channels), channel) +
-                                tap / Layer::kernel_x * a.w_stride_h +
-                                tap % Layer::kernel_x * a.w_stride_w]);
-        }
-        weights[i] = weight;
-        finite &= fabsf(weight) < __uint_as_float(0x7f800000u);
-    }
-    if (!finite) not_finite = 1;
-    __syncthreads();
-    return not_finite == 0;
-}
-
-// The weights of a tap and the thread's channels.
-TCONV_DEVICE void weights_of(const float* weights, int tap, float (&of_tap)[vector]) {
-    const float* at = weights + tap * block_channels + int(threadIdx.x) % Layer::threads_c * vector;
-#pragma unroll
-    for (int v = 0; v < vector; ++v) of_tap[v] = at[v];
-}
 
 }  // namespace

@@ -25,8 +25,8 @@ class Tile:
 
 
 TILES = (
-    *(Tile(2, strip) for strip in (4, 2, 1, 8)),
-    *(Tile(4, strip) for strip in (2, 4, 1)),
-    *(Tile(8, strip) for strip in (1, 2)),
+    *(Tile(2, strip) for strip in (4, 2, 1)),
+    *(Tile(4, strip) for strip in (2, 1)),
+    Tile(8, 1),
     *(Tile(1, strip) for strip in (8, 4, 2, 1)),
 )

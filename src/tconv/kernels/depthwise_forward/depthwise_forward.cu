@@ -7,7 +7,7 @@
 //     t*dilation = r + padding - lead - k*stride
 //
 // so that which products there are is known when this is compiled. Phases without a tap have none.
-#include <depthwise/strips.cuh>
+#include <depthwise/weights.cuh>
 
 namespace {
 
@@ -15,11 +15,11 @@ constexpr int out_columns = strip * Layer::stride_x;
 constexpr int reach_y = Layer::padding_y - Layer::lead_y;
 constexpr int reach_x = Layer::padding_x - Layer::lead_x;
 // Inputs that some output of a strip reads.
-constexpr int first_y = ceil_div(reach_y - (Layer::kernel_y - 1) * Layer::dilation_y,
-                                 Layer::stride_y);
+constexpr int first_y =
+    ceil_div(reach_y - (Layer::kernel_y - 1) * Layer::dilation_y, Layer::stride_y);
 constexpr int last_y = floor_div(Layer::stride_y - 1 + reach_y, Layer::stride_y);
-constexpr int first_x = ceil_div(reach_x - (Layer::kernel_x - 1) * Layer::dilation_x,
-                                 Layer::stride_x);
+constexpr int first_x =
+    ceil_div(reach_x - (Layer::kernel_x - 1) * Layer::dilation_x, Layer::stride_x);
 constexpr int last_x = floor_div(out_columns - 1 + reach_x, Layer::stride_x);
 constexpr int columns = last_x >= first_x ? last_x - first_x + 1 : 1;
 
@@ -85,15 +85,13 @@ TCONV_KERNEL(depthwise_forward, Layer::threads, Layer::blocks) {
     TCONV_SHARED int not_finite;
     Thread thread(int(blockIdx.x) % arguments.chunks, int(blockIdx.x) / arguments.chunks,
                   arguments.shares);
-    bool finite = load_weights<1>(
-        arguments, thread, weights, not_finite, [&](int, int channel) {
-            return channel / Layer::multiple * arguments.w_stride_in +
-                   channel % Layer::multiple * arguments.w_stride_out;
-        });
-    if (!thread.exists) return;
-    ImageX x = thread.x_image(arguments, [&](int v) {
-        return (thread.channel + v) / Layer::multiple;
+    bool finite = load_weights<1>(arguments, thread, weights, not_finite, [&](int, int channel) {
+        return channel / Layer::multiple * arguments.w_stride_in +
+               channel % Layer::multiple * arguments.w_stride_out;
     });
+    if (!thread.exists) return;
+    ImageX x =
+        thread.x_image(arguments, [&](int v) { return (thread.channel + v) / Layer::multiple; });
     ImageY y = thread.y_image(arguments, [&](int v) { return thread.channel + v; });
     float bias[vector];
 #pragma unroll

@@ -1,7 +1,7 @@
 // gx[n, ci, iy, ix] = sum over the group's output channels co and taps of
 //     gy[n, co, iy*stride - padding + ty*dilation, ...] * weight[ci, co, ty, tx]
 // where a group has one input channel: memory-bound. See depthwise/strips.cuh.
-#include <depthwise/strips.cuh>
+#include <depthwise/weights.cuh>
 
 namespace {
 
@@ -21,8 +21,8 @@ TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const Imag
         for (int m = 0; m < Layer::multiple; ++m) {
 #pragma unroll
             for (int tap_y = 0; tap_y < Layer::kernel_y; ++tap_y) {
-                int out_y = place.row * Layer::stride_y - Layer::padding_y +
-                            tap_y * Layer::dilation_y;
+                int out_y =
+                    place.row * Layer::stride_y - Layer::padding_y + tap_y * Layer::dilation_y;
                 bool row_exists = unsigned(out_y) < unsigned(y.height);
                 float row[columns][vector];
                 y.template load_row<fast, -Layer::padding_x>(
@@ -61,9 +61,8 @@ TCONV_KERNEL(depthwise_input_gradient, Layer::threads, Layer::blocks) {
         });
     if (!thread.exists) return;
     ImageX x = thread.x_image(arguments, [&](int v) { return thread.channel + v; });
-    ImageY y = thread.y_image(arguments, [&](int v) {
-        return (thread.channel + v) * Layer::multiple;
-    });
+    ImageY y =
+        thread.y_image(arguments, [&](int v) { return (thread.channel + v) * Layer::multiple; });
     if (!finite) {
         strips_of<false, true>(arguments, thread, x, y, weights);
     } else if (x.aligned() && y.aligned()) {

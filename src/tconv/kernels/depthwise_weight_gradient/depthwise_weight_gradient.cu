@@ -30,7 +30,8 @@ TCONV_DEVICE void sum(const Arguments& a, const Thread& thread, const ImageX& x,
         for (int r = 0; r < Layer::tap_rows; ++r) {
             int out_y = place.row * Layer::stride_y - Layer::padding_y +
                         (first_tap + r) * Layer::dilation_y;
-            bool row_exists = first_tap + r < Layer::kernel_y && unsigned(out_y) < unsigned(y.height);
+            bool row_exists =
+                first_tap + r < Layer::kernel_y && unsigned(out_y) < unsigned(y.height);
             float row[columns][vector];
             y.template load_row<fast, -Layer::padding_x>(y.row(place.image, out_y), row_exists,
                                                          base, row);
@@ -66,9 +67,8 @@ TCONV_KERNEL(depthwise_weight_gradient, Layer::threads, Layer::blocks) {
     Thread thread(unit / tap_sets, split, arguments.shares);
     float sums[block_taps][vector] = {};
     if (thread.exists) {
-        ImageX x = thread.x_image(arguments, [&](int v) {
-            return (thread.channel + v) / Layer::multiple;
-        });
+        ImageX x = thread.x_image(arguments,
+                                  [&](int v) { return (thread.channel + v) / Layer::multiple; });
         ImageY y = thread.y_image(arguments, [&](int v) { return thread.channel + v; });
         if (x.aligned() && y.aligned()) {
             sum<true, false>(arguments, thread, x, y, first_tap, sums);
@@ -98,8 +98,8 @@ TCONV_KERNEL(depthwise_weight_gradient, Layer::threads, Layer::blocks) {
 #pragma unroll
             for (int i = 0; i < block_taps * vector; ++i) {
                 float& total = totals[i * Layer::threads_c + lane];
-                total = turn == 0 ? sums[i / vector][i % vector]
-                                  : total + sums[i / vector][i % vector];
+                total =
+                    turn == 0 ? sums[i / vector][i % vector] : total + sums[i / vector][i % vector];
             }
         }
         __syncthreads();
