@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 from tconv.kernels import (
+    depthwise_forward,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
     direct_forward,
     general_forward,
     general_input_gradient,
@@ -44,6 +47,13 @@ FAMILIES: tuple[Family, ...] = tuple(
     )
 )
 
-UNMEASURED: tuple[Family, ...] = ()
+UNMEASURED: tuple[Family, ...] = tuple(
+    cast(Family, module)
+    for module in (
+        depthwise_forward,
+        depthwise_input_gradient,
+        depthwise_weight_gradient,
+    )
+)
 """Families whose present text has run in the emulator alone. No plan takes them by itself; they
 serve who names them: TCONV_KERNEL, or a candidate within `tuning.using`."""

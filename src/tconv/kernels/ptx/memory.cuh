@@ -41,6 +41,63 @@ TCONV_LOAD_2(ld_global_nc_v2, "ld.global.nc.v2.b32", uint32_t, uint2, "r")
 TCONV_LOAD_4(ld_global_nc_v4, "ld.global.nc.v4.f32", float, float4, "f")
 TCONV_LOAD_4(ld_global_nc_v4, "ld.global.nc.v4.b32", uint32_t, uint4, "r")
 
+// Loads if `exists`, by a predicate, else zeros: a branch would keep loads from being issued together.
+TCONV_DEVICE uint16_t ld_global_nc_if(const uint16_t* address, bool exists) {
+    uint16_t value;
+    asm("{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %2, 0;\n"
+        "mov.b16 %0, 0;\n"
+        "@exists ld.global.nc.b16 %0, [%1];\n"
+        "}"
+        : "=&h"(value)
+        : "l"(address), "r"(uint32_t(exists)));
+    return value;
+}
+
+TCONV_DEVICE uint32_t ld_global_nc_if(const uint32_t* address, bool exists) {
+    uint32_t value;
+    asm("{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %2, 0;\n"
+        "mov.b32 %0, 0;\n"
+        "@exists ld.global.nc.b32 %0, [%1];\n"
+        "}"
+        : "=&r"(value)
+        : "l"(address), "r"(uint32_t(exists)));
+    return value;
+}
+
+TCONV_DEVICE uint2 ld_global_nc_v2_if(const uint32_t* address, bool exists) {
+    uint2 value;
+    asm("{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %3, 0;\n"
+        "mov.b32 %0, 0;\n"
+        "mov.b32 %1, 0;\n"
+        "@exists ld.global.nc.v2.b32 {%0, %1}, [%2];\n"
+        "}"
+        : "=&r"(value.x), "=&r"(value.y)
+        : "l"(address), "r"(uint32_t(exists)));
+    return value;
+}
+
+TCONV_DEVICE uint4 ld_global_nc_v4_if(const uint32_t* address, bool exists) {
+    uint4 value;
+    asm("{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %5, 0;\n"
+        "mov.b32 %0, 0;\n"
+        "mov.b32 %1, 0;\n"
+        "mov.b32 %2, 0;\n"
+        "mov.b32 %3, 0;\n"
+        "@exists ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+        : "l"(address), "r"(uint32_t(exists)));
+    return value;
+}
+
 // For data that is read once: does not evict other data from L1.
 TCONV_LOAD_4(ld_global_nc_L1_no_allocate_v4, "ld.global.nc.L1::no_allocate.v4.f32", float, float4,
              "f")

@@ -43,6 +43,19 @@ EMULATOR_LOAD(ld_global_nc_L2_256B_v4, uint32_t, uint4)
 
 #undef EMULATOR_LOAD
 
+#define EMULATOR_LOAD_IF(name, load, scalar, vector)                         \
+    inline vector name(const scalar* address, bool exists,                   \
+                       emulator::Location at = emulator::Location::here()) { \
+        return exists ? load(address, at) : vector{};                        \
+    }
+
+EMULATOR_LOAD_IF(ld_global_nc_if, ld_global_nc, uint16_t, uint16_t)
+EMULATOR_LOAD_IF(ld_global_nc_if, ld_global_nc, uint32_t, uint32_t)
+EMULATOR_LOAD_IF(ld_global_nc_v2_if, ld_global_nc_v2, uint32_t, uint2)
+EMULATOR_LOAD_IF(ld_global_nc_v4_if, ld_global_nc_v4, uint32_t, uint4)
+
+#undef EMULATOR_LOAD_IF
+
 inline uint64_t createpolicy_fractional_L2_evict_first() { return 0; }
 inline uint64_t createpolicy_fractional_L2_evict_last() { return 0; }
 

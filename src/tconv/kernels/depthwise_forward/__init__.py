@@ -1,0 +1,13 @@
+"""`depthwise_forward`: the output where a group has one input channel."""
+
+from tconv.kernels.depthwise import launches
+from tconv.kernels.depthwise.cost import cost
+from tconv.kernels.depthwise.layout import tile_why_not, why_not
+from tconv.kernels.depthwise.tiles import TILES
+from tconv.problem import Direction
+
+__all__ = ["DIRECTION", "GENERAL", "STEM", "TILES", "cost", "launches", "tile_why_not", "why_not"]
+
+STEM = "depthwise_forward"
+DIRECTION: Direction = "forward"
+GENERAL = False
