@@ -654,13 +654,89 @@ def test_the_packed_image_has_each_value_and_zeros_behind_the_channels(order, si
         launch = chosen.launches[0]
         packed = torch.full((chosen.packed,), math.nan)
         named = {"x": values, "w": given.t.w, "packed": packed}
-        kernel = emulated(launch.source)
-        kernel.launch(launch.grid, arguments_of(launch, **named))
+        kernel = emulated(launch.source, True)  # which sees a vector off its alignment
+        memory = allocations(list(named.values()))
+        kernel.launch(launch.grid, arguments_of(launch, **named), allocations=memory)
         line = -(-channels // 8) * 8
         want = torch.zeros(batch, *size, groups, line, dtype=values.dtype)
         want[..., :channels] = values.permute(0, 2, 3, 1).reshape(batch, *size, groups, channels)
         image = packed.view(torch.bfloat16)[-want.numel() :].view(want.shape)
         assert torch.equal(image, want), f"{case} {offset=} {gap=}"
+
+
+# Widths of results of 1, 2, 4 and 8 times an odd number, in one tile and in several; of a stride of
+# 2 with two phases of a tile and, where there are three rows of phases, with six.
+WRITTEN = {
+    "forward": (
+        Case(1, 8, 3, 1, (4, 9), (3, 3), (1, 1), (1, 1)),
+        Case(3, 16, 8, 1, (3, 12), (1, 1)),
+        Case(1, 8, 8, 1, (3, 10), (1, 3), (1, 1), (0, 1)),
+        Case(1, 8, 72, 1, (5, 32), (3, 3), (1, 1), (1, 1)),
+        Case(1, 8, 8, 2, (3, 301), (2, 2)),
+        Case(1, 8, 8, 1, (2, 600), (1, 3), (1, 1), (0, 1)),
+        Case(3, 8, 3, 1, (4, 7), (2, 2), (2, 2)),
+        Case(1, 16, 8, 1, (5, 8), (4, 4), (2, 2), (1, 1)),
+        Case(1, 8, 72, 1, (3, 6), (3, 3), (2, 2), (1, 1)),
+        Case(2, 8, 1, 5, (4, 10), (4, 4), (2, 2), (1, 1)),
+        Case(1, 8, 24, 1, (3, 300), (3, 4), (3, 2), (0, 1), bias=False),
+        Case(1, 8, 40, 1, (2, 131), (1, 5), (1, 2), (0, 2), (0, 1)),
+        Case(3, 8, 10, 1, (3, 5), (3, 3), (3, 3)),
+        Case(1, 8, 8, 1, (3, 1), (1, 1), (1, 2)),
+    ),
+    "input_gradient": (
+        Case(1, 3, 8, 1, (4, 9), (3, 3), (1, 1), (1, 1)),
+        Case(3, 8, 16, 1, (3, 12), (1, 1)),
+        Case(1, 72, 8, 1, (5, 32), (4, 4), (2, 2), (1, 1)),
+        Case(1, 8, 8, 2, (3, 302), (2, 2)),
+        Case(3, 1, 8, 3, (5, 264), (3, 3), (3, 3)),
+    ),
+}
+WRITES = [(direction, case) for direction in DIRECTIONS for case in WRITTEN[direction]]
+
+
+@pytest.mark.parametrize(("direction", "case"), WRITES, ids=str)
+def test_contiguous_results_at_any_alignment(direction, case):
+    """Of dense rows and of rows with gaps, between NaN in memory, which stays."""
+    turn = WRITES.index((direction, case))
+    given = of_layout(direction, case, DTYPES[turn % 2], "contiguous")
+    want = given.want
+    for number, (offset, gap) in enumerate(
+        ((0, 0), (4, 0), (2, 0), (1, 0), (0, 8), (0, 3), (0, 2))
+    ):
+        out = off_by(torch.zeros_like(given.made), "nchw", offset, gap)
+        room = torch.tensor([], dtype=out.dtype).set_(out.untyped_storage())
+        name = "grad_output" if direction == "forward" else "x"
+        other = given._replace(t=dataclasses.replace(given.t, **{name: out}))
+        out.fill_(0)
+        outside = room.isnan()
+        every = served(problem_of(other), few())
+        for chosen in every[(turn + number) % 5 :: 5]:
+            out.fill_(math.nan)
+            assert_right(run(chosen, other, out=out), other, want)
+            assert torch.equal(room.isnan(), outside), f"{chosen} {offset=} {gap=}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("direction", "case"), (*EVERY, *WRITES), ids=str)
+def test_every_tile_of_contiguous_tensors(direction, case):
+    turn = (*EVERY, *WRITES).index((direction, case))
+    given = of_layout(direction, case, DTYPES[turn % 2], "contiguous")
+    want = given.want
+    for chosen in served(problem_of(given), few()):
+        assert_right(run(chosen, given, "random:1"), given, want)
+
+
+def test_contiguous_results_in_any_order_and_sanitized():
+    case = Case(3, 72, 70, 1, (6, 14), (3, 3), (2, 2), (1, 1), (1, 1))
+    given = of_layout("forward", case, torch.float16, "contiguous")
+    want = given.want
+    every = [c for c in served(problem_of(given), few()) if layout(c.problem, c.tile).paired]
+    assert every
+    for chosen in every[::2]:
+        first = run(chosen, given, sanitize=True)
+        assert_right(first, given, want)
+        for schedule in ("reverse", "random:1"):
+            assert same_bits(run(chosen, given, schedule), first)
 
 
 class Called(NamedTuple):

@@ -34,6 +34,13 @@ MOST_RESIDENT = 32
 
 LEAST_WEIGHT_STAGES = (4, 3, 2)
 MOST_BOX = 256
+SHORT_ROW = 4
+LONG_ROW = 32
+"""Values of a tile's row of a contiguous result: the shorter, the longer each takes to write.
+
+By a guess, short ones take twice their number's time. From long ones on there is no difference.
+"""
+
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
 
@@ -317,13 +324,16 @@ class Layout:
 
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
-        """Images, rows and columns of a tile: the box that needs the fewest tiles."""
+        """Images, rows and columns of a tile: the box that needs the fewest tiles.
+
+        Of a contiguous result, short rows are pieces of sectors: long ones are worth more tiles.
+        """
         height = max(view.size for view in self.results[0])
         width = max(view.size for view in self.results[1])
         batch, most = self.problem.batch, self.positions
         reach_y, reach_x = self.reach
         granule = self.granule
-        best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
+        best: tuple[tuple[float, int], tuple[int, int, int]] | None = None
         for parts in range(-(-width // most), width + 1):
             x = width if parts == 1 else -(-width // (parts * granule)) * granule
             pitch = -(-(x + reach_x) // granule) * granule
@@ -339,7 +349,9 @@ class Layout:
                 n = min(batch, (most - (y - 1) * pitch - x) // image + 1, MOST_BOX)
                 n = -(-batch // -(-batch // n))
             tiles = -(-width // x) * -(-height // y) * -(-batch // n)
-            rank = (tiles, n * (y + reach_y) * pitch)
+            values = min(LONG_ROW, x * (2 if self.paired else 1))
+            pieces = SHORT_ROW / values if self.contiguous else 0
+            rank = (tiles * (1 + pieces), n * (y + reach_y) * pitch)
             if best is None or rank < best[0]:
                 best = (rank, (n, y, x))
             if x <= granule:

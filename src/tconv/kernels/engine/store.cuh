@@ -206,7 +206,8 @@ TCONV_DEVICE void write_lines(const Arguments& arguments, const Position& at, co
     // Neighbouring threads write neighbouring vectors. A thread's have the same place in all of
     // its channels.
     using Values = typename Neighbours<vector>::type;
-    constexpr int vectors = piece_positions * phases / vector, lines_at_a_time = warpgroup / vectors;
+    constexpr int vectors = piece_positions * phases / vector,
+                  lines_at_a_time = warpgroup / vectors;
     int thread = threadIdx.x % warpgroup;
     int value = thread % vectors * vector, first = thread / vectors;
     if (value / phases >= positions) return;
