@@ -84,12 +84,22 @@ def test_results_are_those_of_the_committed_rows():
 
 
 ENGINE = ("sm90_forward", "sm90_input_gradient", "sm90_weight_gradient")
+DEPTHWISE = ("depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient")
+PAGES_OF_SEVERAL = {
+    "engine": ("The engine", ENGINE),
+    "depthwise": ("Depthwise layers", DEPTHWISE),
+}
 """The families that share a page."""
 
 
-@pytest.mark.parametrize("stem", sorted({*(family.STEM for family in FAMILIES), *ENGINE}))
+@pytest.mark.parametrize(
+    "stem", sorted({*(family.STEM for family in FAMILIES), *ENGINE, *DEPTHWISE})
+)
 def test_every_family_has_a_page_of_two_screens(stem):
-    name, title = ("engine", f"The engine: {', '.join(ENGINE)}") if stem in ENGINE else (stem, stem)
+    name = title = stem
+    for page, (of_page, stems) in PAGES_OF_SEVERAL.items():
+        if stem in stems:
+            name, title = page, f"{of_page}: {', '.join(stems)}"
     page = DOCS / "kernels" / f"{name}.md"
     assert page.read_text().startswith(f"# {title}\n")
     assert len(page.read_text().splitlines()) <= 100

@@ -20,9 +20,9 @@ MOST_COLUMNS = 64
 """Columns that a strip reads of a row, with those between its taps."""
 
 MOST_PRODUCTS = 1024
-"""Unrolled multiply-adds of a strip. There are three copies, and the instruction cache is short."""
+"""Unrolled multiply-adds of a strip. There are two copies, and the instruction cache is short."""
 
-OTHER_REGISTERS = 44
+OTHER_REGISTERS = 47
 """Registers of a thread for addresses, sizes and counters."""
 
 MOST_SHARED = 48 << 10

@@ -23,10 +23,13 @@ constexpr int first_x =
 constexpr int last_x = floor_div(out_columns - 1 + reach_x, Layer::stride_x);
 constexpr int columns = last_x >= first_x ? last_x - first_x + 1 : 1;
 
-// `guarded`: products with what does not exist are left out, where others multiply a zero.
-template <bool fast, bool guarded>
+// Rows of inputs at once: with a stride of 1 a longer kernel needs no more registers.
+constexpr int rows_at_once = Layer::stride_y == 1 && Layer::kernel_y > 4 ? 1 : last_y - first_y + 1;
+
+template <bool fast>
 TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const ImageX& x,
                             const ImageY& y, const float* weights, const float (&bias)[vector]) {
+#pragma unroll 1
     for (int position = thread.share; position < a.positions; position += thread.shares) {
         Place place(position, a);
         if (!place.exists) continue;
@@ -37,7 +40,7 @@ TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const Imag
                 bias[i % vector];
         }
         int base = place.column * strip;
-#pragma unroll
+#pragma unroll rows_at_once
         for (int k = first_y; k <= last_y; ++k) {
             int in_y = place.row + k;
             bool row_exists = unsigned(in_y) < unsigned(x.height);
@@ -58,7 +61,6 @@ TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const Imag
                         int reach = out_x + reach_x - tap_x * Layer::dilation_x;
                         int column = floor_div(reach, Layer::stride_x);
                         if (column * Layer::stride_x != reach) continue;
-                        if (guarded && !(row_exists && x.has_column(base + column))) continue;
 #pragma unroll
                         for (int v = 0; v < vector; ++v) {
                             float& sum = sums[out_y][out_x][v];
@@ -74,6 +76,44 @@ TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const Imag
             if (unsigned(out_y) >= unsigned(y.height)) continue;
             y.template store_row<fast, -Layer::lead_x>(y.row(place.image, out_y),
                                                        place.column * out_columns, sums[r]);
+        }
+    }
+}
+
+// The same one output at a time, of the products that exist: where a weight is not finite, no zero
+// may stand for a pixel that does not.
+TCONV_DEVICE void outputs_of(const Arguments& a, const Thread& thread, const ImageX& x,
+                             const ImageY& y, const float* weights, const float (&bias)[vector]) {
+#pragma unroll 1
+    for (int position = thread.share; position < a.positions; position += thread.shares) {
+        Place place(position, a);
+        if (!place.exists) continue;
+#pragma unroll 1
+        for (int i = 0; i < Layer::stride_y * out_columns; ++i) {
+            int out_y = place.row * Layer::stride_y - Layer::lead_y + i / out_columns;
+            int out_x = place.column * out_columns - Layer::lead_x + i % out_columns;
+            if (unsigned(out_y) >= unsigned(y.height) || !y.has_column(out_x)) continue;
+            float sums[1][vector];
+#pragma unroll
+            for (int v = 0; v < vector; ++v) sums[0][v] = bias[v];
+#pragma unroll 1
+            for (int tap = 0; tap < taps; ++tap) {
+                int reached_y =
+                    out_y + Layer::padding_y - tap / Layer::kernel_x * Layer::dilation_y;
+                int reached_x =
+                    out_x + Layer::padding_x - tap % Layer::kernel_x * Layer::dilation_x;
+                if (reached_y % Layer::stride_y != 0 || reached_x % Layer::stride_x != 0) continue;
+                int in_y = reached_y / Layer::stride_y, in_x = reached_x / Layer::stride_x;
+                if (unsigned(in_y) >= unsigned(x.height) || !x.has_column(in_x)) continue;
+                float pixel[1][vector], weight[vector];
+                x.template load_row<false, 0>(x.row(place.image, in_y), true, in_x, pixel);
+                weights_of(weights, tap, weight);
+#pragma unroll
+                for (int v = 0; v < vector; ++v) {
+                    sums[0][v] = fmaf(pixel[0][v], weight[v], sums[0][v]);
+                }
+            }
+            y.template store_row<false, 0>(y.row(place.image, out_y), out_x, sums);
         }
     }
 }
@@ -102,10 +142,10 @@ TCONV_KERNEL(depthwise_forward, Layer::threads, Layer::blocks) {
         }
     }
     if (!finite) {
-        strips_of<false, true>(arguments, thread, x, y, weights, bias);
+        outputs_of(arguments, thread, x, y, weights, bias);
     } else if (x.aligned() && y.aligned()) {
-        strips_of<true, false>(arguments, thread, x, y, weights, bias);
+        strips_of<true>(arguments, thread, x, y, weights, bias);
     } else {
-        strips_of<false, false>(arguments, thread, x, y, weights, bias);
+        strips_of<false>(arguments, thread, x, y, weights, bias);
     }
 }

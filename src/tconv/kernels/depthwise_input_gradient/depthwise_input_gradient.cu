@@ -8,10 +8,13 @@ namespace {
 constexpr int columns =
     (strip - 1) * Layer::stride_x + (Layer::kernel_x - 1) * Layer::dilation_x + 1;
 
-// `guarded`: products with what does not exist are left out, where others multiply a zero.
-template <bool fast, bool guarded>
+// Rows of outputs at once. A longer kernel needs no more registers.
+constexpr int rows_at_once = Layer::kernel_y <= 4 ? Layer::kernel_y : 1;
+
+template <bool fast>
 TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const ImageX& x,
                             const ImageY& y, const float* weights) {
+#pragma unroll 1
     for (int position = thread.share; position < a.positions; position += thread.shares) {
         Place place(position, a);
         if (!place.exists) continue;
@@ -19,7 +22,7 @@ TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const Imag
         int base = place.column * strip * Layer::stride_x;
 #pragma unroll 1
         for (int m = 0; m < Layer::multiple; ++m) {
-#pragma unroll
+#pragma unroll rows_at_once
             for (int tap_y = 0; tap_y < Layer::kernel_y; ++tap_y) {
                 int out_y =
                     place.row * Layer::stride_y - Layer::padding_y + tap_y * Layer::dilation_y;
@@ -34,8 +37,6 @@ TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const Imag
 #pragma unroll
                     for (int i = 0; i < strip; ++i) {
                         int column = i * Layer::stride_x + tap_x * Layer::dilation_x;
-                        int out_x = base + column - Layer::padding_x;
-                        if (guarded && !(row_exists && y.has_column(out_x))) continue;
 #pragma unroll
                         for (int v = 0; v < vector; ++v) {
                             sums[i][v] = fmaf(row[column][v], weight[v], sums[i][v]);
@@ -45,6 +46,40 @@ TCONV_DEVICE void strips_of(const Arguments& a, const Thread& thread, const Imag
             }
         }
         x.template store_row<fast, 0>(x.row(place.image, place.row), place.column * strip, sums);
+    }
+}
+
+// The same one pixel at a time, of the products that exist: where a weight is not finite, no zero
+// may stand for an output that does not.
+TCONV_DEVICE void pixels_of(const Arguments& a, const Thread& thread, const ImageX& x,
+                            const ImageY& y, const float* weights) {
+#pragma unroll 1
+    for (int position = thread.share; position < a.positions; position += thread.shares) {
+        Place place(position, a);
+        if (!place.exists) continue;
+#pragma unroll 1
+        for (int in_x = place.column * strip; in_x < (place.column + 1) * strip; ++in_x) {
+            if (!x.has_column(in_x)) continue;
+            float sums[1][vector] = {};
+#pragma unroll 1
+            for (int i = 0; i < Layer::multiple * taps; ++i) {
+                int tap = i % taps;
+                int out_y = place.row * Layer::stride_y - Layer::padding_y +
+                            tap / Layer::kernel_x * Layer::dilation_y;
+                int out_x = in_x * Layer::stride_x - Layer::padding_x +
+                            tap % Layer::kernel_x * Layer::dilation_x;
+                if (unsigned(out_y) >= unsigned(y.height) || !y.has_column(out_x)) continue;
+                float pixel[1][vector], weight[vector];
+                y.template load_row<false, 0>(y.row(place.image, out_y) + i / taps * y.stride_c,
+                                              true, out_x, pixel);
+                weights_of(weights, i, weight);
+#pragma unroll
+                for (int v = 0; v < vector; ++v) {
+                    sums[0][v] = fmaf(pixel[0][v], weight[v], sums[0][v]);
+                }
+            }
+            x.template store_row<false, 0>(x.row(place.image, place.row), in_x, sums);
+        }
     }
 }
 
@@ -64,10 +99,10 @@ TCONV_KERNEL(depthwise_input_gradient, Layer::threads, Layer::blocks) {
     ImageY y =
         thread.y_image(arguments, [&](int v) { return (thread.channel + v) * Layer::multiple; });
     if (!finite) {
-        strips_of<false, true>(arguments, thread, x, y, weights);
+        pixels_of(arguments, thread, x, y, weights);
     } else if (x.aligned() && y.aligned()) {
-        strips_of<true, false>(arguments, thread, x, y, weights);
+        strips_of<true>(arguments, thread, x, y, weights);
     } else {
-        strips_of<false, false>(arguments, thread, x, y, weights);
+        strips_of<false>(arguments, thread, x, y, weights);
     }
 }

@@ -12,12 +12,9 @@ constexpr int columns =
     (strip - 1) * Layer::stride_x + (Layer::kernel_x - 1) * Layer::dilation_x + 1;
 constexpr int block_taps = Layer::tap_rows * Layer::kernel_x;
 
-// `guarded`: products with what does not exist are left out, where others multiply a zero.
-template <bool fast, bool guarded>
-TCONV_DEVICE void sum(const Arguments& a, const Thread& thread, const ImageX& x, const ImageY& y,
-                      int first_tap, float (&sums)[block_taps][vector]) {
-#pragma unroll
-    for (int i = 0; i < block_taps * vector; ++i) sums[i / vector][i % vector] = 0;
+template <bool fast>
+TCONV_DEVICE void sum_strips(const Arguments& a, const Thread& thread, const ImageX& x,
+                             const ImageY& y, int first_tap, float (&sums)[block_taps][vector]) {
 #pragma unroll 1
     for (int position = thread.share; position < a.positions; position += thread.shares) {
         Place place(position, a);
@@ -28,10 +25,9 @@ TCONV_DEVICE void sum(const Arguments& a, const Thread& thread, const ImageX& x,
         int base = place.column * strip * Layer::stride_x;
 #pragma unroll
         for (int r = 0; r < Layer::tap_rows; ++r) {
-            int out_y = place.row * Layer::stride_y - Layer::padding_y +
-                        (first_tap + r) * Layer::dilation_y;
-            bool row_exists =
-                first_tap + r < Layer::kernel_y && unsigned(out_y) < unsigned(y.height);
+            int tap_y = first_tap + r;
+            int out_y = place.row * Layer::stride_y - Layer::padding_y + tap_y * Layer::dilation_y;
+            bool row_exists = tap_y < Layer::kernel_y && unsigned(out_y) < unsigned(y.height);
             float row[columns][vector];
             y.template load_row<fast, -Layer::padding_x>(y.row(place.image, out_y), row_exists,
                                                          base, row);
@@ -40,17 +36,43 @@ TCONV_DEVICE void sum(const Arguments& a, const Thread& thread, const ImageX& x,
 #pragma unroll
                 for (int i = 0; i < strip; ++i) {
                     int column = i * Layer::stride_x + tap_x * Layer::dilation_x;
-                    if constexpr (guarded) {
-                        bool exists = row_exists && x.has_column(place.column * strip + i) &&
-                                      y.has_column(base + column - Layer::padding_x);
-                        if (!exists) continue;
-                    }
 #pragma unroll
                     for (int v = 0; v < vector; ++v) {
-                        float& of_tap = sums[r * Layer::kernel_x + tap_x][v];
-                        of_tap = fmaf(pixels[i][v], row[column][v], of_tap);
+                        float& sum = sums[r * Layer::kernel_x + tap_x][v];
+                        sum = fmaf(pixels[i][v], row[column][v], sum);
                     }
                 }
+            }
+        }
+    }
+}
+
+// The same sums one product at a time, of those that exist.
+TCONV_DEVICE void sum_products(const Arguments& a, const Thread& thread, const ImageX& x,
+                               const ImageY& y, int first_tap, float (&sums)[block_taps][vector]) {
+#pragma unroll
+    for (int i = 0; i < block_taps * vector; ++i) sums[i / vector][i % vector] = 0;
+#pragma unroll 1
+    for (int position = thread.share, i = 0; position < a.positions;) {
+        Place place(position, a);
+        int in_x = place.column * strip + i;
+        if (++i == strip) i = 0, position += thread.shares;
+        if (!place.exists || !x.has_column(in_x)) continue;
+        float pixel[1][vector];
+        x.template load_row<false, 0>(x.row(place.image, place.row), true, in_x, pixel);
+#pragma unroll
+        for (int tap = 0; tap < block_taps; ++tap) {
+            int tap_y = first_tap + tap / Layer::kernel_x;
+            int out_y = place.row * Layer::stride_y - Layer::padding_y + tap_y * Layer::dilation_y;
+            int out_x = in_x * Layer::stride_x - Layer::padding_x +
+                        tap % Layer::kernel_x * Layer::dilation_x;
+            bool exists = tap_y < Layer::kernel_y && unsigned(out_y) < unsigned(y.height);
+            if (!exists || !y.has_column(out_x)) continue;
+            float other[1][vector];
+            y.template load_row<false, 0>(y.row(place.image, out_y), true, out_x, other);
+#pragma unroll
+            for (int v = 0; v < vector; ++v) {
+                sums[tap][v] = fmaf(pixel[0][v], other[0][v], sums[tap][v]);
             }
         }
     }
@@ -71,9 +93,9 @@ TCONV_KERNEL(depthwise_weight_gradient, Layer::threads, Layer::blocks) {
                                   [&](int v) { return (thread.channel + v) / Layer::multiple; });
         ImageY y = thread.y_image(arguments, [&](int v) { return thread.channel + v; });
         if (x.aligned() && y.aligned()) {
-            sum<true, false>(arguments, thread, x, y, first_tap, sums);
+            sum_strips<true>(arguments, thread, x, y, first_tap, sums);
         } else {
-            sum<false, false>(arguments, thread, x, y, first_tap, sums);
+            sum_strips<false>(arguments, thread, x, y, first_tap, sums);
         }
         // A finite sum has met no product of a zero with an infinity.
         bool finite = true;
@@ -81,7 +103,7 @@ TCONV_KERNEL(depthwise_weight_gradient, Layer::threads, Layer::blocks) {
         for (int i = 0; i < block_taps * vector; ++i) {
             finite &= fabsf(sums[i / vector][i % vector]) < __uint_as_float(0x7f800000u);
         }
-        if (!finite) sum<false, true>(arguments, thread, x, y, first_tap, sums);
+        if (!finite) sum_products(arguments, thread, x, y, first_tap, sums);
     }
     // Lanes of the same channels, then warps, one after another.
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;

@@ -41,7 +41,8 @@ TCONV_LOAD_2(ld_global_nc_v2, "ld.global.nc.v2.b32", uint32_t, uint2, "r")
 TCONV_LOAD_4(ld_global_nc_v4, "ld.global.nc.v4.f32", float, float4, "f")
 TCONV_LOAD_4(ld_global_nc_v4, "ld.global.nc.v4.b32", uint32_t, uint4, "r")
 
-// Loads if `exists`, by a predicate, else zeros: a branch would keep loads from being issued together.
+// Loads if `exists`, by a predicate, else zeros. A branch would keep loads from being issued
+// together.
 TCONV_DEVICE uint16_t ld_global_nc_if(const uint16_t* address, bool exists) {
     uint16_t value;
     asm("{\n"
