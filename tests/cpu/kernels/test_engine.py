@@ -456,6 +456,16 @@ def test_with_wide_offsets_it_compiles_likewise(direction):
         assert_compiled_well(chosen)
 
 
+@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_for_contiguous_tensors_it_compiles_likewise(direction, wide):
+    turn = 2 * DIRECTIONS.index(direction) + wide
+    for name in ("64 to 64, 3x3", "256 to 128, 3x3 s2", "64 to 8, 4x4 s2"):
+        problem = LAYERS[name].layer.problem(direction, "bfloat16", "contiguous")
+        for chosen in served(dataclasses.replace(problem, wide_offsets=wide))[turn::5]:
+            assert_compiled_well(chosen)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_layers_compile_every_tile(direction):
     found = {
