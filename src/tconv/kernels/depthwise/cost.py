@@ -45,6 +45,5 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if problem.direction == "weight_gradient":
         moved += partial
     moved /= fit.memory * 1e12
-    launches = 3 if problem.direction == "weight_gradient" else 1
     longer, shorter = max(moved, issued), min(moved, issued)
-    return longer + fit.both * shorter + launches * fit.launch * 1e-6
+    return longer + fit.both * shorter + fit.launch * 1e-6

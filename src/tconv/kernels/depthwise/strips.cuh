@@ -3,8 +3,8 @@
 //
 // A thread has Layer::vector neighbouring channels, and strips of Layer::strip neighbouring
 // pixels of x in a row, with the outputs that belong to them. Where y is channels_last,
-// neighbouring threads have neighbouring channels; else a block has one channel, and neighbouring threads have
-// neighbouring strips. So a warp's accesses are whole lines.
+// neighbouring threads have neighbouring channels; else a block has one channel, and neighbouring
+// threads have neighbouring strips. So a warp's accesses are whole lines.
 #pragma once
 
 #include <common/division.cuh>
