@@ -37,6 +37,9 @@ FAMILIES: tuple[Family, ...] = tuple(
         sm90_forward,
         sm90_input_gradient,
         sm90_weight_gradient,
+        depthwise_forward,
+        depthwise_input_gradient,
+        depthwise_weight_gradient,
         mma_forward,
         mma_rows_forward,
         mma_frames_forward,
@@ -47,13 +50,6 @@ FAMILIES: tuple[Family, ...] = tuple(
     )
 )
 
-UNMEASURED: tuple[Family, ...] = tuple(
-    cast(Family, module)
-    for module in (
-        depthwise_forward,
-        depthwise_input_gradient,
-        depthwise_weight_gradient,
-    )
-)
+UNMEASURED: tuple[Family, ...] = ()
 """Families whose present text has run in the emulator alone. No plan takes them by itself; they
 serve who names them: TCONV_KERNEL, or a candidate within `tuning.using`."""
