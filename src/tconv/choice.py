@@ -26,7 +26,15 @@ from tconv.plan import Plan, family
 Runs = Literal["tconv", "pytorch", "timed"]
 
 Reason = Literal[
-    "own kernels", "measured", "general", "too large", "timed", "not timed", "small", "tuned"
+    "own kernels",
+    "measured",
+    "general",
+    "too large",
+    "short",
+    "timed",
+    "not timed",
+    "small",
+    "tuned",
 ]
 
 SENTENCES: dict[Reason, str] = {
@@ -34,6 +42,8 @@ SENTENCES: dict[Reason, str] = {
     "measured": "committed rows show this kernel ahead of PyTorch on this GPU",
     "general": "only a general kernel of ours serves it, and PyTorch's operator is faster",
     "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
+    "short": "a gradient, a 16-bit or a channels_last call this short waits for the host, and "
+    "PyTorch's operator takes the host less",
     "timed": "the first call of its class timed both",
     "not timed": "TCONV_TIMING=0, or a CUDA graph was being captured, and nothing was timed before",
     "small": "its gradients are PyTorch's, whose own backward saves the host more than our forward "
@@ -56,6 +66,14 @@ CHECKS = 0.3
 PyTorch's call: about 8 us of 27 on an H200's host.
 """
 
+
+SHORT = 300e-6
+"""Modelled seconds below which gradients, 16-bit and channels_last calls are left to PyTorch.
+
+Each takes a whole model's host longer than PyTorch's operator does, by casts, allocations and nodes
+of autograd in Python, which timing one call does not see. Models of layers below 100 us lost up to
+a quarter, although each layer was ahead by itself (benchmarks/results/h100/engine_models.log).
+"""
 
 DEVICE_BOUND = 10
 """From this ratio of the device's time to the host's on, a program waits for the device. Five was
@@ -145,6 +163,9 @@ def own_only() -> bool:
     )
 
 
+_FLOAT32_FORWARD = ("forward", "float32", "contiguous")
+
+
 def verdict(plan: Plan, gpu: str) -> Verdict:
     """Who runs a problem by default, as far as that is known without timing.
 
@@ -161,6 +182,9 @@ def verdict(plan: Plan, gpu: str) -> Verdict:
     found = Ahead(gpu, plan.stem, problem.dtype, problem.math, problem.y_layout)
     if plan.cost >= SURE_SECONDS and found in ahead():
         return Verdict("tconv", "measured")
+    usual = (problem.direction, problem.dtype, problem.y_layout) == _FLOAT32_FORWARD
+    if not usual and plan.cost < SHORT:
+        return Verdict("pytorch", "short")
     return Verdict("timed", "timed")
 
 

@@ -89,7 +89,7 @@ def test_the_text_follows_the_pattern_alone(math):
     served = served_by_the_same_text(problem(layer, math) for layer in LAYERS)
     stems = {kernel.STEM for kernel in FAMILIES if kernel.DIRECTION == "forward"}
     stems -= set(OF_16_BITS)
-    stems.add("depthwise_forward")
+    stems.discard("depthwise_forward")  # it serves float32 in channels_last alone
     of_tf32 = {stem for stem in stems if "tf32" in stem or stem == "mma_frames_forward"}
     other_math = of_tf32 if math == "ieee" else {"sm90_split_forward"}
     assert served.keys() == stems - other_math

@@ -105,7 +105,9 @@ def test_every_tile(case, family, dtype, made, served):
         return run.weight_gradient(x, y, tuple(w.shape[2:]), layer.geometry, False)
 
     able = served[case, family.STEM, dtype, made]
-    assert able
+    if not able:
+        assert (family.DIRECTION, dtype) == ("forward", torch.float32)
+        pytest.skip("contiguous outputs in float32 are direct_forward's")
     for candidate in able:
         with using(candidate), torch.no_grad():
             tconv.statistics(reset=True)

@@ -116,7 +116,10 @@ def assert_right(out: Tensor, direction, case: Case, t: Operands) -> None:
 def test_some_tiles(direction, case):
     """Of each case others, in one dtype and layout; all that serve are below."""
     turn = EVERY.index((direction, case))
-    t = operands(case, DTYPES[turn % 3], LAYOUTS[turn % 4], "cpu")
+    dtype, layout = DTYPES[turn % 3], LAYOUTS[turn % 4]
+    if direction == "forward" and dtype is torch.float32:
+        layout = "channels_last"  # the contiguous ones are direct_forward's
+    t = operands(case, dtype, layout, "cpu")
     every = served(problem_of(direction, case, t), few() if turn % 2 else HOPPER)
     for place in {turn % len(every), (5 * turn + 3) % len(every)}:
         assert_right(run(every[place], t), direction, case, t)
@@ -294,6 +297,8 @@ def test_is_modelled_faster_than_the_engine_and_the_general_kernels():
             everyone = (engine[problem.direction],)
             others = [c for c in candidates(problem, HOPPER, everyone) if not c.refusal]
             others += [c for c in candidates(problem, HOPPER) if not c.refusal]
+            others = [other for other in others if other.stem != FAMILIES[problem.direction].STEM]
+            assert others
             assert all(ours.cost < other.cost for other in others), problem
 
 
@@ -313,6 +318,16 @@ def test_refusals(direction, changes, arch, reason):
     problem = Problem(direction, 1, 16, 16, 16, axis, axis)
     problem = dataclasses.replace(problem, **changes)
     assert FAMILIES[direction].why_not(problem, Target.named(arch)) == reason
+
+
+def test_leaves_contiguous_outputs_in_float32_to_direct_forward():
+    axis = Axis(8, 4, 2, 1)
+    for direction in DIRECTIONS:
+        problem = Problem(direction, 1, 16, 16, 16, axis, axis)
+        why = FAMILIES[direction].why_not(problem, HOPPER)
+        assert (why is None) == (direction != "forward")
+        other = dataclasses.replace(problem, y_layout="channels_last")
+        assert FAMILIES[direction].why_not(other, HOPPER) is None
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,9 @@ def why_not(problem: Problem, target: Target) -> str | None:
             f"is for {MOST_MULTIPLE} output channels in a group at most, "
             f"not {problem.out_channels_per_group}"
         )
+    kind = (problem.direction, problem.dtype, problem.y_layout)
+    if kind == ("forward", "float32", "contiguous"):
+        return "leaves contiguous outputs in float32 to direct_forward, whose times are known"
     return family.coordinates_why_not(problem)
 
 
