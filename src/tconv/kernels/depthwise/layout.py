@@ -253,6 +253,7 @@ class Layout:
         """Blocks that an SM must hold, which bounds the registers; 0 if there are not enough."""
         needed = self.held + OTHER_REGISTERS + 5 * (self.tile.vector - 1)
         needed += 16 if self.problem.wide_offsets else 0
+        needed += self.problem.dtype == "float32"  # its pairs are two registers, also when stored
         for blocks, registers in ((4, 64), (3, 80), (2, 128), (1, 168)):
             if needed <= registers:
                 return blocks
