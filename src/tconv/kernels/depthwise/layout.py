@@ -253,7 +253,7 @@ class Layout:
         """Blocks that an SM must hold, which bounds the registers; 0 if there are not enough."""
         needed = self.held + OTHER_REGISTERS + 5 * (self.tile.vector - 1)
         needed += 16 if self.problem.wide_offsets else 0
-        # Its pairs are two registers, also when stored. NOTE: without this and the next sm_80 spills.
+        # Its pairs are two registers, also when stored. NOTE: without both rules sm_80 spills.
         needed += 8 if self.problem.dtype == "float32" else 0
         if self.problem.direction == "weight_gradient" and self.tap_sets > 1:
             return 1 if needed <= 168 else 0
