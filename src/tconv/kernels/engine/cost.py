@@ -12,7 +12,7 @@ _COSTS = costs.load(__file__)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds of packing and kernel, and of the host."""
+    """Modelled seconds of packing and kernel, and of the host where there are two launches."""
     fit = _COSTS
     laid = layout(problem, tile)
     # Averages over the row sets of a tile's positions.
@@ -37,7 +37,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     of_tile = main + written + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     modelled = max(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
+    modelled += fit.launch * 1e-6
+    if laid.maps_weights:
+        return modelled
     weights_moved = 2 * laid.weight_pieces * laid.weight_bytes
     packing = weights_moved / (fit.pack_weights * 1e12)
     packing += 4 * laid.image_elements / (fit.pack_images * 1e12)
-    return family.with_host(modelled + packing + (fit.pack_launch + fit.launch) * 1e-6)
+    return family.with_host(modelled + packing + fit.pack_launch * 1e-6)

@@ -147,9 +147,26 @@ class Layout:
         return -(-self.rows // (8 * blocks)) * 8
 
     @property
+    def maps_weights(self) -> bool:
+        """Whether weights are copied as they lie, by a tensor map: nothing is packed."""
+        return self.problem.weight_mapped and not self.packs_image
+
+    @property
+    def rows_adjacent(self) -> bool:
+        """Whether a line of a piece of weights has the rows of a channel, not the reverse."""
+        return self.maps_weights and self.forward
+
+    @property
+    def weight_line(self) -> int:
+        """Bytes of a line of a piece of weights: the span of its swizzle."""
+        if self.rows_adjacent:
+            return 64 if self.group_rows <= 32 else 128
+        return self.line_bytes
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of a piece of weights."""
-        return self.group_rows * self.line_bytes
+        return (self.depth if self.rows_adjacent else self.group_rows) * self.weight_line
 
     @functools.cached_property
     def tile_results(self) -> int:
@@ -467,6 +484,8 @@ class Layout:
     @property
     def weight_pieces(self) -> int:
         """Packed pieces."""
+        if self.maps_weights:
+            return 0
         return self.problem.groups * self.row_blocks * self.slot_count * self.chunks
 
     @property

@@ -24,8 +24,9 @@ constexpr int consumers = 2;
 constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of weights
 constexpr int depth = line_bytes / 2;  // channels of a stage
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
-constexpr ptx::Swizzle swizzle =
-    line_bytes == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+constexpr ptx::Swizzle swizzle_of(int line) {
+    return line == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+}
 
 // Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels, other
 // ones for each consumer; or they are its rows, 64 at a time, and both consumers have the same
@@ -33,7 +34,10 @@ constexpr ptx::Swizzle swizzle =
 constexpr int columns = Layer::columns;
 constexpr bool positions_are_rows = Layer::positions_are_rows;
 constexpr int group_rows = Layer::group_rows;  // channels of a row group
-constexpr int weight_bytes = group_rows * line_bytes;
+// A line of a piece of weights has the channels of a row; or, of weights that a tensor map describes
+// as they lie, the rows of a channel (`rows_adjacent`).
+constexpr int weight_line = Layer::weight_line;
+constexpr int weight_bytes = (Layer::rows_adjacent ? depth : group_rows) * weight_line;
 constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
 
 // A row group is a block of channels of a set: of `tile_results` results.
