@@ -226,6 +226,28 @@ def test_result_does_not_depend_on_the_order_of_threads(direction, case):
         given = with_packed_weights(given)
 
 
+# Several row sets that need the same stages: all phases, and blocks of channels.
+SETS = (
+    ("forward", Case(3, 128, 136, 1, (6, 14), (2, 2), (2, 2))),
+    ("forward", Case(2, 72, 24, 1, (9, 20), (4, 4), (2, 2), (1, 1))),
+    ("input_gradient", Case(5, 264, 40, 1, (6, 14), (1, 1))),
+)
+
+
+@pytest.mark.parametrize("blocks", quick((3, 1, 2, 5), 0))
+@pytest.mark.parametrize(("direction", "case"), SETS, ids=str)
+def test_patches_that_a_block_keeps_for_all_row_sets(direction, case, blocks):
+    given = setting(direction, case, DTYPES[blocks % 2])
+    want = given.want
+    every = served(problem_of(given), few(blocks))
+    kept = [chosen for chosen in every if chosen.kernel.arguments["keeps_patches"]]
+    loads = [layout(c.problem, c.tile).patch_loads(few(blocks)) for c in kept]
+    assert loads and min(loads) < 1
+    for number, chosen in enumerate(kept):
+        out = run(chosen, given, ("random:1", "reverse")[number % 2], sanitize=number == 0)
+        assert_right(out, given, want)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("blocks", (1, 2, 3, 4))
 @pytest.mark.parametrize(("direction", "case"), APART, ids=str)

@@ -25,6 +25,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         cycles = tile.columns
     products = slots * cycles * laid.depth / 64 * fit.product
     weights = 0 if laid.resident else slots * laid.weight_bytes
+    stages *= laid.patch_loads(target)
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
     patch_stages = max(1, laid.rings(target)[0])
     main = max(max(products, copied) + fit.step * slots, fit.stage * stages / patch_stages)

@@ -228,6 +228,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "patch_stages": patch_stages,
         "weight_stages": weight_stages,
         "lead": laid.lead(target),
+        "keeps_patches": int(laid.keeps_patches(target)),
         "batch": problem.batch,
         "destination_height": sizes[0],
         "destination_width": sizes[1],

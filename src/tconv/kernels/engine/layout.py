@@ -461,6 +461,21 @@ class Layout:
         """Tiles of the launch."""
         return math.prod(self.tile_counts) * self.problem.groups * self.row_sets
 
+    def keeps_patches(self, target: Target) -> bool:
+        """Whether a block loads patches once for all row sets that it has of the same positions.
+
+        It then has tiles that follow each other. All row sets need the same stages, which fit the
+        ring together.
+        """
+        several = self.row_sets > 1 and len(set(self.kinds)) == 1
+        return several and 1 <= self.chunks * len(self.kinds[0]) <= self.rings(target)[0]
+
+    def patch_loads(self, target: Target) -> float:
+        """The share of tiles whose patches are loaded."""
+        if not self.keeps_patches(target):
+            return 1.0
+        return min(1.0, 1 / self.row_sets + min(target.multiprocessors, self.tiles) / self.tiles)
+
     def lead(self, target: Target) -> int:
         """Stages by which the first consumer is ahead; 0 where a block has one tile."""
         if self.tiles <= target.multiprocessors:

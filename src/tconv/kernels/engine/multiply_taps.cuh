@@ -47,8 +47,9 @@ template <typename Fields>
 TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int ring) {
     CountedTurn turn;
     ptx::griddepcontrol_wait();  // the packing may still run
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(arguments, tile);
+    Tiles tiles(arguments);
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
+        Position at(arguments, tiles, tile);
         int row_group = at.row_group(ring);
         Slots slots(row_group);
         int block = row_group / sets;
@@ -85,7 +86,7 @@ TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int rin
 
 // A consumer's rings and descriptors.
 struct Multiplier {
-    CountedTurn patches, weights;
+    CountedTurn patches, kept, weights;  // `kept`: where a tile's patches begin
     uint64_t patch_matrix, weight_matrix;
     int consumer, ring;
 
@@ -144,6 +145,8 @@ struct Multiplier {
         uint64_t* used_patch = nullptr;
         uint64_t* used_weights = nullptr;
         if (Layer::resident) weights.stage = 0;
+        if (at.loads) kept = patches;
+        patches = kept;
 #pragma unroll 1
         for (int turns = chunks * (end - first), i = first, slot = slots.begin; turns > 0;
              --turns) {
@@ -189,7 +192,9 @@ struct Multiplier {
                 }
             }
             uint64_t* empty = &shared.patches_empty[patches.stage];
-            if (has_products) {
+            if (!at.hands_back) {
+                // The next tile has the same patches.
+            } else if (has_products) {
                 used_patch = empty;
             } else {
                 // The stage before may be needed for the next products.

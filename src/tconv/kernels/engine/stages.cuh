@@ -79,18 +79,39 @@ TCONV_DEVICE unsigned char* patch_of(const Arguments& arguments, Shared& shared,
     return first + stage * arguments.stage_bytes;
 }
 
+// The tiles of a block: every n-th; or, if it keeps patches, some that follow each other.
+struct Tiles {
+    int first, end, step;
+
+    TCONV_DEVICE explicit Tiles(const Arguments& arguments)
+        : first(blockIdx.x), end(arguments.tiles), step(gridDim.x) {
+        if (row_sets == 1 || !arguments.keeps_patches) return;
+        int each = end / step, more = end - each * step;
+        first = first * each + min(first, more);
+        end = first + each + (int(blockIdx.x) < more ? 1 : 0);
+        step = 1;
+    }
+};
+
 // A tile: which rows, and the first position of its box.
 struct Position {
     int row_set, group;
     int image, y, x;
+    // Whether its patches are loaded, and handed back; if not, those of the tile before stay.
+    bool loads = true, hands_back = true;
 
-    TCONV_DEVICE Position(const Arguments& arguments, int tile) {
+    TCONV_DEVICE Position(const Arguments& arguments, const Tiles& tiles, int tile) {
         // Row sets are innermost, as they share their patches.
         int rest = tile / row_sets;
         row_set = tile - rest * row_sets;
         // Some have more slots than others. Where a block would always get the same, each of its
         // turns begins with the next.
-        if (gridDim.x % row_sets == 0) row_set = (row_set + tile / int(gridDim.x)) % row_sets;
+        if (row_sets > 1 && arguments.keeps_patches) {
+            loads = row_set == 0 || tile == tiles.first;
+            hands_back = row_set == row_sets - 1 || tile == tiles.end - 1;
+        } else if (gridDim.x % row_sets == 0) {
+            row_set = (row_set + tile / int(gridDim.x)) % row_sets;
+        }
         int next = rest / Layer::groups;
         group = rest - next * Layer::groups;
         rest = next / arguments.tiles_x;
