@@ -251,6 +251,8 @@ class Layout:
         reach = self.tile.reach
 
         def key(at: tuple[int, int, int]) -> tuple[int, ...]:
+            if reach == "column":
+                return at[0], at[2]
             return at[: {"image": 1, "row": 2, "tap": 3}[reach]]
 
         members: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
