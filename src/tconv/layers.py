@@ -181,7 +181,7 @@ class Layer:
             bias=self.bias,
             strides=(
                 dense_strides(self.x_shape, last),
-                dense_strides(self.w_shape),
+                dense_strides(self.w_shape, last),
                 dense_strides(self.y_shape, last),
             ),
         )

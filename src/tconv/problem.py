@@ -195,6 +195,9 @@ class Problem:
         source_aligned: tensor maps can describe the images that are read, x by `forward`, y by
             `input_gradient`, both by `weight_gradient`: columns are adjacent (channels, if they
             are channels_last), and all else starts on multiples of 16 bytes.
+        weight_mapped: tensor maps can describe the weight of a 16-bit `forward` or
+            `input_gradient`: output channels are adjacent, all else starts on multiples of 16
+            bytes.
         like: a problem of the same layer that `serves` this one. A kernel's constants are then
             those of that problem, and this one's sizes are arguments alone.
     """
@@ -213,6 +216,7 @@ class Problem:
     y_layout: Layout = "contiguous"
     wide_offsets: bool = False
     source_aligned: bool = False
+    weight_mapped: bool = False
     like: Problem | None = None
 
     def __post_init__(self) -> None:
@@ -253,6 +257,7 @@ class Problem:
         bias: bool = False,
         strides: tuple[Sizes, Sizes, Sizes] | None = None,
         aligned: bool = True,
+        weight_aligned: bool = True,
     ) -> Problem:
         """The problem of a call on tensors.
 
@@ -265,6 +270,7 @@ class Problem:
             bias: whether the layer has one, which `forward` alone adds.
             strides: of x, w and y, in elements; None where all are dense and contiguous.
             aligned: whether the images that are read start on a multiple of 16 bytes.
+            weight_aligned: whether the weight does.
         """
         groups = geometry[4]
         height, width = axes(x_shape[2:], w_shape[2:], geometry)
@@ -277,6 +283,8 @@ class Problem:
         math = float32_math(direction, *channels, taps, tf32_allowed=allowed)
         read = {"forward": strides[:1], "input_gradient": strides[2:]}.get(direction, strides[::2])
         vectors = aligned and all(_on_vectors(of_read, ITEM_BYTES[dtype]) for of_read in read)
+        mapped = weight_aligned and ITEM_BYTES[dtype] == 2 and direction != "weight_gradient"
+        mapped = mapped and _layout(strides[1]) == "channels_last" and _on_vectors(strides[1], 2)
         return cls(
             direction=direction,
             batch=x_shape[0],
@@ -292,6 +300,7 @@ class Problem:
             y_layout=_layout(strides[2]),
             wide_offsets=any(map(_is_wide, shapes, strides)),
             source_aligned=vectors,
+            weight_mapped=mapped,
         )
 
     @property
@@ -314,7 +323,7 @@ class Problem:
         )
         channels = (self.in_channels, self.out_channels, self.groups)
         kind = (self.direction, self.dtype, self.math, self.bias, self.x_layout, self.y_layout)
-        return (*kind, *channels, *axes, self.wide_offsets)
+        return (*kind, *channels, *axes, self.wide_offsets, self.weight_mapped)
 
     def serves(self, other: Problem) -> bool:
         """Whether kernels with the constants of this problem may serve another.
@@ -419,6 +428,7 @@ class Problem:
             f"{'x'.join(map(str, self.y_shape))} kernel={y.kernel}x{x.kernel}{options}{groups} "
             f"{self.dtype}/{self.math}{layouts}{' bias' if self.bias else ''}"
             f"{' wide' if self.wide_offsets else ''}{' aligned' if self.source_aligned else ''}"
+            f"{' w:channels_last' if self.weight_mapped else ''}"
             + ("" if self.like is None else f", by a kernel for {self.like}")
         )
 

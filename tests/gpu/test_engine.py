@@ -36,12 +36,17 @@ CASES = (
 )
 
 
-FORMATS = (torch.channels_last, torch.contiguous_format)
+FORMATS = (
+    (torch.channels_last, torch.channels_last),
+    (torch.channels_last, torch.contiguous_format),
+    (torch.contiguous_format, torch.contiguous_format),
+)
+"""Of the images and of the weight."""
 
 
 def problem_of(layer: Layer, direction, dtype, made) -> Problem:
-    x, y = (torch.empty(s).to(memory_format=made) for s in (layer.x_shape, layer.y_shape))
-    w = torch.empty(layer.w_shape)
+    x, y = (torch.empty(s).to(memory_format=made[0]) for s in (layer.x_shape, layer.y_shape))
+    w = torch.empty(layer.w_shape).to(memory_format=made[1])
     return Problem.of(
         direction,
         layer.x_shape,
@@ -64,7 +69,7 @@ def served():
                 for made in FORMATS:
                     problem = problem_of(layer, family.DIRECTION, dtype, made)
                     able = [c for c in candidates(problem, target, (family,)) if not c.refusal]
-                    every = dtype is torch.bfloat16 and made is torch.channels_last
+                    every = dtype is torch.bfloat16 and made == FORMATS[0]
                     able = able if every else able[:2]
                     found[case, family.STEM, dtype, made] = able
                     for candidate in able:
@@ -85,10 +90,10 @@ def test_every_tile(case, family, dtype, made, served):
     rest = (stride, padding, output_padding, groups, dilation)
     torch.manual_seed(0)
     x, y = (
-        torch.randn(shape, device="cuda").to(dtype).to(memory_format=made)
+        torch.randn(shape, device="cuda").to(dtype).to(memory_format=made[0])
         for shape in (layer.x_shape, layer.y_shape)
     )
-    w = torch.randn(layer.w_shape, device="cuda").to(dtype)
+    w = torch.randn(layer.w_shape, device="cuda").to(dtype).to(memory_format=made[1])
     b = torch.randn(layer.out_channels, device="cuda").to(dtype)
     able = served[case, family.STEM, dtype, made]
     if not able:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from tconv.run.binding import Call, Settings
 
 Laid = tuple[Sizes, Sizes]
 """Shape and strides of a tensor, strides in elements."""
+
+Address = Callable[[Tensor], int]
+"""The address of a tensor."""
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {
     torch.float32: "float32",
@@ -214,6 +218,7 @@ def signature(
         input.data_ptr() % 16 == 0,
         weight.shape,
         weight.stride(),
+        weight.data_ptr() % 16 == 0,
         weight.dtype,
         weight.device,
         None if bias is None else (bias.shape, bias.dtype, bias.device),
@@ -240,13 +245,16 @@ def problem_of_fakes(
         direction: of the call.
         first, second, third, geometry: the arguments of the map of that name, up to its geometry.
     """
-    # A fake tensor has no address. Those that PyTorch allocates are multiples of 16.
-    aligned = first.storage_offset() * first.element_size() % 16 == 0
     if direction == "forward":
-        return _find_forward(first, second, third, geometry, aligned).problem
+        return _find_forward(first, second, third, geometry, _address_of_fake).problem
     if direction == "input_gradient":
-        return _find_input_gradient(first, second, third, geometry, aligned).problem
-    return _find_weight_gradient(first, second, third, geometry, False, aligned).problem
+        return _find_input_gradient(first, second, third, geometry, _address_of_fake).problem
+    return _find_weight_gradient(first, second, third, geometry, False, _address_of_fake).problem
+
+
+def _address_of_fake(tensor: Tensor) -> int:
+    # It has none. Those that PyTorch allocates are multiples of 16.
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _find_forward(
@@ -254,7 +262,7 @@ def _find_forward(
     weight: Tensor,
     bias: Tensor | None,
     geometry: Geometry,
-    aligned: bool | None = None,
+    address: Address = Tensor.data_ptr,
 ) -> Call:
     return _find(
         "forward",
@@ -264,7 +272,8 @@ def _find_forward(
         (weight.shape, weight.stride()),
         None,
         bias is not None,
-        input.data_ptr() % 16 == 0 if aligned is None else aligned,
+        address(input) % 16 == 0,
+        address(weight) % 16 == 0,
     )
 
 
@@ -273,13 +282,12 @@ def _find_input_gradient(
     weight: Tensor,
     input_size: Pair,
     geometry: Geometry,
-    aligned: bool | None = None,
+    address: Address = Tensor.data_ptr,
 ) -> Call:
     w, y = ((tensor.shape, tensor.stride()) for tensor in (weight, grad_output))
     x = _made((y[0][0], w[0][0], *input_size), w, y)
-    if aligned is None:
-        aligned = grad_output.data_ptr() % 16 == 0
-    return _find("input_gradient", geometry, grad_output, x, w, y, aligned=aligned)
+    aligned, weight_aligned = (address(tensor) % 16 == 0 for tensor in (grad_output, weight))
+    return _find("input_gradient", geometry, grad_output, x, w, y, False, aligned, weight_aligned)
 
 
 def _find_weight_gradient(
@@ -288,13 +296,12 @@ def _find_weight_gradient(
     kernel_size: Pair,
     geometry: Geometry,
     channels_last: bool,
-    aligned: bool | None = None,
+    address: Address = Tensor.data_ptr,
 ) -> Call:
     x, y = ((tensor.shape, tensor.stride()) for tensor in (input, grad_output))
     shape = (x[0][1], y[0][1] // geometry[4], *kernel_size)
     w = shape, dense_strides(shape, channels_last)
-    if aligned is None:
-        aligned = input.data_ptr() % 16 == grad_output.data_ptr() % 16 == 0
+    aligned = address(input) % 16 == address(grad_output) % 16 == 0
     return _find("weight_gradient", geometry, input, x, w, y, aligned=aligned)
 
 
@@ -303,7 +310,7 @@ def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
     problem = call.problem
     x, w = (problem.x_shape, call.strides[0]), (problem.w_shape, call.strides[1])
     y = (problem.y_shape, call.strides[2])
-    rest = (problem.dtype, call.device, False, True, call.settings)
+    rest = (problem.dtype, call.device, False, True, True, call.settings)
     return (
         _call("input_gradient", geometry, _made(x[0], w, y), w, y, *rest),
         _call("weight_gradient", geometry, x, _made(w[0], w), y, *rest),
@@ -324,12 +331,13 @@ def _find(
     y: Laid | None,
     bias: bool = False,
     aligned: bool = True,
+    weight_aligned: bool = True,
 ) -> Call:
     """The call on tensors that are laid out so, of the dtype and on the device of `tensor`."""
     device = tensor.get_device() if tensor.is_cuda else None
     read = Settings(*_read(tensor.is_cuda, tensor.dtype))
     dtype = DTYPE_NAMES[tensor.dtype]
-    return _call(direction, geometry, x, w, y, dtype, device, bias, aligned, read)
+    return _call(direction, geometry, x, w, y, dtype, device, bias, aligned, weight_aligned, read)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -343,6 +351,7 @@ def _call(
     device: int | None,
     bias: bool,
     aligned: bool,
+    weight_aligned: bool,
     read: Settings,
 ) -> Call:
     """The call by all that it depends on; `y` is None where the call makes it."""
@@ -358,6 +367,7 @@ def _call(
         bias=bias,
         strides=(x[1], w[1], y[1]),
         aligned=aligned,
+        weight_aligned=weight_aligned,
     )
     result = {"forward": y, "input_gradient": x, "weight_gradient": w}[direction]
     return Call(problem, *result, (x[1], w[1], y[1]), read, device)

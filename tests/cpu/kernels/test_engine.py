@@ -106,6 +106,11 @@ def setting(direction: str, case: Case, dtype: torch.dtype, seed: int = 0) -> Se
     return Setting(direction, case, operands(case, dtype, "channels_last", "cpu", seed))
 
 
+def with_packed_weights(given: Setting) -> Setting:
+    """With a contiguous weight, which no tensor map can describe unless the kernel is 1x1."""
+    return given._replace(t=dataclasses.replace(given.t, w=given.t.w.contiguous()))
+
+
 def problem_of(given: Setting, **options) -> Problem:
     t = given.t
     return Problem.of(
@@ -157,20 +162,23 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize(("direction", "case"), EVERY, ids=str)
 def test_some_tiles(direction, case):
-    """Of each case others, in one dtype; all that serve are below."""
+    """Of each case others, in one dtype, of weights as they lie and packed; all are below."""
     turn = EVERY.index((direction, case))
     given = setting(direction, case, DTYPES[turn % 2])
-    every = served(problem_of(given))
     want = given.want
-    for chosen in (every[turn % len(every)], every[(5 * turn + 7) % len(every)]):
-        assert_right(run(chosen, given), given, want)
+    for packed, number in ((False, turn), (True, 5 * turn + 7)):
+        given = with_packed_weights(given) if packed else given
+        every = served(problem_of(given))
+        assert_right(run(every[number % len(every)], given), given, want)
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("packed", (False, True), ids=("weights as they lie", "packed"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("direction", "case"), EVERY, ids=str)
-def test_every_tile_that_serves(direction, case, dtype):
+def test_every_tile_that_serves(direction, case, dtype, packed):
     given = setting(direction, case, dtype)
+    given = with_packed_weights(given) if packed else given
     want = given.want
     for chosen in served(problem_of(given)):
         assert_right(run(chosen, given), given, want)
@@ -215,6 +223,29 @@ def test_result_does_not_depend_on_the_order_of_threads(direction, case):
             ]
             assert_right(results[0], given, want)
             assert all(same_bits(results[0], other) for other in results[1:]), str(chosen)
+        given = with_packed_weights(given)
+
+
+# Several row sets that need the same stages: all phases, and blocks of channels.
+SETS = (
+    ("forward", Case(3, 128, 136, 1, (6, 14), (2, 2), (2, 2))),
+    ("forward", Case(2, 72, 24, 1, (9, 20), (4, 4), (2, 2), (1, 1))),
+    ("input_gradient", Case(5, 264, 40, 1, (6, 14), (1, 1))),
+)
+
+
+@pytest.mark.parametrize("blocks", quick((3, 1, 2, 5), 0))
+@pytest.mark.parametrize(("direction", "case"), SETS, ids=str)
+def test_patches_that_a_block_keeps_for_all_row_sets(direction, case, blocks):
+    given = setting(direction, case, DTYPES[blocks % 2])
+    want = given.want
+    every = served(problem_of(given), few(blocks))
+    kept = [chosen for chosen in every if chosen.kernel.arguments["keeps_patches"]]
+    loads = [layout(c.problem, c.tile).patch_loads(few(blocks)) for c in kept]
+    assert loads and min(loads) < 1
+    for number, chosen in enumerate(kept):
+        out = run(chosen, given, ("random:1", "reverse")[number % 2], sanitize=number == 0)
+        assert_right(out, given, want)
 
 
 @pytest.mark.thorough
@@ -296,8 +327,9 @@ def test_reads_and_writes_its_tensors_alone(direction, wide):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_workspace_may_hold_anything(direction):
     case = SEVERAL[direction][1]
-    given = setting(direction, case, torch.bfloat16)
+    given = with_packed_weights(setting(direction, case, torch.bfloat16))
     for chosen in served(problem_of(given))[::6]:
+        assert chosen.packed
         first = run(chosen, given, workspace=0.0)
         assert same_bits(first, run(chosen, given, workspace=math.nan))
         assert same_bits(first, run(chosen, given, workspace=math.inf))
@@ -443,7 +475,7 @@ COMPILED = [
 def test_compiles_without_spills_or_serialised_products(direction, name, part):
     """Every second tile, from the first or the second on."""
     dtype = ("bfloat16", "float16")[list(LAYERS).index(name) % 2]
-    every = served(of_shape(direction, LAYERS[name], dtype))
+    every = served(of_shape(direction, LAYERS[name], dtype, weight_mapped=part == 0))
     assert every
     for chosen in every[part::2]:
         assert_compiled_well(chosen)
@@ -593,7 +625,9 @@ def test_any_layout_and_channels(direction, case, layout):
     given = of_layout(direction, case, torch.bfloat16, layout)
     problem = problem_of(given)
     for chosen in served(problem)[::3]:
-        assert (len(chosen.of_role("packing")[0].source.arguments) > 6) == layout_of(chosen)
+        packing = chosen.of_role("packing")
+        assert bool(packing) == (layout_of(chosen) or not problem.weight_mapped)
+        assert not packing or (len(packing[0].source.arguments) > 6) == layout_of(chosen)
         assert_right(run(chosen, given), given)
 
 
@@ -778,15 +812,17 @@ def test_it_serves_who_names_it(direction, monkeypatch):
     assert found.output.is_contiguous(memory_format=torch.channels_last)
     for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
         assert_right(got, given, want)
-    found = called(misaligned(given.t.x), given.t.w, given.t.bias, misaligned(given.t.grad_output))
-    assert found.kernels[direction] == FAMILIES[direction].STEM
-    for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
-        assert_right(got, given, want)
+    x, w, y = given.t.x, given.t.w, given.t.grad_output
+    for others in ((misaligned(x), w, misaligned(y)), (x, misaligned(w), y)):
+        found = called(*others[:2], given.t.bias, others[2])
+        assert found.kernels[direction] == FAMILIES[direction].STEM
+        for got, want in zip(found[1:], expected(case.layer, given.t), strict=False):
+            assert_right(got, given, want)
 
 
 def test_packed_weights_of_two_gigabytes_have_wide_offsets():
     for direction, family in FAMILIES.items():
-        problem = of_shape(direction, Case(1, 8, 8, 3000, (8, 8), (16, 16)))
+        problem = of_shape(direction, Case(1, 8, 8, 3000, (8, 8), (16, 16)), weight_mapped=False)
         for chosen in served(problem):
             wide = dict(chosen.kernel.source.constants)["Index"] == "long long"
             assert wide or 4 * chosen.packed < 2**31, f"{family.STEM}: {chosen}"

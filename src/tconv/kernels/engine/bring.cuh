@@ -16,8 +16,10 @@ TCONV_DEVICE void bring_patches(const Arguments& arguments, Shared& shared) {
     if constexpr (Layer::packs_image) ptx::griddepcontrol_wait();
     const ptx::TensorMap* maps = &arguments.source_0;
     for (int source = 0; source < Layer::sources; ++source) ptx::prefetch_tensormap(maps + source);
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(arguments, tile);
+    Tiles tiles(arguments);
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
+        Position at(arguments, tiles, tile);
+        if (!at.loads) continue;
         int first = at.first_stage(), end = at.end_stage();
         for (int chunk = 0; chunk < chunks; ++chunk) {
             for (int i = first; i < end; ++i) {

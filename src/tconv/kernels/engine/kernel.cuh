@@ -16,8 +16,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
     Multiplier multiplier(arguments, shared, consumer);
     if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
     int until_lead = arguments.lead;
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(arguments, tile);
+    Tiles tiles(arguments);
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
+        Position at(arguments, tiles, tile);
         Sums sums;
         multiplier.multiply(arguments, shared, at, sums, until_lead);
         store(arguments, shared, at, consumer, sums);

@@ -32,27 +32,28 @@ THREADS = 128 * (1 + CONSUMERS)
 
 
 def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The packing, and the kernel of one block for each SM, which loops over tiles."""
+    """The packing, if any, and the kernel of a block for each SM, which loops over tiles."""
     laid = layout(problem, tile)
     arguments = _arguments(laid, target)
-    return (
-        Launch(
-            "packing",
-            _pack_source(laid),
-            laid.pack_grid,
-            _pack_arguments(laid),
-            "lays weights and the image out" if laid.packs_image else "lays weights out",
-            packed=laid.packed_elements,
-        ),
-        Launch(
-            "kernel",
-            _source(stem, laid, arguments),
-            min(target.multiprocessors, laid.tiles),
-            arguments,
-            # NOTE: of y alone; the input's gradient is a new tensor.
-            aligned=laid.forward and laid.vector > 1,
-        ),
+    kernel = Launch(
+        "kernel",
+        _source(stem, laid, arguments),
+        min(target.multiprocessors, laid.tiles),
+        arguments,
+        # NOTE: of y alone; the input's gradient is a new tensor.
+        aligned=laid.forward and laid.vector > 1,
     )
+    if laid.maps_weights:
+        return (kernel,)
+    packing = Launch(
+        "packing",
+        _pack_source(laid),
+        laid.pack_grid,
+        _pack_arguments(laid),
+        "lays weights and the image out" if laid.packs_image else "lays weights out",
+        packed=laid.packed_elements,
+    )
+    return packing, kernel
 
 
 def _index(laid: Layout) -> str:
@@ -93,6 +94,9 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("contiguous", laid.contiguous),
             ("paired", laid.paired),
             ("resident", laid.resident),
+            ("maps_weights", laid.maps_weights),
+            ("rows_adjacent", laid.rows_adjacent),
+            ("weight_line", laid.weight_line),
             ("vector", laid.vector),
             ("fixed_bytes", laid.fixed_bytes),
             ("most_patch_stages", MOST_PATCH_STAGES),
@@ -118,12 +122,22 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ),
             ("slot_y", tuple(slot.y for slot in slots) or (0,)),
             ("slot_x", tuple(slot.x for slot in slots) or (0,)),
+            *_tap_constants(laid),
         ),
         arguments=tuple(
             (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
         ),
         shared_bytes=laid.shared_bytes,
         threads=THREADS,
+    )
+
+
+def _tap_constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
+    """Which weight each slot has."""
+    slots = [slot for of_set in laid.slots for slot in of_set]
+    return (
+        ("kernel_x", laid.problem.width.kernel),
+        ("slot_tap", tuple(slot.tap for slot in slots) or (0,)),
     )
 
 
@@ -137,7 +151,6 @@ def _type_of(name: str, argument: Argument, index: str) -> str:
 
 def _pack_source(laid: Layout) -> KernelSource:
     problem = laid.problem
-    slots = [slot for of_set in laid.slots for slot in of_set]
     index = _index(laid)
     return KernelSource(
         stem=PACK_STEM,
@@ -145,12 +158,11 @@ def _pack_source(laid: Layout) -> KernelSource:
             *_constants(laid),
             ("turned", not laid.forward),
             ("kernel_y", problem.height.kernel),
-            ("kernel_x", problem.width.kernel),
             ("part_taps", laid.part_taps),
             ("item_rows", laid.item_rows),
             ("slot_bytes", laid.slot_bytes),
-            ("slot_tap", tuple(slot.tap for slot in slots) or (0,)),
             ("slot_set", tuple(i for i, of_set in enumerate(laid.slots) for _ in of_set) or (0,)),
+            *_tap_constants(laid),
             ("channels_last", laid.read_layout == "channels_last"),
         ),
         arguments=tuple(
@@ -198,7 +210,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     pitch, pitch_x = hopper.division(laid.pitch), hopper.division(laid.pitch_x)
     return {
         **{f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))},
-        "packed": Address("packed"),
+        **({"weights": _weight_map(laid)} if laid.maps_weights else {"packed": Address("packed")}),
         "bias": Address("bias"),
         "destination": Address(made),
         "tiles": laid.tiles,
@@ -219,6 +231,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "patch_stages": patch_stages,
         "weight_stages": weight_stages,
         "lead": laid.lead(target),
+        "keeps_patches": int(laid.keeps_patches(target)),
         "batch": problem.batch,
         "destination_height": sizes[0],
         "destination_width": sizes[1],
@@ -243,6 +256,23 @@ def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
         step,
         (laid.depth, laid.pitch_x, box_y + laid.reach[0], box_n, 1),
         packed,
+    )
+
+
+def _weight_map(laid: Layout) -> TensorMap:
+    """A layer's weight: output channels, columns, rows, input channels, groups."""
+    problem = laid.problem
+    in_channels = problem.in_channels_per_group
+    rows, depth = laid.group_rows, laid.depth
+    dims = (problem.out_channels_per_group, problem.width.kernel, problem.height.kernel)
+    of_strides = (Stride("w", 3), Stride("w", 2), Stride("w", 0), Stride("w", 0, in_channels))
+    return TensorMap(
+        Address("w"),
+        (*dims, in_channels, problem.groups),
+        of_strides,
+        (rows, 1, 1, depth, 1) if laid.forward else (depth, 1, 1, rows, 1),
+        laid.weight_line,
+        problem.dtype,
     )
 
 

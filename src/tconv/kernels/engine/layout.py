@@ -150,9 +150,26 @@ class Layout:
         return -(-self.rows // (8 * blocks)) * 8
 
     @property
+    def maps_weights(self) -> bool:
+        """Whether weights are copied as they lie, by a tensor map: nothing is packed."""
+        return self.problem.weight_mapped and not self.packs_image
+
+    @property
+    def rows_adjacent(self) -> bool:
+        """Whether a line of a piece of weights has the rows of a channel, not the reverse."""
+        return self.maps_weights and self.forward
+
+    @property
+    def weight_line(self) -> int:
+        """Bytes of a line of a piece of weights: the span of its swizzle."""
+        if self.rows_adjacent:
+            return 64 if self.group_rows <= 32 else 128
+        return self.line_bytes
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of a piece of weights."""
-        return self.group_rows * self.line_bytes
+        return (self.depth if self.rows_adjacent else self.group_rows) * self.weight_line
 
     @functools.cached_property
     def tile_results(self) -> int:
@@ -237,6 +254,8 @@ class Layout:
         reach = self.tile.reach
 
         def key(at: tuple[int, int, int]) -> tuple[int, ...]:
+            if reach == "column":
+                return at[0], at[2]
             return at[: {"image": 1, "row": 2, "tap": 3}[reach]]
 
         members: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
@@ -447,6 +466,21 @@ class Layout:
         """Tiles of the launch."""
         return math.prod(self.tile_counts) * self.problem.groups * self.row_sets
 
+    def keeps_patches(self, target: Target) -> bool:
+        """Whether a block loads patches once for all row sets that it has of the same positions.
+
+        It then has tiles that follow each other. All row sets need the same stages, which fit the
+        ring together.
+        """
+        several = self.row_sets > 1 and len(set(self.kinds)) == 1
+        return several and 1 <= self.chunks * len(self.kinds[0]) <= self.rings(target)[0]
+
+    def patch_loads(self, target: Target) -> float:
+        """The share of tiles whose patches are loaded."""
+        if not self.keeps_patches(target):
+            return 1.0
+        return min(1.0, 1 / self.row_sets + min(target.multiprocessors, self.tiles) / self.tiles)
+
     def lead(self, target: Target) -> int:
         """Stages by which the first consumer is ahead; 0 where a block has one tile."""
         if self.tiles <= target.multiprocessors:
@@ -470,6 +504,8 @@ class Layout:
     @property
     def weight_pieces(self) -> int:
         """Packed pieces."""
+        if self.maps_weights:
+            return 0
         return self.problem.groups * self.row_blocks * self.slot_count * self.chunks
 
     @property

@@ -41,25 +41,43 @@ TCONV_DEVICE void find_starts(const Arguments& arguments, Shared& shared) {
 }
 
 // Loads a ring's weights, a piece for each slot of each chunk. Resident ones are loaded once.
-TCONV_DEVICE void bring_weights(const Arguments& arguments, Shared& shared, int ring) {
+//
+// A template, as fields differ.
+template <typename Fields>
+TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int ring) {
     CountedTurn turn;
     ptx::griddepcontrol_wait();  // the packing may still run
-    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-        Position at(arguments, tile);
+    Tiles tiles(arguments);
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
+        Position at(arguments, tiles, tile);
         int row_group = at.row_group(ring);
         Slots slots(row_group);
         int block = row_group / sets;
-        Index pieces = Index(at.group * row_blocks + block) * Layer::all_slots + slots.begin;
-        const auto* from =
-            static_cast<const unsigned char*>(arguments.packed) + pieces * chunks * weight_bytes;
+        Index piece =
+            (Index(at.group * row_blocks + block) * Layer::all_slots + slots.begin) * chunks;
+        int slot = slots.begin, chunk = 0;
         for (int left = (slots.end - slots.begin) * chunks; left > 0; --left) {
             uint64_t* full = &shared.weights_full[ring][turn.stage];
+            auto* to = weights_of(arguments, shared, ring) + turn.stage * weight_bytes;
             ptx::mbarrier_wait_parity(&shared.weights_empty[ring][turn.stage], turn.parity ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, weight_bytes);
-            ptx::cp_async_bulk_global_to_shared(
-                weights_of(arguments, shared, ring) + turn.stage * weight_bytes, from, weight_bytes,
-                full);
-            from += weight_bytes;
+            ptx::mbarrier_arrive_expect_tx(full, group_rows * line_bytes);
+            if constexpr (Layer::maps_weights) {
+                int tap = entry(Layer::slot_tap, slot), y = tap / Layer::kernel_x;
+                int row = block * group_rows, channel = chunk * depth;
+                ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                    to, &arguments.weights, Layer::rows_adjacent ? row : channel,
+                    tap - y * Layer::kernel_x, y, Layer::rows_adjacent ? channel : row, at.group,
+                    full);
+            } else {
+                ptx::cp_async_bulk_global_to_shared(
+                    to, static_cast<const unsigned char*>(arguments.packed) + piece * weight_bytes,
+                    weight_bytes, full);
+            }
+            ++piece;
+            if (++slot == slots.end) {
+                slot = slots.begin;
+                ++chunk;
+            }
             turn.advance(arguments.weight_stages);
         }
         if (Layer::resident) break;
@@ -68,7 +86,7 @@ TCONV_DEVICE void bring_weights(const Arguments& arguments, Shared& shared, int 
 
 // A consumer's rings and descriptors.
 struct Multiplier {
-    CountedTurn patches, weights;
+    CountedTurn patches, kept, weights;  // `kept`: where a tile's patches begin
     uint64_t patch_matrix, weight_matrix;
     int consumer, ring;
 
@@ -76,9 +94,9 @@ struct Multiplier {
         : consumer(consumer), ring(positions_are_rows ? 0 : consumer) {
         int first = positions_are_rows ? consumer * columns * line_bytes : 0;
         patch_matrix = ptx::matrix_descriptor(patch_of(arguments, shared, 0) + first, 16,
-                                              8 * line_bytes, swizzle);
+                                              8 * line_bytes, swizzle_of(line_bytes));
         weight_matrix = ptx::matrix_descriptor(weights_of(arguments, shared, ring), 16,
-                                               8 * line_bytes, swizzle);
+                                               8 * weight_line, swizzle_of(weight_line));
     }
 
     TCONV_DEVICE static void fence(Block (&sums)[blocks]) {
@@ -91,14 +109,20 @@ struct Multiplier {
 #pragma unroll
         for (int block = 0; block < blocks; ++block) {
             uint64_t of_block = ptx::advance(patch, block * 64 * line_bytes);
+            constexpr bool a_turned = Layer::rows_adjacent && !positions_are_rows;
+            constexpr bool b_turned = Layer::rows_adjacent && positions_are_rows;
 #pragma unroll
-            for (int k = 0; k < line_bytes; k += 32) {
-                uint64_t a = ptx::advance(positions_are_rows ? of_block : weight, k);
-                uint64_t b = ptx::advance(positions_are_rows ? weight : of_block, k);
+            for (int k = 0; k < depth; k += 16) {
+                uint64_t of_k = ptx::advance(weight, k * (Layer::rows_adjacent ? weight_line : 2));
+                uint64_t pixels = ptx::advance(of_block, k * 2);
+                uint64_t a = positions_are_rows ? pixels : of_k;
+                uint64_t b = positions_are_rows ? of_k : pixels;
                 if constexpr (Layer::bfloat) {
-                    ptx::wgmma_m64k16_bf16<products_columns>(sums[block], a, b, true);
+                    ptx::wgmma_m64k16_bf16<products_columns, a_turned, b_turned>(sums[block], a, b,
+                                                                                 true);
                 } else {
-                    ptx::wgmma_m64k16_f16<products_columns>(sums[block], a, b, true);
+                    ptx::wgmma_m64k16_f16<products_columns, a_turned, b_turned>(sums[block], a, b,
+                                                                                true);
                 }
             }
         }
@@ -121,6 +145,8 @@ struct Multiplier {
         uint64_t* used_patch = nullptr;
         uint64_t* used_weights = nullptr;
         if (Layer::resident) weights.stage = 0;
+        if (at.loads) kept = patches;
+        patches = kept;
 #pragma unroll 1
         for (int turns = chunks * (end - first), i = first, slot = slots.begin; turns > 0;
              --turns) {
@@ -166,7 +192,9 @@ struct Multiplier {
                 }
             }
             uint64_t* empty = &shared.patches_empty[patches.stage];
-            if (has_products) {
+            if (!at.hands_back) {
+                // The next tile has the same patches.
+            } else if (has_products) {
                 used_patch = empty;
             } else {
                 // The stage before may be needed for the next products.

@@ -24,8 +24,9 @@ constexpr int consumers = 2;
 constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of weights
 constexpr int depth = line_bytes / 2;  // channels of a stage
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
-constexpr ptx::Swizzle swizzle =
-    line_bytes == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+constexpr ptx::Swizzle swizzle_of(int line) {
+    return line == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+}
 
 // Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels, other
 // ones for each consumer; or they are its rows, 64 at a time, and both consumers have the same
@@ -33,7 +34,10 @@ constexpr ptx::Swizzle swizzle =
 constexpr int columns = Layer::columns;
 constexpr bool positions_are_rows = Layer::positions_are_rows;
 constexpr int group_rows = Layer::group_rows;  // channels of a row group
-constexpr int weight_bytes = group_rows * line_bytes;
+// A line of a piece of weights has the channels of a row; or, of weights that a tensor map describes
+// as they lie, the rows of a channel (`rows_adjacent`).
+constexpr int weight_line = Layer::weight_line;
+constexpr int weight_bytes = (Layer::rows_adjacent ? depth : group_rows) * weight_line;
 constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
 
 // A row group is a block of channels of a set: of `tile_results` results.
@@ -75,18 +79,39 @@ TCONV_DEVICE unsigned char* patch_of(const Arguments& arguments, Shared& shared,
     return first + stage * arguments.stage_bytes;
 }
 
+// The tiles of a block: every n-th; or, if it keeps patches, some that follow each other.
+struct Tiles {
+    int first, end, step;
+
+    TCONV_DEVICE explicit Tiles(const Arguments& arguments)
+        : first(blockIdx.x), end(arguments.tiles), step(gridDim.x) {
+        if (row_sets == 1 || !arguments.keeps_patches) return;
+        int each = end / step, more = end - each * step;
+        first = first * each + min(first, more);
+        end = first + each + (int(blockIdx.x) < more ? 1 : 0);
+        step = 1;
+    }
+};
+
 // A tile: which rows, and the first position of its box.
 struct Position {
     int row_set, group;
     int image, y, x;
+    // Whether its patches are loaded, and handed back; if not, those of the tile before stay.
+    bool loads = true, hands_back = true;
 
-    TCONV_DEVICE Position(const Arguments& arguments, int tile) {
+    TCONV_DEVICE Position(const Arguments& arguments, const Tiles& tiles, int tile) {
         // Row sets are innermost, as they share their patches.
         int rest = tile / row_sets;
         row_set = tile - rest * row_sets;
         // Some have more slots than others. Where a block would always get the same, each of its
         // turns begins with the next.
-        if (gridDim.x % row_sets == 0) row_set = (row_set + tile / int(gridDim.x)) % row_sets;
+        if (row_sets > 1 && arguments.keeps_patches) {
+            loads = row_set == 0 || tile == tiles.first;
+            hands_back = row_set == row_sets - 1 || tile == tiles.end - 1;
+        } else if (gridDim.x % row_sets == 0) {
+            row_set = (row_set + tile / int(gridDim.x)) % row_sets;
+        }
         int next = rest / Layer::groups;
         group = rest - next * Layer::groups;
         rest = next / arguments.tiles_x;

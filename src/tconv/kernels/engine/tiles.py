@@ -8,7 +8,7 @@ from typing import Literal
 CONSUMERS = 2
 GROUP_ROWS = 64
 
-Reach = Literal["image", "row", "tap"]
+Reach = Literal["image", "row", "column", "tap"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Tile:
 
     Attributes:
         columns: positions of a consumer.
-        reach: which taps share a stage of a source: all ("image"), those of one shift in y ("row"),
-            or each has its own ("tap"). A stage holds the tile's positions and those that its taps
-            reach.
+        reach: which taps share a stage of a source: all ("image"), those of one shift in y ("row")
+            or in x ("column"), or each has its own ("tap"). A stage holds the tile's positions and
+            those that its taps reach. Between rows there are none with "column" and "tap".
         positions_are_rows: whether positions are the wgmma's rows, 64 at a time, and channels its
             columns. Consumers then have the same channels and half of the positions each, and a
             tile all results for which there are registers. Otherwise 64 channels are the rows,
@@ -41,7 +41,9 @@ TILES = (
     *(Tile(columns, "image") for columns in (224, 200, 176, 128, 64)),
     *(Tile(columns, "tap") for columns in (256, 192, 128, 64)),
     *(Tile(columns, "row") for columns in (200, 128)),
+    Tile(256, "column"),
     *(Tile(columns, "image", positions_are_rows=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True) for columns in (256, 128, 64)),
     Tile(128, "row", positions_are_rows=True),
+    *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
 )
