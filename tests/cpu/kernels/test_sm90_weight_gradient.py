@@ -157,6 +157,22 @@ def test_refusals_of_tiles(case, reason):
     assert any(refusal is not None and reason in refusal for refusal in found), found
 
 
+@pytest.mark.parametrize("y_layout", ("channels_last", "contiguous"))
+def test_the_packing_counts_its_units_without_wrapping(y_layout):
+    """Of rows of one pixel with gaps, a run of 16 units is counted for each pixel's octet."""
+    for height in (2**22 // 10, 2**22 // 3, 4_192_220):  # the last wrapped once
+        size, one = Axis(height, 1), Axis(1, 1)
+        for batch in (32, 64):
+            problem = Problem("weight_gradient", batch, 8, 8, 1, size, one, "bfloat16")
+            problem = dataclasses.replace(problem, y_layout=y_layout, source_aligned=True)
+            packing, _ = family.launches(problem, HOPPER, family.TILES[0])
+            index = dict(packing.source.constants)["Index"]
+            units = 16 * batch * height
+            beyond = packing.grid * packing.source.threads * 4  # where a thread looks next
+            assert index == "long long" or units + beyond < 2**32
+            assert index == "int" or units > 2**30, "64 bits take longer"
+
+
 LAYERS = {
     "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),
     "2048 to 256, 4x4 s2": Case(64, 2048, 256, 1, (8, 6), (4, 4), (2, 2), (1, 1)),
