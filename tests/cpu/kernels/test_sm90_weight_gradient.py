@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
-from layer_cases import Case, operands
+from layer_cases import Case, by_taps, operands
 from tconv.jit.target import Target
 from tconv.kernels import sm90_weight_gradient as family
 from tconv.kernels.engine.layout import MOST_SOURCES
@@ -155,6 +155,20 @@ def test_refusals_of_tiles(case, reason):
     problem = problem_of(case, t)
     found = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
     assert any(refusal is not None and reason in refusal for refusal in found), found
+
+
+@pytest.mark.xfail(strict=True, reason="it is multiplied with the zeros beside the other image too")
+@pytest.mark.parametrize("spoiled", ("x", "grad_output"))
+def test_what_is_not_finite_reaches_its_readers_alone(spoiled):
+    case = CASES[1]
+    t = operands(case, torch.bfloat16, "channels_last", "cpu")
+    values = getattr(t, spoiled).clone(memory_format=torch.preserve_format)
+    values[0, 0, 0, 0] = values[-1, -1, -1, -1] = math.inf
+    t = dataclasses.replace(t, **{spoiled: values})
+    want = by_taps(case, t.x, t.w, None, t.grad_output)[2]
+    assert not want.isfinite().all()
+    chosen = plans(problem_of(case, t), family.STEM)[0]
+    assert torch.equal(run(chosen, t).isfinite(), want.isfinite())
 
 
 @pytest.mark.parametrize("y_layout", ("channels_last", "contiguous"))
