@@ -246,15 +246,18 @@ def _search(problems: Sequence[Problem], targets: Sequence[Target], jobs: int) -
     with contextlib.ExitStack() as started:
         searches = []
         for _ in range(count):
-            search = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+            search = subprocess.Popen(
+                command, stdin=subprocess.PIPE, env=environment, start_new_session=True
+            )
             started.enter_context(search)
             started.callback(search.kill)  # before the wait of the line above
             searches.append(search)
         for number, search in enumerate(searches):
             assert search.stdin is not None
-            # In turn, as layers that are alike, and take as long, often follow each other.
-            search.stdin.write(pickle.dumps(missing[number::count]))
-            search.stdin.close()
+            # In turn, as layers that are alike, and take as long, often follow each other. Where a
+            # process ended at once, its layers' kernels are searched for here.
+            with contextlib.suppress(BrokenPipeError), search.stdin as given:
+                given.write(pickle.dumps(missing[number::count]))
         for search in searches:
             search.wait()
 
