@@ -166,10 +166,10 @@ def main() -> None:
         for one in layers
     }
     sources = {
-        launch.source
+        source
         for layer, found in chosen.items()
         for candidate in found
-        for launch in make_plan(problem_of(layer, parsed), target, candidate).launches
+        for source in make_plan(problem_of(layer, parsed), target, candidate).sources
     }
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda source: compile_cuda(source, target.arch), sources))

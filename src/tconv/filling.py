@@ -290,8 +290,8 @@ def _wanted(problems: Sequence[Problem], targets: Sequence[Target]) -> tuple[_Wa
                     assert kernel.like is not None
                     plans.append(make_plan(kernel.like, target, kernel))
             for one in plans:
-                for launch in one.launches:
-                    wanted.setdefault((launch.source, target.arch), one)
+                for source in one.sources:
+                    wanted.setdefault((source, target.arch), one)
     return wanted, planned
 
 

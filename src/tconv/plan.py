@@ -15,6 +15,7 @@ from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
+from tconv.kernels.adding import addition
 from tconv.kernels.family import Family
 from tconv.kernels.launch import Launch, Role
 from tconv.kernels.source import KernelSource
@@ -94,6 +95,17 @@ class Plan:
             plane = rows * columns
             return taps * plane, columns, 1, kernel_x * plane, plane
         return rows * columns * taps, columns * taps, taps, kernel_x, 1
+
+    @functools.cached_property
+    def addition(self) -> Launch | None:
+        """What adds the partial results, behind `launches`; None where PyTorch does."""
+        return addition(self.problem, self.kernel)
+
+    @property
+    def sources(self) -> tuple[KernelSource, ...]:
+        """The kernels of all launches."""
+        every = self.launches if self.addition is None else (*self.launches, self.addition)
+        return tuple(launch.source for launch in every)
 
     def with_source(self, source: KernelSource) -> Plan:
         """The same plan with another kernel that takes the same arguments."""

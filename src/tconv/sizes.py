@@ -152,8 +152,8 @@ def expect(problem: Problem, target: Target) -> None:
         threads = ThreadPoolExecutor(thread_name_prefix="tconv-sizes")
         for kernel in kernels(problem, target):
             assert kernel.like is not None
-            for launch in make_plan(kernel.like, target, kernel).launches:
-                threads.submit(compile_cuda, launch.source, target.arch).add_done_callback(_report)
+            for source in make_plan(kernel.like, target, kernel).sources:
+                threads.submit(compile_cuda, source, target.arch).add_done_callback(_report)
         threads.shutdown(wait=False)
     except RuntimeError as error:  # no more threads; the call that needs a kernel compiles it
         logger.debug("no kernels for more sizes of %s: %s", problem, error)
@@ -224,7 +224,7 @@ def _texts(kernel: Candidate, target: Target) -> tuple[KernelSource, ...] | None
     assert kernel.like is not None
     if cost(kernel, kernel.like, target) == math.inf:
         return None
-    return tuple(launch.source for launch in make_plan(kernel.like, target, kernel).launches)
+    return make_plan(kernel.like, target, kernel).sources
 
 
 def _strictness(kernel: Candidate) -> tuple[int, ...]:

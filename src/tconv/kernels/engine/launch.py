@@ -147,7 +147,10 @@ def _pack_source(laid: Layout) -> KernelSource:
             ("kernel_y", problem.height.kernel),
             ("kernel_x", problem.width.kernel),
             ("part_taps", laid.part_taps),
+            ("item_rows", laid.item_rows),
+            ("slot_bytes", laid.slot_bytes),
             ("slot_tap", tuple(slot.tap for slot in slots) or (0,)),
+            ("slot_set", tuple(i for i, of_set in enumerate(laid.slots) for _ in of_set) or (0,)),
             ("channels_last", laid.read_layout == "channels_last"),
         ),
         arguments=tuple(

@@ -56,8 +56,11 @@ THREAD_VALUES = 64
 MOST_PACK_BLOCKS = 16 * 132
 """Blocks of a packing; with more to do, they loop."""
 
-PART_TAPS = 24
-"""Taps of an item of the packing: 48 KB in shared memory."""
+PART_TAPS = 128
+"""Taps of an item of the packing, at most."""
+
+ITEM_WEIGHTS = 5000
+"""Weights of an item of the packing, about: two vectors for each thread."""
 
 
 class View(NamedTuple):
@@ -500,21 +503,39 @@ class Layout:
 
     @property
     def part_taps(self) -> int:
-        """Taps of an item of the packing."""
-        return -(-self.problem.taps // -(-self.problem.taps // PART_TAPS))
+        """Taps of an item of the packing; whole vectors of them where an item has not all."""
+        taps = self.problem.taps
+        parts = -(-taps // PART_TAPS)
+        return taps if parts == 1 else -(-taps // (8 * parts)) * 8
+
+    @property
+    def item_rows(self) -> int:
+        """Rows of an item of the packing."""
+        rows = self.group_rows & -self.group_rows
+        while rows > 8 and rows * PACK_DEPTH * self.part_taps > ITEM_WEIGHTS:
+            rows //= 2
+        return rows
+
+    @property
+    def slot_bytes(self) -> int:
+        """Shared memory of the packing's table of slots."""
+        return -(-8 * self.slot_count // 16) * 16
 
     @property
     def pack_bytes(self) -> int:
         """Shared memory of the packing, which weights alone need."""
-        return self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2
+        ins, outs = PACK_DEPTH, self.item_rows
+        if not self.forward:
+            ins, outs = outs, ins
+        return self.slot_bytes + 2 * ins * self.part_taps * (outs + 8)
 
     @property
     def pack_grid(self) -> int:
         """Blocks of the packing."""
         depths = self.chunks * (self.depth // PACK_DEPTH)
-        parts = -(-self.problem.taps // self.part_taps)
+        parts = -(-self.problem.taps // self.part_taps) * (self.group_rows // self.item_rows)
         items = self.problem.groups * self.row_blocks * depths * parts
-        return max(min(2 * 132, items), image_pack_grid(self.image_elements))
+        return max(min(3 * 132, items), image_pack_grid(self.image_elements))
 
     @property
     def read_layout(self) -> str:
