@@ -67,7 +67,7 @@ PyTorch's call: about 8 us of 27 on an H200's host.
 """
 
 
-SHORT = 300e-6
+LEFT_BELOW = 300e-6
 """Modelled seconds below which gradients, 16-bit and channels_last calls are left to PyTorch.
 
 Each takes a whole model's host longer than PyTorch's operator does, by casts, allocations and nodes
@@ -187,7 +187,7 @@ def verdict(plan: Plan, gpu: str) -> Verdict:
     if plan.cost >= SURE_SECONDS and found in ahead():
         return Verdict("tconv", "measured")
     usual = (problem.direction, problem.dtype, problem.y_layout) == _FLOAT32_FORWARD
-    if not usual and plan.cost < SHORT:
+    if not usual and plan.cost < LEFT_BELOW:
         return Verdict("pytorch", "short")
     return Verdict("timed", "timed")
 

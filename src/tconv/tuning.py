@@ -59,7 +59,7 @@ IN_A_ROW = 4
 The first after a pause takes the host longer than those of a running program.
 """
 
-SHORT = 1e-3
+HOST_DECIDES_BELOW = 1e-3
 """Modelled seconds below which the host's time may decide."""
 
 KEY_PREFIX = "autotune-"
@@ -348,7 +348,7 @@ def _timed(
     too: the least, as whatever else runs there only adds to it.
     """
     of_runner = entry.startswith(RUNNER_PREFIX)
-    calls = IN_A_ROW if of_runner and min(c.cost for c in considered) < SHORT else 1
+    calls = IN_A_ROW if of_runner and min(c.cost for c in considered) < HOST_DECIDES_BELOW else 1
 
     def run(candidate: Candidate) -> None:
         for _ in range(calls):

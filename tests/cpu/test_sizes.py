@@ -16,7 +16,7 @@ from emulated_plans import HOPPER, OF_16_BITS, assert_right, problem_of, run
 from layer_cases import Case, operands
 from tconv import sizes
 from tconv.jit.cache import default_cache
-from tconv.kernels import FAMILIES, UNMEASURED
+from tconv.kernels import FAMILIES
 from tconv.layers import Layer
 from tconv.plan import candidates, family, make_plan, plan
 from tconv.problem import Problem
@@ -74,7 +74,7 @@ def served_by_the_same_text(problems) -> Counter:
             if not like.serves(other):
                 continue
             other = dataclasses.replace(other, like=like)
-            for candidate in candidates(like, HOPPER, (*FAMILIES, *UNMEASURED)):
+            for candidate in candidates(like, HOPPER):
                 of_kernel = family(candidate.stem)
                 if candidate.refusal or of_kernel.tile_why_not(other, HOPPER, candidate.tile):
                     continue

@@ -49,7 +49,3 @@ FAMILIES: tuple[Family, ...] = tuple(
         general_weight_gradient,
     )
 )
-
-UNMEASURED: tuple[Family, ...] = ()
-"""Families whose present text has run in the emulator alone. No plan takes them by itself; they
-serve who names them: TCONV_KERNEL, or a candidate within `tuning.using`."""

@@ -86,8 +86,8 @@ class Launch:
 
     Attributes:
         role: "packing" writes the workspace that the kernel reads. "kernel" is the family's own
-            kernel. "repair" recomputes the outputs that the kernel could not compute. "addition" adds
-            partial results (`Plan.addition`).
+            kernel. "repair" recomputes the outputs that the kernel could not compute. "addition"
+            adds partial results (`Plan.addition`).
         source: the kernel.
         grid: number of blocks.
         arguments: the value of each field of `struct Arguments`, by name.

@@ -10,10 +10,10 @@ import torch
 from tconv.emulator import tensor_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.jit.compile import compile_cuda
+from tconv.jit.target import Target
 from tconv.kernels.adding import addition
 from tconv.kernels.launch import Launch
 from tconv.plan import plan
-from tconv.jit.target import Target
 from tconv.problem import Axis, Problem
 
 CASES = {
