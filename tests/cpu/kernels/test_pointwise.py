@@ -41,8 +41,19 @@ MANY = (
     Case(1, 16, 8, 3, (4, 6), ONE, (3, 1), (0, 0), (2, 0)),
     Case(1, 16, 8, 1, (1, 130), ONE),
 )
+# Small images and few output channels: taps of one residue alone, empty phases, groups, cropped
+# taps, outputs beyond the last tap's, a signal.
+SMALL = (
+    Case(2, 24, 4, 1, (12, 12), (7, 5), (2, 2), (1, 4), (0, 0), (2, 2), bias=False),
+    Case(2, 17, 3, 2, (5, 8), (4, 4), (2, 2), (1, 1)),
+    Case(1, 20, 5, 1, (3, 7), (3, 2), (4, 5), (0, 0), (3, 4), (1, 3)),
+    Case(1, 16, 8, 1, (4, 6), (3, 3), (1, 1), (2, 2)),
+    Case(1, 9, 2, 1, (1, 33), (1, 9), (1, 3), (0, 5)),
+    Case(1, 16, 3, 1, (3, 5), ONE, (3, 2), (1, 0), (2, 1)),
+)
 CASES = [(pointwise_forward, "ieee", case) for case in FEW]
-CASES += [(pointwise_mma_forward, "tf32", case) for case in MANY]
+CASES += [(pointwise_mma_forward, "tf32", case) for case in (*MANY, *SMALL)]
+MANY_CASE = CASES[len(FEW) + 3]
 
 
 def named(value) -> str:
@@ -60,7 +71,10 @@ def test_every_tile(family, math, case, layout):
     t = operands(case, torch.float32, layout, "cpu")
     last = t.x.is_contiguous(memory_format=torch.channels_last)
     served = plans(family, math, case, x_layout="channels_last" if last else "contiguous")
-    assert {chosen.tile for chosen in served} == set(family.TILES)
+    pixels = case.size[0] * case.size[1]
+    assert {chosen.tile for chosen in served} == {
+        tile for tile in family.TILES if case not in SMALL or pixels <= tile.pixels
+    } or case.kernel == (7, 5)
     for chosen in served:
         assert_right(run(chosen, t), case, t, math)
 
@@ -72,11 +86,12 @@ def test_result_does_not_depend_on_the_order_of_threads(family, math, case):
         assert_order_free(chosen, t)
 
 
-@pytest.mark.parametrize("wide", (False, True), ids=("int", "long long"))
-@pytest.mark.parametrize(("family", "math", "case"), [CASES[1], CASES[-6]], ids=named)
-def test_wide_offsets_and_sanitizers(family, math, case, wide):
+@pytest.mark.parametrize(("family", "math", "case"), (CASES[1], MANY_CASE, CASES[-6]), ids=named)
+def test_sanitizers_and_wide_offsets(family, math, case):
     t = operands(case, torch.float32, "contiguous", "cpu")
-    for chosen in plans(family, math, case, wide_offsets=wide)[::2]:
+    wide = plans(family, math, case, wide_offsets=True)
+    assert (family is pointwise_forward) == bool(wide)
+    for chosen in (*wide, *plans(family, math, case)[::2]):
         assert_right(run(chosen, t, sanitize=True), case, t, math)
 
 
@@ -98,7 +113,7 @@ def test_tensors_with_gaps(family, math, case):
         assert storage[..., plane:].isnan().all()
 
 
-@pytest.mark.parametrize(("family", "math", "case"), (CASES[0], CASES[-6]), ids=named)
+@pytest.mark.parametrize(("family", "math", "case"), (CASES[0], MANY_CASE), ids=named)
 def test_what_is_not_finite_stays_with_its_readers(family, math, case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     clean = [run(chosen, t) for chosen in plans(family, math, case)]
@@ -116,7 +131,7 @@ def test_what_is_not_finite_stays_with_its_readers(family, math, case):
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
 def test_compiles_without_spills(arch):
     target = Target.named(arch)
-    for family, math, case in (CASES[0], CASES[3], CASES[-7], CASES[-6]):
+    for family, math, case in (CASES[0], CASES[3], CASES[len(FEW) + 2], MANY_CASE, *CASES[-6:-4]):
         for wide in (False, True):
             for chosen in plans(family, math, case, target, wide_offsets=wide):
                 assert_compiled_well(chosen, arch)
@@ -131,17 +146,29 @@ def test_what_it_refuses():
     assert "TF32" in of(emulated_plans.problem_of(FEW[0]), HOPPER)
     beyond = {"width": Axis(8, 1, 2, 0, 2, 3), "math": "ieee"}
     assert "beyond the last" in of(emulated_plans.problem_of(FEW[0], **beyond), HOPPER)
-    wide = emulated_plans.problem_of(Case(1, 16, 16, 1, (4, 81), ONE, (2, 2)))
-    refusals = [
-        pointwise_mma_forward.tile_why_not(wide, HOPPER, tile)
-        for tile in pointwise_mma_forward.TILES
-    ]
-    assert all("whole rows" in refusal for refusal in refusals)
+    of, of_tile = pointwise_mma_forward.why_not, pointwise_mma_forward.tile_why_not
+    for case, why in (
+        (Case(1, 16, 16, 1, (4, 81), ONE, (2, 2)), "whole rows"),
+        (Case(1, 16, 8, 1, (9, 9), (3, 3)), "whole images"),
+        (Case(1, 16, 8, 1, (4, 4), (9, 9)), "all taps"),
+    ):
+        problem = emulated_plans.problem_of(case)
+        assert of(problem, HOPPER) is None
+        assert why in of_tile(problem, HOPPER, pointwise_mma_forward.TILES[0])
+    many = emulated_plans.problem_of(Case(1, 16, 9, 1, (4, 4), (3, 3)))
+    assert "8 output channels" in of(many, HOPPER)
 
 
 def test_the_plan_takes_them():
     for case, family in (
+        (
+            Case(48, 128, 4, 1, (12, 12), (7, 5), (2, 2), (1, 4), (0, 0), (2, 2), bias=False),
+            pointwise_mma_forward,
+        ),
         (Case(16, 1, 1, 64, (64, 64), ONE, (2, 2), bias=False), pointwise_forward),
-        (Case(13, 136, 256, 1, (9, 9), ONE, (4, 4), (0, 0), (3, 0), bias=False), pointwise_mma_forward),
+        (
+            Case(13, 136, 256, 1, (9, 9), ONE, (4, 4), (0, 0), (3, 0), bias=False),
+            pointwise_mma_forward,
+        ),
     ):
         assert plan(case.layer.problem("forward"), HOPPER).stem == family.STEM

@@ -11,39 +11,47 @@ from tconv.kernels import family, image_tiles
 from tconv.problem import Problem
 
 
+MOST_CHANNELS = 8
+"""Most output channels of a group with a kernel beyond 1x1. Rows of other kernels' products, which
+are of output channels, are then mostly padding."""
+
+
 @dataclass(frozen=True)
 class Tile:
     """What a block computes.
 
     Attributes:
-        channels: output channels, a multiple of 32.
-        pixels: most pixels of x, a multiple of 8.
-        splits: warps that share the input channels of 32 output channels.
+        rows: rows of products, a multiple of 32: taps of output channels.
+        pixels: most pixels of x.
+        splits: warps that share the input channels of 32 rows.
         blocks: blocks that an SM must hold. This bounds the registers.
+        pixel_warps: warps that share the pixels, each a multiple of 8.
     """
 
-    channels: int
+    rows: int
     pixels: int
     splits: int
     blocks: int
+    pixel_warps: int = 1
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.channels * self.splits
+        return self.rows * self.splits * self.pixel_warps
 
     def __str__(self) -> str:
-        """Channels x pixels, and the splits."""
-        return f"{self.channels}x{self.pixels}/{self.splits}"
+        """Rows x pixels, and the splits."""
+        return f"{self.rows}x{self.pixels}/{self.splits}"
 
 
 TILES = (
-    Tile(channels=64, pixels=64, splits=4, blocks=2),
-    Tile(channels=64, pixels=80, splits=4, blocks=2),
-    Tile(channels=64, pixels=40, splits=4, blocks=2),
-    Tile(channels=128, pixels=64, splits=4, blocks=1),
-    Tile(channels=32, pixels=64, splits=2, blocks=8),
-    Tile(channels=32, pixels=64, splits=4, blocks=4),
+    Tile(rows=64, pixels=64, splits=4, blocks=2),
+    Tile(rows=64, pixels=80, splits=4, blocks=2),
+    Tile(rows=64, pixels=40, splits=4, blocks=2),
+    Tile(rows=128, pixels=64, splits=4, blocks=1),
+    Tile(rows=32, pixels=64, splits=2, blocks=8),
+    Tile(rows=32, pixels=64, splits=4, blocks=4),
+    Tile(rows=96, pixels=144, splits=2, blocks=1, pixel_warps=2),
 )
 
 
@@ -55,14 +63,27 @@ class Layout:
     tile: Tile
 
     @property
+    def pointwise(self) -> bool:
+        """Whether an output has one pixel at most, that of its own place."""
+        axes = (self.problem.height, self.problem.width)
+        return all(axis.kernel == 1 and not axis.padding for axis in axes)
+
+    @property
+    def channels(self) -> int:
+        """Output channels of a block."""
+        return self.tile.rows // self.problem.taps
+
+    @property
     def dense(self) -> bool:
-        """Whether each output has a pixel, so that a plane is one row."""
-        return self.problem.height.stride == self.problem.width.stride == 1
+        """Whether each output has its own pixel, so that a plane is one row."""
+        return self.pointwise and self.problem.height.stride == self.problem.width.stride == 1
 
     @property
     def tile_pixels(self) -> int:
-        """Pixels of a block: whole rows, but where a plane is one."""
+        """Pixels of a block: whole rows, but where a plane is one. 0 where too few are held."""
         height, width = self.problem.height.size, self.problem.width.size
+        if not self.pointwise:
+            return height * width if height * width <= self.tile.pixels else 0
         most = self.tile.pixels // width
         if self.dense or most == 0:
             return self.tile.pixels if self.dense else 0
@@ -76,7 +97,7 @@ class Layout:
     @property
     def channel_tiles(self) -> int:
         """Tiles of a group's output channels."""
-        return -(-self.problem.out_channels_per_group // self.tile.channels)
+        return -(-self.problem.out_channels_per_group // self.channels)
 
     @property
     def grid(self) -> int:
@@ -96,7 +117,7 @@ class Layout:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: pixels, then sums."""
-        return 4 * self.pitch * max(self.depth, self.tile.splits * self.tile.channels)
+        return 4 * self.pitch * max(self.depth, self.tile.splits * self.tile.rows)
 
     @property
     def source_vector(self) -> int:
@@ -117,15 +138,27 @@ def layout(problem: Problem, tile: Tile) -> Layout:
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
     refusal = image_tiles.mma_why_not(problem, target)
-    return refusal or image_tiles.pointwise_why_not(problem)
+    if refusal is not None:
+        return refusal
+    if problem.wide_offsets:
+        return "offsets of 64 bits would take registers that sums need"
+    if problem.taps == 1 and problem.height.padding == problem.width.padding == 0:
+        return image_tiles.pointwise_why_not(problem)
+    channels = problem.out_channels_per_group
+    if channels > MOST_CHANNELS:
+        return f"is for {MOST_CHANNELS} output channels in a group at most, not {channels}"
+    return family.coordinates_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
+    height, width = problem.height.size, problem.width.size
+    if problem.taps > tile.rows:
+        return f"a block has all taps of a channel, {tile.rows} at most, not {problem.taps}"
     if laid.tile_pixels == 0:
-        width = problem.width.size
-        return f"a block has whole rows of {tile.pixels} pixels at most, not of {width}"
+        whole = f"rows, not of {width}" if laid.pointwise else f"images, not of {height}x{width}"
+        return f"a block has {tile.pixels} pixels at most, in whole {whole}"
     if laid.grid > family.MAX_GRID:
         return f"counts {family.MAX_GRID} blocks at most, there are {laid.grid}"
     return image_tiles.shared_why_not(laid.shared_bytes, target)

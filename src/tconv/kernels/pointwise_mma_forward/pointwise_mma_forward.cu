@@ -1,19 +1,21 @@
-// out[n, co, oy, ox] of layers with a kernel of 1x1, on mma.sync with TF32 operands, in one launch:
+// out[n, co, oy, ox] of layers with a kernel of 1x1, or with small images and few output channels,
+// on mma.sync with TF32 operands, in one launch:
 //
-//     bias[co] + sum over ci of x[n, ci, oy/stride, ox/stride] * weight[ci, co]
+//     product[n, co, tap, iy, ix] = sum over ci of x[n, ci, iy, ix] * weight[ci, co, tap]
+//     out[n, co, oy, ox] = bias[co] + sum over the taps that reach it of their pixel's product
 //
-// where both divisions are exact, else bias[co]. A block has a run of pixels of an image, and
-// `tile_channels` output channels of a group:
+// A block has pixels of an image, and rows of products: all taps of some output channels. With a
+// kernel of 1x1 the pixels are a run of them, else all of the image.
 //
 //   load      all input channels of its pixels, by cp.async to shared memory, at once
-//   multiply  a warp has 32 output channels, all pixels and every `splits`-th 8 input channels.
-//             Each weight is needed by one warp alone, so it goes to registers as it lies
+//   multiply  a warp has 32 rows, a part of the pixels and every `splits`-th 8 input channels. A
+//             weight is needed by few warps, so it goes to registers as it lies
 //   add       the warps' sums in shared memory, in the order of the splits
-//   store     for each channel the run of outputs of these pixels, and those between them: whole
-//             rows of an image, so vectors. See common/plane_vectors.cuh
+//   store     for each output channel the run of outputs of these pixels: whole rows of an image,
+//             so vectors, with the outputs that no tap reaches. See common/plane_vectors.cuh
 //
-// Every product exists: what is not finite needs no care. Channels behind the last are zeros in
-// both operands.
+// Only products of a pixel and a weight that exist are added: what is not finite needs no care.
+// Channels behind the last are zeros in both operands.
 #include <common/element.cuh>
 #include <common/plane_vectors.cuh>
 #include <ptx/cp_async.cuh>
@@ -25,27 +27,29 @@ using Index = Layer::Index;
 
 constexpr int threads = Layer::threads;
 constexpr int pixels = Layer::pixels;
-constexpr int fragments = pixels / 8;
-constexpr int channel_warps = Layer::tile_channels / 32;
+constexpr int warp_pixels = pixels / Layer::pixel_warps;
+constexpr int fragments = warp_pixels / 8;
+constexpr int row_warps = Layer::rows / 32;
 constexpr int splits = Layer::splits;
+constexpr int taps = Layer::kernel_y * Layer::kernel_x;
+constexpr int tile_channels = Layer::rows / taps;
 constexpr int steps = (Layer::in_channels + 7) / 8;
 // Steps whose weights are under way. More sums leave fewer registers.
-constexpr int ahead = pixels > 64 ? 1 : 2;
+constexpr int ahead = warp_pixels > 64 ? 1 : 2;
 
 // Lanes of 4 channels and 8 pixels then meet all banks, and those of 4 channels and 4 pairs.
 constexpr int pitch = Layer::pitch;
 static_assert(pitch % 16 == 8 && pitch >= pixels, "channels are 8 banks apart");
-static_assert(threads == 32 * channel_warps * splits, "a warp for each part");
+static_assert(threads == 32 * row_warps * Layer::pixel_warps * splits, "a warp for each part");
 
 // The block's pixels and output channels.
 struct Tile {
     int image, group, first_channel, first_pixel, count;
 
     TCONV_DEVICE explicit Tile(const Arguments& a) {
-        constexpr int channel_tiles =
-            (Layer::out_channels + Layer::tile_channels - 1) / Layer::tile_channels;
+        constexpr int channel_tiles = (Layer::out_channels + tile_channels - 1) / tile_channels;
         int rest = int(blockIdx.x);
-        first_channel = rest % channel_tiles * Layer::tile_channels;
+        first_channel = rest % channel_tiles * tile_channels;
         rest /= channel_tiles;
         first_pixel = rest % a.tiles * a.tile_pixels;
         rest /= a.tiles;
@@ -102,29 +106,36 @@ TCONV_DEVICE void load_pixels(const Arguments& a, const Tile& tile, float* share
     }
 }
 
-// A lane's weights: rows g and g + 8 of two fragments of output channels, for input channels t and
-// t + 4 of a step, where g = lane / 4 and t = lane % 4. A load is four pieces of 32 bytes.
+// A lane's weights: rows g and g + 8 of two fragments, for input channels t and t + 4 of a step,
+// where g = lane / 4 and t = lane % 4. With a kernel of 1x1 a load is four pieces of 32 bytes.
 struct Weights {
-    const uint32_t* of_lane;
-    Index stride_in, stride_out;
-    int channels;  // of the group, from the lane's first on
+    const uint32_t* of_group;
+    Index stride_in;
+    Index offsets[4];  // of the lane's rows; negative where they do not exist
 
-    TCONV_DEVICE Weights(const Arguments& a, const Tile& tile, int first_of_warp)
-        : stride_in(a.weight_stride_in), stride_out(a.weight_stride_out) {
-        int channel = tile.first_channel + first_of_warp + int(threadIdx.x) % 32 / 4;
-        channels = Layer::out_channels - channel;
-        of_lane = static_cast<const uint32_t*>(a.weight) +
-                  (Index(tile.group) * Layer::in_channels * stride_in + channel * stride_out);
+    TCONV_DEVICE Weights(const Arguments& a, const Tile& tile, int first_row)
+        : stride_in(a.weight_stride_in) {
+        of_group = static_cast<const uint32_t*>(a.weight) +
+                   Index(tile.group) * Layer::in_channels * stride_in;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int row = first_row + 8 * i + int(threadIdx.x) % 32 / 4;
+            int channel = tile.first_channel + row / taps, tap = row % taps;
+            bool exists = row < tile_channels * taps && channel < Layer::out_channels;
+            Index offset = channel * a.weight_stride_out +
+                           tap / Layer::kernel_x * a.weight_stride_h +
+                           tap % Layer::kernel_x * a.weight_stride_w;
+            offsets[i] = exists ? offset : -1;
+        }
     }
 
     TCONV_DEVICE void load(int step, uint32_t (&values)[2][4]) const {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             int k = 8 * step + i % 4 / 2 * 4 + int(threadIdx.x) % 4;
-            int row = i / 4 * 16 + i % 2 * 8;
-            bool exists = k < Layer::in_channels && row < channels;
-            values[i / 4][i % 4] =
-                ptx::ld_global_nc_if(of_lane + (k * stride_in + row * stride_out), exists);
+            Index offset = offsets[i / 4 * 2 + i % 2];
+            bool exists = k < Layer::in_channels && offset >= 0;
+            values[i / 4][i % 4] = ptx::ld_global_nc_if(of_group + (k * stride_in + offset), exists);
         }
     }
 };
@@ -144,9 +155,9 @@ TCONV_DEVICE void multiply(const float* shared, const uint32_t (&weights)[2][4],
     }
 }
 
-// Adds the splits' sums, [split][channel][pitch], to the first one's.
+// Adds the splits' sums, [split][row][pitch], to the first one's.
 TCONV_DEVICE void add_splits(float* sums) {
-    constexpr int of_split = Layer::tile_channels * pitch / 2;
+    constexpr int of_split = Layer::rows * pitch / 2;
     auto pairs = reinterpret_cast<Vector<float, 2>*>(sums);
     for (int i = int(threadIdx.x); i < of_split; i += threads) {
         Vector<float, 2> sum = pairs[i];
@@ -159,43 +170,68 @@ TCONV_DEVICE void add_splits(float* sums) {
     }
 }
 
+// The sum of the products that reach an output, whose taps have a row each.
+TCONV_DEVICE float gathered(const Arguments& a, const float* of_channel, Output at) {
+    float sum = 0;
+#pragma unroll 1
+    for (int tap_y = 0; tap_y < Layer::kernel_y; ++tap_y) {
+        int reach_y = at.y + Layer::padding_y - tap_y * Layer::dilation_y;
+        int y = reach_y / Layer::stride_y;
+        if (reach_y < 0 || y * Layer::stride_y != reach_y || y >= a.source_height) continue;
+#pragma unroll 1
+        for (int tap_x = 0; tap_x < Layer::kernel_x; ++tap_x) {
+            int reach_x = at.x + Layer::padding_x - tap_x * Layer::dilation_x;
+            int x = reach_x / Layer::stride_x;
+            if (reach_x < 0 || x * Layer::stride_x != reach_x || x >= a.source_width) continue;
+            sum += of_channel[(tap_y * Layer::kernel_x + tap_x) * pitch + y * a.source_width + x];
+        }
+    }
+    return sum;
+}
+
 TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const float* sums) {
-    constexpr bool dense = Layer::stride_y == 1 && Layer::stride_x == 1;
+    constexpr bool dense = Layer::pointwise && Layer::stride_y == 1 && Layer::stride_x == 1;
     int first_row = tile.first_pixel / a.source_width;
-    int rows = (tile.count + a.source_width - 1) / a.source_width * Layer::stride_y;
     int rest = a.destination_height - first_row * Layer::stride_y;
-    int length = dense ? tile.count : (rows < rest ? rows : rest) * a.destination_width;
+    int rows = (tile.count + a.source_width - 1) / a.source_width * Layer::stride_y;
+    if (!Layer::pointwise || rows > rest) rows = rest;
+    int length = dense ? tile.count : rows * a.destination_width;
     Index begin =
         dense ? tile.first_pixel : Index(first_row) * Layer::stride_y * a.destination_width;
-    int lane = int(threadIdx.x) % 32;
-    for (int c = int(threadIdx.x) / 32; c < Layer::tile_channels; c += threads / 32) {
+    // Warps side by side along the runs of each of `together` channels.
+    constexpr int warps = threads / 32, together = tile_channels < warps ? tile_channels : warps;
+    constexpr int side_by_side = warps / together;
+    int warp = int(threadIdx.x) / 32 / side_by_side;
+    int place = int(threadIdx.x) % (32 * side_by_side) * 4;
+    if (warp >= together) return;
+    for (int c = warp; c < tile_channels; c += together) {
         int of_group = tile.first_channel + c;
         if (of_group >= Layer::out_channels) break;
         int channel = tile.group * Layer::out_channels + of_group;
         Index first =
             tile.image * a.destination_stride_n + channel * a.destination_stride_c + begin;
         float* run = static_cast<float*>(a.destination) + first;
-        const float* of_channel = sums + c * pitch;
+        const float* of_channel = sums + c * (taps * pitch);
         float bias = 0;
         if constexpr (Layer::bias) bias = static_cast<const float*>(a.bias)[channel];
 #pragma unroll 2
-        for (int e = 4 * lane - behind_vector(first); e < length; e += 128) {
+        for (int e = place - behind_vector(first); e < length; e += 128 * side_by_side) {
             float values[4];
-            if constexpr (dense) {
+            Output at(dense ? 0 : e, a);
 #pragma unroll
-                for (int v = 0; v < 4; ++v) {
-                    values[v] = unsigned(e + v) < unsigned(length) ? of_channel[e + v] + bias : 0;
+            for (int v = 0; v < 4; ++v) {
+                values[v] = bias;
+                if (unsigned(e + v) < unsigned(length)) {
+                    if constexpr (dense) {
+                        values[v] += of_channel[e + v];
+                    } else if constexpr (!Layer::pointwise) {
+                        values[v] += gathered(a, of_channel, at);
+                    } else if (at.has_pixel()) {
+                        values[v] += of_channel[at.y / Layer::stride_y * a.source_width +
+                                                at.x / Layer::stride_x];
+                    }
                 }
-            } else {
-                Output at(e, a);
-#pragma unroll
-                for (int v = 0; v < 4; ++v) {
-                    bool exists = unsigned(e + v) < unsigned(length) && at.has_pixel();
-                    int pixel =
-                        at.y / Layer::stride_y * a.source_width + at.x / Layer::stride_x;
-                    values[v] = exists ? of_channel[pixel] + bias : bias;
-                    at.advance(a.destination_width);
-                }
+                if constexpr (!dense) at.advance(a.destination_width);
             }
             store_vector(run, e, length, values);
         }
@@ -211,15 +247,17 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
     load_pixels(arguments, tile, shared);
 
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-    int split = warp / channel_warps, first_of_warp = warp % channel_warps * 32;
-    Weights weights(arguments, tile, first_of_warp);
+    int split = warp / (row_warps * Layer::pixel_warps);
+    int first_row = warp % row_warps * 32;
+    int first_pixel = warp / row_warps % Layer::pixel_warps * warp_pixels;
+    Weights weights(arguments, tile, first_row);
     uint32_t next[ahead][2][4];
 #pragma unroll
     for (int u = 0; u < ahead; ++u) weights.load(split + u * splits, next[u]);
     float sums[2][fragments][4] = {};
     ptx::cp_async_wait_all();
     __syncthreads();
-    const float* of_lane = shared + lane % 4 * pitch + lane / 4;
+    const float* of_lane = shared + lane % 4 * pitch + first_pixel + lane / 4;
 #pragma unroll 1
     for (int step = split; step < steps; step += ahead * splits) {
 #pragma unroll
@@ -234,7 +272,7 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
     }
 
     __syncthreads();  // the pixels have been read
-    float* of_warp = shared + (split * Layer::tile_channels + first_of_warp) * pitch;
+    float* of_warp = shared + (split * Layer::rows + first_row) * pitch + first_pixel;
 #pragma unroll
     for (int j = 0; j < fragments; ++j) {
 #pragma unroll
