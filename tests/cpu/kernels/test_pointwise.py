@@ -113,21 +113,6 @@ def test_tensors_with_gaps(family, math, case):
         assert storage[..., plane:].isnan().all()
 
 
-@pytest.mark.parametrize(("family", "math", "case"), (CASES[0], MANY_CASE), ids=named)
-def test_what_is_not_finite_stays_with_its_readers(family, math, case):
-    t = operands(case, torch.float32, "contiguous", "cpu")
-    clean = [run(chosen, t) for chosen in plans(family, math, case)]
-    t.x[0, 0, 1, 1] = float("inf")
-    t.w[0] = float("inf")
-    for chosen, before in zip(plans(family, math, case), clean, strict=True):
-        out = run(chosen, t)
-        read = torch.zeros_like(out, dtype=torch.bool)
-        stride_y, stride_x = case.stride
-        read[:, : case.out_channels, ::stride_y, ::stride_x] = True
-        assert torch.equal(out[~read], before[~read])
-        assert not out[read].isfinite().any()
-
-
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
 def test_compiles_without_spills(arch):
     target = Target.named(arch)

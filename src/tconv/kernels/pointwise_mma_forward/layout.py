@@ -10,7 +10,6 @@ from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.problem import Problem
 
-
 MOST_CHANNELS = 8
 """Most output channels of a group with a kernel beyond 1x1. Rows of other kernels' products, which
 are of output channels, are then mostly padding."""

@@ -135,7 +135,8 @@ struct Weights {
             int k = 8 * step + i % 4 / 2 * 4 + int(threadIdx.x) % 4;
             Index offset = offsets[i / 4 * 2 + i % 2];
             bool exists = k < Layer::in_channels && offset >= 0;
-            values[i / 4][i % 4] = ptx::ld_global_nc_if(of_group + (k * stride_in + offset), exists);
+            values[i / 4][i % 4] =
+                ptx::ld_global_nc_if(of_group + (k * stride_in + offset), exists);
         }
     }
 };
