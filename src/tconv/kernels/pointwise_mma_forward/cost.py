@@ -11,7 +11,7 @@ COSTS = costs.load(__file__)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds: the busiest SM's work or the bytes, and a part of the shorter of the two."""
+    """Modelled seconds: the busiest SM's work or the bytes, and a part of the shorter."""
     laid = layout(problem, tile)
     multiply = laid.depth * tile.rows * tile.pixels / COSTS.products
     copied = laid.depth * tile.pixels / laid.source_vector
