@@ -35,6 +35,8 @@ LAYERS = (
     "16,64,3,2,dilation=2",
     "1d:256,1,512,128",
     "3,1,5x4",
+    "32,24,1,2",
+    "8,8,1,2,groups=8",
 )
 
 
@@ -84,13 +86,16 @@ def served_by_the_same_text(problems) -> Counter:
     return served
 
 
+OF_TF32 = ("mma_frames_forward", "pointwise_mma_forward")
+
+
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
 def test_the_text_follows_the_pattern_alone(math):
     served = served_by_the_same_text(problem(layer, math) for layer in LAYERS)
     stems = {kernel.STEM for kernel in FAMILIES if kernel.DIRECTION == "forward"}
     stems -= set(OF_16_BITS)
     stems.discard("depthwise_forward")  # it serves float32 in channels_last alone
-    of_tf32 = {stem for stem in stems if "tf32" in stem or stem == "mma_frames_forward"}
+    of_tf32 = {stem for stem in stems if "tf32" in stem or stem in OF_TF32}
     other_math = of_tf32 if math == "ieee" else {"sm90_split_forward"}
     assert served.keys() == stems - other_math
 
