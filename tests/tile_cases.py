@@ -56,6 +56,7 @@ def candidates_of(
     cases: Sequence[Case],
     families: Sequence[Family],
     dtypes: Sequence[torch.dtype],
+    formats: Sequence[Formats],
     every: Callable[[torch.dtype, Formats], bool],
 ) -> Served:
     """The candidates of each case, two where not `every`, their kernels compiled side by side."""
