@@ -19,7 +19,4 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     issued = COSTS.load * lines + COSTS.vector * vectors(problem) / 32
     busy = issued / target.multiprocessors / COSTS.clock
     moved = problem.bytes / COSTS.memory_rate
-    # One vector of a thread keeps less in flight; two leave small layers with few warps.
-    warps = vectors(problem) / tile.vectors / 32 / target.multiprocessors
-    few = COSTS.few if (tile.vectors > 1) == (warps < COSTS.warps) else 0
-    return max(busy, moved) + COSTS.overlap * min(busy, moved) + few + COSTS.launch
+    return max(busy, moved) + COSTS.overlap * min(busy, moved) + COSTS.launch

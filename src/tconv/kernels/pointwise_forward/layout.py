@@ -11,7 +11,10 @@ from tconv.problem import Problem
 THREADS = 256
 
 MOST_CHANNELS = 8
-"""Most input channels of a group. Each output reads its own pixels, which others read as well."""
+"""Most input channels of a group, over which products are unrolled."""
+
+MOST_READ = 4
+"""Most pixels that an output reads on average. It reads them by itself, as others do."""
 
 MOST_VECTORS = 1 << 30
 """The kernel's division is exact below."""
@@ -32,7 +35,7 @@ class Tile:
         return f"{4 * self.vectors}"
 
 
-TILES = (Tile(2), Tile(1))
+TILES = (Tile(2),)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -45,6 +48,12 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return (
             f"is for {MOST_CHANNELS} input channels in a group at most, "
             f"not {problem.in_channels_per_group}"
+        )
+    gaps = problem.height.stride * problem.width.stride
+    if problem.in_channels_per_group > MOST_READ * gaps:
+        return (
+            f"an output reads {MOST_READ} pixels at most on average, "
+            f"not {problem.in_channels_per_group / gaps}"
         )
     if vectors(problem) >= MOST_VECTORS:
         return f"counts {MOST_VECTORS} vectors at most, there are {vectors(problem)}"

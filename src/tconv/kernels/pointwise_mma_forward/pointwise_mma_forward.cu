@@ -34,8 +34,8 @@ constexpr int splits = Layer::splits;
 constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 constexpr int tile_channels = Layer::rows / taps;
 constexpr int steps = (Layer::in_channels + 7) / 8;
-// Steps whose weights are under way. More sums leave fewer registers.
-constexpr int ahead = warp_pixels > 64 ? 1 : 2;
+// Steps whose weights are under way: one where sums, or many warps, leave few registers.
+constexpr int ahead = warp_pixels > 64 || splits == 1 ? 1 : 2;
 
 // Lanes of 4 channels and 8 pixels then meet all banks, and those of 4 channels and 4 pairs.
 constexpr int pitch = Layer::pitch;
