@@ -23,7 +23,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     looked = 0 if laid.pointwise else outputs * problem.taps
     block = multiply + COSTS.copy * copied + COSTS.weight * weights
     block += COSTS.store * written + COSTS.sum * sums + COSTS.tap * looked
-    # A block waits for its pixels, its weights and its sums, beside those that the SM holds with it.
+    # A block waits for its pixels, its weights and its sums, while others of the SM work.
     blocks = -(-laid.grid // target.multiprocessors)
     held = laid.blocks(target)
     waits = 1 + (-(-blocks // held) - 1) / held
