@@ -130,6 +130,8 @@ def test_what_it_refuses():
     assert "no padding along height" in of(emulated_plans.problem_of(FEW[0], **changed), HOPPER)
     assert "TF32" in of(emulated_plans.problem_of(FEW[0]), HOPPER)
     beyond = {"width": Axis(8, 1, 2, 0, 2, 3), "math": "ieee"}
+    read = emulated_plans.problem_of(Case(1, 5, 2, 1, (4, 4), ONE), math="ieee")
+    assert "not 5.0" in of(read, HOPPER)
     assert "beyond the last" in of(emulated_plans.problem_of(FEW[0], **beyond), HOPPER)
     of, of_tile = pointwise_mma_forward.why_not, pointwise_mma_forward.tile_why_not
     for case, why in (

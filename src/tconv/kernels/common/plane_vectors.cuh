@@ -19,17 +19,18 @@ TCONV_DEVICE int behind_vector(Index first) {
 
 // The coordinates of an output, moved along a run.
 struct Output {
-    int y, x;
+    unsigned y, x;
 
-    // Of element `e` of a run that begins with a row; e is negative before it.
+    // Of element `e` of a run that begins with a row. Before it, where e is negative, y is 0 and x
+    // such that it will be 0 where the run begins.
     template <typename Arguments>
     TCONV_DEVICE Output(int e, const Arguments& a) {
-        y = e < 0 ? 0 : int(divide(unsigned(e), a.width_multiplier, a.width_shift));
-        x = e - y * a.destination_width;
+        y = e < 0 ? 0 : divide(unsigned(e), a.width_multiplier, a.width_shift);
+        x = unsigned(e) - y * unsigned(a.destination_width);
     }
 
     TCONV_DEVICE void advance(int width) {
-        if (++x == width) x = 0, ++y;
+        if (++x == unsigned(width)) x = 0, ++y;
     }
 
     TCONV_DEVICE bool has_pixel() const {

@@ -11,9 +11,12 @@ from tconv.problem import Problem
 THREADS = 256
 
 MOST_CHANNELS = 8
-"""Most input channels of a group. Each output reads its own pixels, which others read as well."""
+"""Most input channels of a group, over which products are unrolled."""
 
-MOST_VECTORS = 1 << 30
+MOST_READ = 4
+"""Most pixels that an output reads on average. It reads them by itself, as others do."""
+
+MOST_ITEMS = 1 << 30
 """The kernel's division is exact below."""
 
 
@@ -22,17 +25,17 @@ class Tile:
     """What a thread computes.
 
     Attributes:
-        vectors: vectors of 16 bytes of y.
+        planes: planes of y, four channels apart, of each of which it has a vector.
     """
 
-    vectors: int
+    planes: int
 
     def __str__(self) -> str:
-        """Outputs of a thread."""
-        return f"{4 * self.vectors}"
+        """Planes x outputs."""
+        return f"{self.planes}x4"
 
 
-TILES = (Tile(2), Tile(1))
+TILES = (Tile(planes=4),)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -46,13 +49,19 @@ def why_not(problem: Problem, target: Target) -> str | None:
             f"is for {MOST_CHANNELS} input channels in a group at most, "
             f"not {problem.in_channels_per_group}"
         )
-    if vectors(problem) >= MOST_VECTORS:
-        return f"counts {MOST_VECTORS} vectors at most, there are {vectors(problem)}"
+    gaps = problem.height.stride * problem.width.stride
+    if problem.in_channels_per_group > MOST_READ * gaps:
+        return (
+            f"an output reads {MOST_READ} pixels at most on average, "
+            f"not {problem.in_channels_per_group / gaps}"
+        )
     return image_tiles.pointwise_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
-    """None: a tile serves what the kernel serves."""
+    """One sentence if this tile cannot serve, else None."""
+    if items(problem, tile) >= MOST_ITEMS:
+        return f"counts {MOST_ITEMS} threads at most, there would be {items(problem, tile)}"
     return None
 
 
@@ -61,6 +70,7 @@ def plane_vectors(problem: Problem) -> int:
     return (problem.height.output_size * problem.width.output_size + 6) // 4
 
 
-def vectors(problem: Problem) -> int:
-    """Vectors of y."""
-    return problem.batch * problem.out_channels * plane_vectors(problem)
+def items(problem: Problem, tile: Tile) -> int:
+    """Threads that have a vector."""
+    blocks = -(-problem.out_channels // (4 * tile.planes))
+    return problem.batch * 4 * blocks * plane_vectors(problem)

@@ -11,7 +11,7 @@ COSTS = costs.load(__file__)
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
-    """Modelled seconds: the busiest SM's work or the bytes, and a part of the shorter."""
+    """Modelled seconds: the longest of work, memory's and L2's, and a part of the others."""
     laid = layout(problem, tile)
     multiply = laid.depth * tile.rows * tile.pixels / COSTS.products
     copied = laid.depth * tile.pixels / laid.source_vector
@@ -23,11 +23,12 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     looked = 0 if laid.pointwise else outputs * problem.taps
     block = multiply + COSTS.copy * copied + COSTS.weight * weights
     block += COSTS.store * written + COSTS.sum * sums + COSTS.tap * looked
-    # Blocks of an SM overlap. One alone waits for its pixels, its weights and its sums.
+    # A block waits for its pixels, its weights and its sums, while others of the SM work.
     blocks = -(-laid.grid // target.multiprocessors)
-    waves = -(-blocks // laid.blocks(target))
-    busy = (blocks * block + COSTS.wait * waves) / COSTS.clock
+    held = laid.blocks(target)
+    waits = 1 + (-(-blocks // held) - 1) / held
+    busy = (blocks * block + COSTS.wait * waits) / COSTS.clock
     # Each block reads its weights, each tile of channels the pixels: from L2 but for the first.
     again = laid.grid * laid.depth * (tile.rows + laid.tile_pixels) * 4
-    moved = problem.bytes / COSTS.memory_rate + again / COSTS.l2_rate
-    return max(busy, moved) + COSTS.overlap * min(busy, moved) + COSTS.launch
+    parts = (busy, problem.bytes / COSTS.memory_rate, again / COSTS.l2_rate)
+    return max(parts) + COSTS.overlap * (sum(parts) - max(parts)) + COSTS.launch

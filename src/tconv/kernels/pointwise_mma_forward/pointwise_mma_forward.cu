@@ -34,8 +34,8 @@ constexpr int splits = Layer::splits;
 constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 constexpr int tile_channels = Layer::rows / taps;
 constexpr int steps = (Layer::in_channels + 7) / 8;
-// Steps whose weights are under way. More sums leave fewer registers.
-constexpr int ahead = warp_pixels > 64 ? 1 : 2;
+// Steps whose weights are under way: one where sums, or many warps, leave few registers.
+constexpr int ahead = warp_pixels > 64 || splits == 1 ? 1 : 2;
 
 // Lanes of 4 channels and 8 pixels then meet all banks, and those of 4 channels and 4 pairs.
 constexpr int pitch = Layer::pitch;
@@ -176,12 +176,12 @@ TCONV_DEVICE float gathered(const Arguments& a, const float* of_channel, Output 
     float sum = 0;
 #pragma unroll 1
     for (int tap_y = 0; tap_y < Layer::kernel_y; ++tap_y) {
-        int reach_y = at.y + Layer::padding_y - tap_y * Layer::dilation_y;
+        int reach_y = int(at.y) + Layer::padding_y - tap_y * Layer::dilation_y;
         int y = reach_y / Layer::stride_y;
         if (reach_y < 0 || y * Layer::stride_y != reach_y || y >= a.source_height) continue;
 #pragma unroll 1
         for (int tap_x = 0; tap_x < Layer::kernel_x; ++tap_x) {
-            int reach_x = at.x + Layer::padding_x - tap_x * Layer::dilation_x;
+            int reach_x = int(at.x) + Layer::padding_x - tap_x * Layer::dilation_x;
             int x = reach_x / Layer::stride_x;
             if (reach_x < 0 || x * Layer::stride_x != reach_x || x >= a.source_width) continue;
             sum += of_channel[(tap_y * Layer::kernel_x + tap_x) * pitch + y * a.source_width + x];
