@@ -28,7 +28,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
 
 TCONV_DEVICE void run(const Arguments& arguments, unsigned char* memory) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    if (threadIdx.x == 0) init_barriers(arguments, shared);
+    prefetch_maps(arguments);
+    init_barriers(arguments, shared);
     find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;
