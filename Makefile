@@ -85,7 +85,7 @@ test-cpu-quick: $(SETUP)
 	@$(RUN) -m pytest tests/cpu -n $(JOBS) -m "not thorough" $(ARGS)
 
 test-gpu: $(SETUP)
-	@$(RUN) -m pytest tests/gpu $(ARGS)
+	@TESTS_NEED_GPU=1 $(RUN) -m pytest tests/gpu $(ARGS)
 
 # It makes virtual environments of its own, in build/matrix. ARGS="--help" tells more.
 test-matrix:

@@ -99,7 +99,7 @@ def model() -> list[dict[str, Any]]:
 
 
 def _texts(of: Plan) -> tuple[KernelSource, ...]:
-    return tuple(launch.source for launch in of.launches)
+    return of.sources
 
 
 def _text(value: object) -> str:

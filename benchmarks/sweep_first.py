@@ -9,8 +9,7 @@
 `tconv bench --sweep` times every tile, which compiles hundreds. This times the `--first` cheapest
 of each kernel by the model, beside cuDNN's best, so that a change of a cost model or of a limit is
 looked at in one run. `off` is measured / modelled. Needs a GPU. --csv FILE also writes ours as
-rows that fit_costs.py reads. `--kernels` names those to time, also ones that no plan takes by
-itself (`kernels.UNMEASURED`).
+rows that fit_costs.py reads. `--kernels` names those to time.
 """
 
 from __future__ import annotations
@@ -167,10 +166,10 @@ def main() -> None:
         for one in layers
     }
     sources = {
-        launch.source
+        source
         for layer, found in chosen.items()
         for candidate in found
-        for launch in make_plan(problem_of(layer, parsed), target, candidate).launches
+        for source in make_plan(problem_of(layer, parsed), target, candidate).sources
     }
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda source: compile_cuda(source, target.arch), sources))

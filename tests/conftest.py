@@ -37,9 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies under tests/gpu, and skip it where there is no device."""
+    """Mark what lies under tests/gpu. Skip it where there is no device, or fail if one must be."""
     no_device = pytest.mark.skip(reason="no CUDA device on this machine")
     missing = not torch.cuda.is_available()
+    if missing and os.environ.get("TESTS_NEED_GPU") == "1":  # `make test-gpu`
+        raise pytest.UsageError("this torch sees no CUDA device, and TESTS_NEED_GPU=1 claims one")
     for item in items:
         if (ROOT / "tests" / "gpu") in item.path.parents:
             item.add_marker(pytest.mark.gpu)

@@ -188,14 +188,16 @@ def picks(direction: Direction) -> tuple[Pick, ...]:
 
 
 def kinds_of_tables() -> set[tuple[str, tuple[str, ...]]]:
-    """All that there are for float32, but for depthwise layers', which no case here is.
+    """All that there are for float32, but for layers that no case here is.
 
-    Those scale nothing: `test_depthwise.py` has their numerics.
+    Those are depthwise ones and 1x1 of few channels. Their kernels scale nothing:
+    `test_depthwise.py` and `test_pointwise.py` have their numerics.
     """
     families = [
         each
         for each in FAMILIES
-        if each.STEM not in OF_16_BITS and not each.STEM.startswith("depthwise")
+        if each.STEM not in OF_16_BITS
+        and not each.STEM.startswith(("depthwise", "pointwise_forward"))
     ]
     return {(each.STEM, kind(each.STEM, t)) for each in families for t in each.TILES}
 

@@ -3,14 +3,22 @@
     model, example inputs  ->  recording.py  ->  problems
     problems x targets     ->  plans         ->  sources, each once  ->  compiled, on all cores
 
+Plans are made by Python alone, one after another. What takes long there is the search for a layer's
+kernels at sizes that are not common (`tconv.sizes`): processes share it, and the cache has what
+they find.
+
 NVRTC needs no GPU, holds no lock and runs without Python's. What a process on the GPU plans for the
 same call has the same source, so the same key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -30,6 +38,9 @@ from tconv.problem import Problem
 if TYPE_CHECKING:
     import torch
     from rich.progress import Progress
+
+LEAST_SEARCHES = 8
+"""Of a process that searches for kernels, which takes a second or two to start, a fifth each."""
 
 DEFAULT_ARCH = "sm_90a"
 """What is compiled for where nothing else is asked for and no GPU is there."""
@@ -192,10 +203,11 @@ def fill(
         check_arch(target.arch, "kernels")
     with _bar(progress) as bar:
         task = bar.add_task("planning", total=None)
+        jobs = jobs or len(os.sched_getaffinity(0))
+        _search(problems, list(targets.values()), jobs)
         wanted, planned = _wanted(problems, list(targets.values()))
         bar.update(task, description="compiling kernels", total=len(wanted))
-        cores = len(os.sched_getaffinity(0))
-        keys = _compile(wanted, jobs or cores, lambda: bar.advance(task))
+        keys = _compile(wanted, jobs, lambda: bar.advance(task))
     sizes = [_bytes_kept(cache, key) for key in keys]
     lost = sizes.count(0)
     if lost:
@@ -214,6 +226,48 @@ def fill(
         nbytes=sum(sizes),
         folder=str(cache.folder),
     )
+
+
+def _search(problems: Sequence[Problem], targets: Sequence[Target], jobs: int) -> None:
+    """Has processes find the kernels of layers at sizes that are not common, if there are many."""
+    asked = {
+        (problem.layer, target): (problem, target)
+        for target in targets
+        for problem in problems
+        if not (sizes.is_common(problem) or problem.wide_offsets)
+    }
+    missing = [call for call in asked.values() if not sizes.are_found(*call)]
+    count = min(jobs, len(missing) // LEAST_SEARCHES)
+    if count < 2:
+        return
+    # NOTE: no `multiprocessing`, which would run a user's script once more in each process.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", "from tconv import filling; filling.search_given()"]
+    with contextlib.ExitStack() as started:
+        searches = []
+        for _ in range(count):
+            search = subprocess.Popen(
+                command, stdin=subprocess.PIPE, env=environment, start_new_session=True
+            )
+            started.enter_context(search)
+            started.callback(search.kill)  # before the wait of the line above
+            searches.append(search)
+        for number, search in enumerate(searches):
+            assert search.stdin is not None
+            # In turn, as layers that are alike, and take as long, often follow each other. Where a
+            # process ended at once, its layers' kernels are searched for here.
+            with contextlib.suppress(BrokenPipeError), search.stdin as given:
+                given.write(pickle.dumps(missing[number::count]))
+        for search in searches:
+            search.wait()
+
+
+def search_given() -> None:
+    """In a process of `_search`: finds the kernels for the pairs of problem and target on stdin."""
+    for problem, target in pickle.load(sys.stdin.buffer):
+        # Who planned them for a call raises the same.
+        with contextlib.suppress(TconvError):
+            sizes.kernels(problem, target)
 
 
 _Wanted = dict[tuple[KernelSource, str], Plan]
@@ -236,8 +290,8 @@ def _wanted(problems: Sequence[Problem], targets: Sequence[Target]) -> tuple[_Wa
                     assert kernel.like is not None
                     plans.append(make_plan(kernel.like, target, kernel))
             for one in plans:
-                for launch in one.launches:
-                    wanted.setdefault((launch.source, target.arch), one)
+                for source in one.sources:
+                    wanted.setdefault((source, target.arch), one)
     return wanted, planned
 
 

@@ -125,6 +125,14 @@ class Layer:
         )
         return height, width
 
+    def flattened(self) -> Layer:
+        """The layer's width alone, as one of one dimension, on as many pixels."""
+        pairs: dict[str, Any] = {
+            name: (of_height, getattr(self, name)[1]) for name, of_height in _OF_HEIGHT.items()
+        }
+        width = self.height * self.width
+        return dataclasses.replace(self, **pairs, height=1, width=width, dimensions=1)
+
     @property
     def size(self) -> Pair:
         """The input's height and width."""

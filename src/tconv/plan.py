@@ -14,7 +14,8 @@ from typing import Any
 from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
-from tconv.kernels import FAMILIES, UNMEASURED
+from tconv.kernels import FAMILIES
+from tconv.kernels.adding import addition
 from tconv.kernels.family import Family
 from tconv.kernels.launch import Launch, Role
 from tconv.kernels.source import KernelSource
@@ -95,6 +96,17 @@ class Plan:
             return taps * plane, columns, 1, kernel_x * plane, plane
         return rows * columns * taps, columns * taps, taps, kernel_x, 1
 
+    @functools.cached_property
+    def addition(self) -> Launch | None:
+        """What adds the partial results, behind `launches`; None where PyTorch does."""
+        return addition(self.problem, self.kernel)
+
+    @property
+    def sources(self) -> tuple[KernelSource, ...]:
+        """The kernels of all launches."""
+        every = self.launches if self.addition is None else (*self.launches, self.addition)
+        return tuple(launch.source for launch in every)
+
     def with_source(self, source: KernelSource) -> Plan:
         """The same plan with another kernel that takes the same arguments."""
         return dataclasses.replace(
@@ -122,11 +134,10 @@ def family(stem: str) -> Family:
     Raises:
         NoKernelError: there is none.
     """
-    every = (*FAMILIES, *UNMEASURED)
-    for kernel in every:
+    for kernel in FAMILIES:
         if stem == kernel.STEM:
             return kernel
-    known = ", ".join(kernel.STEM for kernel in every)
+    known = ", ".join(kernel.STEM for kernel in FAMILIES)
     raise NoKernelError(f"a kernel is one of {known}, got {stem!r}")
 
 

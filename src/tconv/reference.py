@@ -82,7 +82,9 @@ def operands(layer: Layer, dtype: torch.dtype, layout: str, device: str, seed: i
     )
 
 
-def random_layers(count: int, seed: int, channels: int = 12, size: int = 9) -> list[Layer]:
+def random_layers(
+    count: int, seed: int, channels: int = 12, size: int = 9, *, one_dimension: bool = False
+) -> list[Layer]:
     """Layers over all combinations that PyTorch accepts, every gcd of stride and dilation.
 
     Args:
@@ -90,6 +92,7 @@ def random_layers(count: int, seed: int, channels: int = 12, size: int = 9) -> l
         seed: the same seed gives the same layers.
         channels: most channels of a group.
         size: most input pixels along an axis.
+        one_dimension: whether every fourth is of one dimension.
     """
     rng = random.Random(seed)
     layers: list[Layer] = []
@@ -110,22 +113,22 @@ def random_layers(count: int, seed: int, channels: int = 12, size: int = 9) -> l
         )
         bias = rng.random() < 0.5
         with contextlib.suppress(ValueError):  # no output
-            layers.append(
-                Layer(
-                    in_channels * groups,
-                    out_channels * groups,
-                    kernel_size,
-                    stride,
-                    padding,
-                    output_padding,
-                    groups,
-                    bias,
-                    dilation,
-                    batch,
-                    height,
-                    width,
-                )
+            layer = Layer(
+                in_channels * groups,
+                out_channels * groups,
+                kernel_size,
+                stride,
+                padding,
+                output_padding,
+                groups,
+                bias,
+                dilation,
+                batch,
+                height,
+                width,
             )
+            is_fourth = len(layers) % 4 == 3
+            layers.append(layer.flattened() if one_dimension and is_fourth else layer)
     return layers
 
 

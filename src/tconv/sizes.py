@@ -100,11 +100,20 @@ def kernels(problem: Problem, target: Target) -> tuple[Candidate, ...]:
     Raises:
         NoKernelError: no kernel can serve.
     """
-    # The same for all sizes, though a layer may have outputs too large for the largest of these.
+    return _kernels(_any_size(problem), target, settings.kernel())
+
+
+def are_found(problem: Problem, target: Target) -> bool:
+    """Whether `kernels` are in the cache, and so need no search."""
+    entry = _entry(_any_size(problem), target, settings.kernel())
+    return default_cache().get(entry) is not None
+
+
+def _any_size(problem: Problem) -> Problem:
+    """The same for all sizes; a layer may have outputs too large for the largest of these."""
     sizes = (MOST_PIXELS >> halvings for halvings in range(MOST_PIXELS.bit_length()))
     found = (_sample(problem, 1, 1 if _is_row(problem) else size, size) for size in sizes)
-    any_size = next((size for size in found if size is not None), problem)
-    return _kernels(any_size, target, settings.kernel())
+    return next((size for size in found if size is not None), problem)
 
 
 def cheapest(among: Sequence[Candidate], problem: Problem, target: Target) -> Candidate | None:
@@ -143,8 +152,8 @@ def expect(problem: Problem, target: Target) -> None:
         threads = ThreadPoolExecutor(thread_name_prefix="tconv-sizes")
         for kernel in kernels(problem, target):
             assert kernel.like is not None
-            for launch in make_plan(kernel.like, target, kernel).launches:
-                threads.submit(compile_cuda, launch.source, target.arch).add_done_callback(_report)
+            for source in make_plan(kernel.like, target, kernel).sources:
+                threads.submit(compile_cuda, source, target.arch).add_done_callback(_report)
         threads.shutdown(wait=False)
     except RuntimeError as error:  # no more threads; the call that needs a kernel compiles it
         logger.debug("no kernels for more sizes of %s: %s", problem, error)
@@ -186,7 +195,8 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
         texts = _texts(best, target)
         # A kernel that does not depend on the alignment of x serves any.
         loose = dataclasses.replace(best, like=dataclasses.replace(sample, source_aligned=False))
-        made_for = loose if _texts(loose, target) == texts else best
+        same = not sample.source_aligned or _texts(loose, target) == texts
+        made_for = loose if same else best
         kept = pool.get(texts)
         if kept is None or _strictness(made_for) < _strictness(kept):
             pool[texts] = made_for
@@ -214,7 +224,7 @@ def _texts(kernel: Candidate, target: Target) -> tuple[KernelSource, ...] | None
     assert kernel.like is not None
     if cost(kernel, kernel.like, target) == math.inf:
         return None
-    return tuple(launch.source for launch in make_plan(kernel.like, target, kernel).launches)
+    return make_plan(kernel.like, target, kernel).sources
 
 
 def _strictness(kernel: Candidate) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ IN_A_ROW = 4
 The first after a pause takes the host longer than those of a running program.
 """
 
-SHORT = 1e-3
+HOST_DECIDES_BELOW = 1e-3
 """Modelled seconds below which the host's time may decide."""
 
 KEY_PREFIX = "autotune-"
@@ -345,10 +345,10 @@ def _timed(
     """Times the candidates in turns, keeps the medians, and returns the fastest.
 
     Tuning goes by the device's time. Between our kernel and PyTorch's operator the host's counts
-    too.
+    too: the least, as whatever else runs there only adds to it.
     """
     of_runner = entry.startswith(RUNNER_PREFIX)
-    calls = IN_A_ROW if of_runner and min(c.cost for c in considered) < SHORT else 1
+    calls = IN_A_ROW if of_runner and min(c.cost for c in considered) < HOST_DECIDES_BELOW else 1
 
     def run(candidate: Candidate) -> None:
         for _ in range(calls):
@@ -370,7 +370,10 @@ def _timed(
         for candidate, of_candidate in zip(considered, timings, strict=True):
             device, host = timer(partial(run, candidate))
             of_candidate.append(Timed(device / calls, host / calls))
-    medians = [Timed(*map(median, zip(*one, strict=True))) for one in timings]
+    medians = [
+        Timed(median(one.device for one in times), min(one.host for one in times))
+        for times in timings
+    ]
     if of_runner and len(medians) == 2:
         fastest = considered[0 if ours_is_faster(*medians) else 1]
     else:

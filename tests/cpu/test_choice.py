@@ -327,8 +327,9 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
         ((20, 20), (40, 30), True),  # either may be waited for: ours is ahead on both
         ((20, 28), (40, 30), False),  # its checks take the host longer
         ((45, 10), (40, 30), False),
-        ((20, 40), (250, 30), False),  # not ten times as long: others may keep the host busy
-        ((20, 40), (350, 30), True),
+        ((120, 60), (160, 30), False),  # it saves the device as much as it costs the host
+        ((20, 60), (200, 30), True),
+        ((20, 60), (140, 30), False),  # not five times as long: others may keep the host busy
     ],
 )
 def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):

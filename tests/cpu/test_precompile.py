@@ -378,6 +378,19 @@ def test_kernels_are_found_by_a_second_call_and_by_the_calls_plans(folder, monke
     assert keys == {entry.key for entry in entries}
 
 
+def test_processes_share_the_search_for_kernels_of_many_layers(monkeypatch):
+    monkeypatch.setattr(filling, "LEAST_SEARCHES", 1)
+    target = Target.named("sm_80")
+    layers = [Layer.parse(text, "1x11x11") for text in ("2,3,3", "3,2,3", "2,2,5")]
+    problems = [layer.problem("weight_gradient") for layer in layers]
+    assert not any(sizes.are_found(problem, target) for problem in problems)
+    filling._search(problems, [target], jobs=1)  # one gains nothing
+    assert not any(sizes.are_found(problem, target) for problem in problems)
+    filling._search(problems, [target], jobs=2)
+    monkeypatch.setattr(sizes, "_find", lambda *_: pytest.fail("searched for here"))
+    assert all(sizes.kernels(problem, target) for problem in problems)
+
+
 def test_calls_of_pytorchs_operator_need_no_kernel(nothing_compiles):
     layer = up().bfloat16()
     problems = record(layer, (IMAGE.bfloat16(),), {}, backward=True, autocast=None)

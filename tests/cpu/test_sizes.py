@@ -16,7 +16,7 @@ from emulated_plans import HOPPER, OF_16_BITS, assert_right, problem_of, run
 from layer_cases import Case, operands
 from tconv import sizes
 from tconv.jit.cache import default_cache
-from tconv.kernels import FAMILIES, UNMEASURED
+from tconv.kernels import FAMILIES
 from tconv.layers import Layer
 from tconv.plan import candidates, family, make_plan, plan
 from tconv.problem import Problem
@@ -35,6 +35,8 @@ LAYERS = (
     "16,64,3,2,dilation=2",
     "1d:256,1,512,128",
     "3,1,5x4",
+    "32,24,1,2",
+    "8,8,1,2,groups=8",
 )
 
 
@@ -74,7 +76,7 @@ def served_by_the_same_text(problems) -> Counter:
             if not like.serves(other):
                 continue
             other = dataclasses.replace(other, like=like)
-            for candidate in candidates(like, HOPPER, (*FAMILIES, *UNMEASURED)):
+            for candidate in candidates(like, HOPPER):
                 of_kernel = family(candidate.stem)
                 if candidate.refusal or of_kernel.tile_why_not(other, HOPPER, candidate.tile):
                     continue
@@ -84,13 +86,16 @@ def served_by_the_same_text(problems) -> Counter:
     return served
 
 
+OF_TF32 = ("mma_frames_forward", "pointwise_mma_forward")
+
+
 @pytest.mark.parametrize("math", ("tf32", "ieee"))
 def test_the_text_follows_the_pattern_alone(math):
     served = served_by_the_same_text(problem(layer, math) for layer in LAYERS)
     stems = {kernel.STEM for kernel in FAMILIES if kernel.DIRECTION == "forward"}
     stems -= set(OF_16_BITS)
     stems.discard("depthwise_forward")  # it serves float32 in channels_last alone
-    of_tf32 = {stem for stem in stems if "tf32" in stem or stem == "mma_frames_forward"}
+    of_tf32 = {stem for stem in stems if "tf32" in stem or stem in OF_TF32}
     other_math = of_tf32 if math == "ieee" else {"sm90_split_forward"}
     assert served.keys() == stems - other_math
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
-import tconv
-from tconv import run
-from tconv.jit.compile import compile_cuda
-from tconv.jit.target import Target
 from tconv.kernels import (
     depthwise_forward,
     depthwise_input_gradient,
     depthwise_weight_gradient,
 )
-from tconv.layers import Layer
-from tconv.plan import candidates, make_plan
-from tconv.problem import Problem
-from tconv.tuning import using
+from tile_cases import SAME_FORMATS, Formats, candidates_of, check_candidates
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
@@ -27,8 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 FAMILIES = (depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient)
-BOUNDS = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}
-"""Of the relative error: float32 sums, and one rounding."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 CASES = (
     ("64,64,4,2,1,groups=64", "16x64x64"),
@@ -38,82 +28,23 @@ CASES = (
     ("96,96,7,1,3,groups=96", "4x28x28"),
     ("12,36,3x2,stride=2x3,padding=1x0,groups=12", "3x5x6"),
 )
-FORMATS = (torch.channels_last, torch.contiguous_format)
-
-
-def problem_of(layer: Layer, direction, dtype, made) -> Problem:
-    x, y = (torch.empty(s).to(memory_format=made) for s in (layer.x_shape, layer.y_shape))
-    w = torch.empty(layer.w_shape)
-    return Problem.of(
-        direction,
-        layer.x_shape,
-        layer.w_shape,
-        layer.geometry,
-        dtype=str(dtype).removeprefix("torch."),
-        bias=True,
-        strides=tuple(tuple(t.stride()) for t in (x, w, y)),
-    )
 
 
 @pytest.fixture(scope="module")
 def served():
-    """The candidates of each case, their kernels compiled side by side."""
-    target, found, wanted = Target.for_device(0), {}, {}
-    for case in CASES:
-        layer = Layer.parse(*case)
-        for family in FAMILIES:
-            for dtype in BOUNDS:
-                for made in FORMATS:
-                    problem = problem_of(layer, family.DIRECTION, dtype, made)
-                    able = [c for c in candidates(problem, target, (family,)) if not c.refusal]
-                    able = able if dtype is torch.bfloat16 else able[:2]
-                    found[case, family.STEM, dtype, made] = able
-                    for candidate in able:
-                        for launch in make_plan(problem, target, candidate).launches:
-                            wanted[launch.source] = None
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(lambda source: compile_cuda(source, target.arch), wanted))
-    return found
+    def every(dtype: torch.dtype, _: Formats) -> bool:
+        return dtype is torch.bfloat16
+
+    return candidates_of(CASES, FAMILIES, DTYPES, SAME_FORMATS, every)
 
 
-@pytest.mark.parametrize("made", FORMATS, ids=str)
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("made", SAME_FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.STEM)
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_every_tile(case, family, dtype, made, served):
-    layer = Layer.parse(*case)
-    stride, padding, output_padding, dilation, groups = layer.geometry
-    rest = (stride, padding, output_padding, groups, dilation)
-    torch.manual_seed(0)
-    x, y = (
-        torch.randn(shape, device="cuda").to(dtype).to(memory_format=made)
-        for shape in (layer.x_shape, layer.y_shape)
-    )
-    w = torch.randn(layer.w_shape, device="cuda").to(dtype)
-    b = torch.randn(layer.out_channels, device="cuda").to(dtype)
-    xd, wd = (t.double().requires_grad_() for t in (x, w))
-    out = torch.nn.functional.conv_transpose2d(xd, wd, b.double(), *rest)
-    leaf = {"input_gradient": xd, "weight_gradient": wd}.get(family.DIRECTION)
-    want = out.detach() if leaf is None else torch.autograd.grad(out, leaf, y.double())[0]
-
-    def result():
-        # Not through autograd, whose thread does not know of `using`.
-        if family.DIRECTION == "forward":
-            return run.forward(x, w, b, layer.geometry)
-        if family.DIRECTION == "input_gradient":
-            return run.input_gradient(y, w, tuple(x.shape[2:]), layer.geometry)
-        return run.weight_gradient(x, y, tuple(w.shape[2:]), layer.geometry, False)
-
     able = served[case, family.STEM, dtype, made]
     if not able:
         assert (family.DIRECTION, dtype) == ("forward", torch.float32)
         pytest.skip("contiguous outputs in float32 are direct_forward's")
-    for candidate in able:
-        with using(candidate), torch.no_grad():
-            tconv.statistics(reset=True)
-            out, again = result(), result()
-            torch.cuda.synchronize()
-        assert family.STEM in {row.kernel for row in tconv.statistics()}, candidate
-        error = float((out.double() - want).norm() / want.norm())
-        assert error < BOUNDS[dtype], (str(candidate.tile), error)
-        assert torch.equal(out, again), candidate
+    check_candidates(case, family, dtype, made, able)

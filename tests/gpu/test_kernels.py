@@ -24,6 +24,8 @@ from tconv import tuning
 from tconv.kernels import (
     mma_forward,
     mma_rows_forward,
+    pointwise_forward,
+    pointwise_mma_forward,
     sm90_split_forward,
     sm90_tf32_flat_forward,
     sm90_tf32_forward,
@@ -108,6 +110,40 @@ def test_hopper_tensor_cores(layout, kernel, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", kernel)  # an error where it cannot serve
     for case in (*HOPPER_CASES, Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2))):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
+
+
+# 1x1 with planes on and off vectors, tails of channels and pixels; small images.
+POINTWISE_CASES = {
+    pointwise_forward: (
+        Case(16, 1, 1, 64, (64, 64), (1, 1), (2, 2), bias=False),
+        Case(44, 1, 272, 1, (4, 4), (1, 1), bias=False),
+        Case(17, 4, 6, 2, (13, 13), (1, 1), (2, 2)),
+        Case(3, 8, 3, 3, (70, 37), (1, 1), (1, 3), (0, 0), (0, 2)),
+    ),
+    pointwise_mma_forward: (
+        Case(16, 240, 101, 1, (11, 40), (1, 1)),
+        Case(2, 272, 64, 1, (78, 78), (1, 1), (2, 2), bias=False),
+        Case(13, 136, 256, 1, (9, 9), (1, 1), (4, 4), (0, 0), (3, 0)),
+        Case(3, 20, 70, 2, (8, 33), (1, 1), (2, 3)),
+        Case(48, 128, 4, 1, (12, 12), (7, 5), (2, 2), (1, 4), (0, 0), (2, 2)),
+        Case(5, 40, 3, 2, (5, 8), (4, 4), (2, 2), (1, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+@pytest.mark.parametrize("family", POINTWISE_CASES, ids=lambda family: family.STEM)
+def test_pointwise(family, layout):
+    tf32 = torch.backends.cudnn.allow_tf32 = family is pointwise_mma_forward
+    served = set()
+    for case in POINTWISE_CASES[family]:
+        t = operands(case, torch.float32, layout, "cuda")
+        for tile in family.TILES:
+            for candidate in of_tile(family, tile, case, "tf32" if tf32 else "ieee"):
+                with tuning.using(candidate):
+                    assert_output_right(case, t, tf32=tf32)
+                served.add(tile)
+    assert served == set(family.TILES)
 
 
 # Many tiles for each warpgroup, whose stores fill the queues that another's loads stand in.

@@ -17,6 +17,9 @@ FLUSH_BYTES = 256 << 20
 LEAST_REPEATS = 30
 """Timings that a figure needs to count (docs/measuring.md)."""
 
+WIDE = 1.5
+"""p80 / p20 of a call's timings above which something else disturbed them. 1.2 is rare."""
+
 # Cycles of a GPU (about 0.1 ms) for each timing, which it waits before it starts on some turns,
 # while the host queues them: a call that takes the host longer than the flush takes the GPU, by as
 # much as that, is then still timed as what the GPU needs.
@@ -58,6 +61,11 @@ class Times:
     def p80(self) -> float:
         """A fifth of the timings are above."""
         return self._quantile(0.8)
+
+    @property
+    def spread(self) -> float:
+        """p80 / p20."""
+        return self.p80 / self.p20
 
 
 class Timer(Protocol):

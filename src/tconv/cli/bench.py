@@ -431,7 +431,7 @@ def _show(rows: Sequence[Row], shown: Console) -> None:
             state = "[green]ok" if row.wrong is None else "[bold red]FAILED"
             table.add_row(escape(row.layer), *cells, state)
         print_whole(table, shown)
-        for line in [*_failures(group), *_means(group, here, floors)]:
+        for line in [*_failures(group), *_disturbed(group), *_means(group, here, floors)]:
             shown.print(line, markup=False, soft_wrap=True)
 
 
@@ -443,6 +443,16 @@ def _failures(group: Group) -> Iterator[str]:
             layers.setdefault(row.failed, []).append(row.layer)
     for why, names in layers.items():
         yield f"Not timed for {', '.join(names)}: {why}"
+
+
+def _disturbed(group: Group) -> Iterator[str]:
+    """The layers whose second timings are as far apart as their first."""
+    from tconv.bench.timing import WIDE
+
+    ends = [(row.layer, row.ours_p20_ms, row.ours_p80_ms) for row in group.rows]
+    names = [layer for layer, low, high in ends if low and high and high > WIDE * low]
+    if names:
+        yield f"Disturbed, p80 is more than {WIDE} times p20: {', '.join(names)}"
 
 
 def _means(group: Group, here: Sequence[str], floors: bool) -> Iterator[str]:

@@ -58,7 +58,8 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "--cases",
         type=positive,
         metavar="N",
-        help=f"so many random layers (default: {DEFAULT_CASES} where no layer is given)",
+        help="so many random layers, every fourth of one dimension "
+        f"(default: {DEFAULT_CASES} where no layer is given)",
     )
     cases.add_argument(
         "--seed",
@@ -164,9 +165,10 @@ def _layer_rows(parsed: argparse.Namespace, device: Device) -> tuple[list[Row], 
     count = parsed.cases or (0 if layers else DEFAULT_CASES)
     if count:
         most = {"channels": 40, "size": 33} if device == "cuda" else {}
+        drawn = random_layers(count, parsed.seed, **most, one_dimension=True)
         layers += [
             dataclasses.replace(layer, name=f"random {number}")
-            for number, layer in enumerate(random_layers(count, parsed.seed, **most))
+            for number, layer in enumerate(drawn)
         ]
         notes.append(f"{count} random layers of seed {parsed.seed}.")
     layers = _named(layers)

@@ -15,6 +15,8 @@ from tconv.kernels import (
     mma_forward,
     mma_frames_forward,
     mma_rows_forward,
+    pointwise_forward,
+    pointwise_mma_forward,
     sm90_forward,
     sm90_input_gradient,
     sm90_split_forward,
@@ -43,13 +45,11 @@ FAMILIES: tuple[Family, ...] = tuple(
         mma_forward,
         mma_rows_forward,
         mma_frames_forward,
+        pointwise_mma_forward,
+        pointwise_forward,
         direct_forward,
         general_forward,
         general_input_gradient,
         general_weight_gradient,
     )
 )
-
-UNMEASURED: tuple[Family, ...] = ()
-"""Families whose present text has run in the emulator alone. No plan takes them by itself; they
-serve who names them: TCONV_KERNEL, or a candidate within `tuning.using`."""

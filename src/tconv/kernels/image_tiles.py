@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from tconv.jit.target import Target
+from tconv.kernels import family
 from tconv.kernels.launch import Argument, input_image, output_rows, weights
 from tconv.problem import Problem
 
@@ -63,6 +64,19 @@ def mma_why_not(problem: Problem, target: Target, strict: bool = False) -> str |
     if problem.y_layout != "contiguous":
         return f"writes contiguous outputs, not {problem.y_layout}"
     return None
+
+
+def pointwise_why_not(problem: Problem) -> str | None:
+    """One sentence where a kernel of 1x1 on planes cannot serve, else None."""
+    if problem.y_layout != "contiguous":
+        return f"writes contiguous outputs, not {problem.y_layout}"
+    for name, axis in (("height", problem.height), ("width", problem.width)):
+        if axis.kernel > 1 or axis.padding:
+            found = f"{axis.kernel} and {axis.padding}"
+            return f"has a kernel of 1 and no padding along {name}, not {found}"
+        if axis.output_size > axis.size * axis.stride:
+            return f"has no outputs beyond the last pixel's along {name}, as of a dilation"
+    return family.coordinates_why_not(problem)
 
 
 def shared_why_not(shared_bytes: int, target: Target) -> str | None:

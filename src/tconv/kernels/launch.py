@@ -77,7 +77,7 @@ class TensorMap:
 
 Argument = int | float | Address | Stride | TensorMap
 
-Role = Literal["packing", "kernel", "repair"]
+Role = Literal["packing", "kernel", "repair", "addition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class Launch:
 
     Attributes:
         role: "packing" writes the workspace that the kernel reads. "kernel" is the family's own
-            kernel. "repair" recomputes the outputs that the kernel could not compute.
+            kernel. "repair" recomputes the outputs that the kernel could not compute. "addition"
+            adds partial results (`Plan.addition`).
         source: the kernel.
         grid: number of blocks.
         arguments: the value of each field of `struct Arguments`, by name.

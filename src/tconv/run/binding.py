@@ -77,8 +77,8 @@ class Call:
 
     Attributes:
         problem: the call's.
-        shape, result_strides: of the tensor that it writes; a weight gradient's partial results
-            have `partial_shape` instead.
+        shape, result_strides: of the tensor that it writes. Behind a weight gradient's partial
+            results, which have `partial_shape`, that is what they are added to.
         strides: of x, w and y, in elements.
         settings: what was read of the environment and PyTorch's flags.
         device: the device's ordinal; None in the emulator.
@@ -137,9 +137,10 @@ class Call:
         """The plan's, in order."""
         strides = dict(zip("xwy", self.strides, strict=True))
         chosen, kernels = self._prepared
+        every = (*chosen.launches, chosen.addition) if chosen.addition else chosen.launches
         return tuple(
             BoundKernel(kernel, launch.grid, launch.bind(strides))
-            for kernel, launch in zip(kernels, chosen.launches, strict=True)
+            for kernel, launch in zip(kernels, every, strict=True)
         )
 
     @functools.cached_property
@@ -197,7 +198,7 @@ def _prepare(
         chosen = _planned(problem, device, target)
     else:
         chosen = make_plan(problem, target, choice)
-    sources = [launch.source for launch in chosen.launches]
+    sources = chosen.sources
 
     def load(source: KernelSource) -> Kernel | EmulatedKernel:
         if device is None:

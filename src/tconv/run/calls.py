@@ -131,7 +131,7 @@ def weight_gradient(
     Raises:
         CompileError, LaunchError, NoKernelError, MissingDependencyError, EmulatorError: see there.
     """
-    call = _find_weight_gradient(input, grad_output, kernel_size, geometry)
+    call = _find_weight_gradient(input, grad_output, kernel_size, geometry, channels_last)
     return execution.weight_gradient(call, input, grad_output, kernel_size, geometry, channels_last)
 
 
@@ -165,7 +165,7 @@ def gradients(
         image, kernel = sizes_of(input), sizes_of(weight)
         calls = _known_gradients[key] = (
             _find_input_gradient(grad_output, weight, image, geometry),
-            _find_weight_gradient(input, grad_output, kernel, geometry),
+            _find_weight_gradient(input, grad_output, kernel, geometry, channels_last),
         )
     return execution.gradients(calls, grad_output, input, weight, geometry, bias, channels_last)
 
@@ -249,7 +249,7 @@ def problem_of_fakes(
         return _find_forward(first, second, third, geometry, _address_of_fake).problem
     if direction == "input_gradient":
         return _find_input_gradient(first, second, third, geometry, _address_of_fake).problem
-    return _find_weight_gradient(first, second, third, geometry, _address_of_fake).problem
+    return _find_weight_gradient(first, second, third, geometry, False, _address_of_fake).problem
 
 
 def _address_of_fake(tensor: Tensor) -> int:
@@ -295,10 +295,12 @@ def _find_weight_gradient(
     grad_output: Tensor,
     kernel_size: Pair,
     geometry: Geometry,
+    channels_last: bool,
     address: Address = Tensor.data_ptr,
 ) -> Call:
     x, y = ((tensor.shape, tensor.stride()) for tensor in (input, grad_output))
-    w = _partial((x[0][1], y[0][1] // geometry[4], *kernel_size))
+    shape = (x[0][1], y[0][1] // geometry[4], *kernel_size)
+    w = shape, dense_strides(shape, channels_last)
     aligned = address(input) % 16 == address(grad_output) % 16 == 0
     return _find("weight_gradient", geometry, input, x, w, y, aligned=aligned)
 
@@ -311,18 +313,13 @@ def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
     rest = (problem.dtype, call.device, False, True, True, call.settings)
     return (
         _call("input_gradient", geometry, _made(x[0], w, y), w, y, *rest),
-        _call("weight_gradient", geometry, x, _partial(w[0]), y, *rest),
+        _call("weight_gradient", geometry, x, _made(w[0], w), y, *rest),
     )
 
 
 def _made(shape: Sizes, *operands: Laid) -> Laid:
     """A result of that shape: channels_last if one of the operands is."""
     return shape, dense_strides(shape, any(fits_channels_last(*operand) for operand in operands))
-
-
-def _partial(shape: Sizes) -> Laid:
-    """A weight gradient of that shape: the kernel writes partial results, which are contiguous."""
-    return shape, (0, 0, 0, 0)
 
 
 def _find(
@@ -372,5 +369,5 @@ def _call(
         aligned=aligned,
         weight_aligned=weight_aligned,
     )
-    result = x if direction == "input_gradient" else y
+    result = {"forward": y, "input_gradient": x, "weight_gradient": w}[direction]
     return Call(problem, *result, (x[1], w[1], y[1]), read, device)

@@ -120,6 +120,10 @@ def _input_gradient(call: Call, grad_output: Tensor, weight: Tensor) -> Tensor:
 
 
 def _weight_gradient(call: Call, input: Tensor, grad_output: Tensor, channels_last: bool) -> Tensor:
+    if call.plan.addition is not None:
+        gradient = _empty_strided(input, call.shape, call.result_strides, input.dtype)
+        _launch(call, input, gradient, grad_output, None)
+        return gradient
     partial = _launch(call, input, None, grad_output, None)
     assert partial is not None
     # In order, and in the sums' own type: torch.sum over the leading dimension is deterministic.

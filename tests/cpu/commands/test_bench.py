@@ -690,6 +690,25 @@ def test_each_call_in_turn_has_its_own_flags(monkeypatch):
     assert torch.backends.cudnn.benchmark is False
 
 
+@pytest.mark.parametrize("second", (3.0, 9.0))
+def test_what_was_disturbed_is_timed_once_more(second):
+    """All contestants, and the race whose widest spread is less counts."""
+    races = []
+
+    class Fake(timing.CpuTimer):
+        def time(self, calls, repeats):
+            races.append(len(calls))
+            wide = {1: 5.0, 2: second}[len(races)]
+            return [timing.Times((1.0 + len(races),) * 5)] + [
+                timing.Times((2.0, 2.0, 2.0, 2.0 * wide, 2.0 * wide)) for _ in calls[1:]
+            ]
+
+    bench = measure.Bench(measure.Options(device="cpu", short_name="cpu", repeats=5), Fake())
+    times = bench._race({"ours": int, "best": int})
+    assert races == [2, 2]
+    assert times["ours"].median == (3.0 if second == 3.0 else 2.0)
+
+
 def test_slow_settings_are_probed_only(monkeypatch):
     """A setting far from the fastest is not timed in full, and never the best."""
     cost = {"conv_transpose2d, contiguous": 4.0, "conv2d, contiguous": 9.0,

@@ -78,6 +78,17 @@ def test_one_dimension_runs_the_functions_of_one(capsys, monkeypatch):
     assert len(seen) >= 4 and set(seen) == {((2, 20, 7), (20, 18, 8))}
 
 
+def test_every_fourth_random_layer_is_of_one_dimension(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(verify, "check_layer", lambda layer, **rest: seen.append(layer) or [])
+    verified(capsys, "--device", "emulator", "--cases", "40", "--seed", "2")
+    assert [layer.dimensions for layer in seen] == [2, 2, 2, 1] * 10
+    assert len({layer.text for layer in seen}) == 40
+    monkeypatch.undo()
+    text = verified(capsys, "--device", "emulator", "--cases", "4", "--layout", "mixed")
+    assert "random 3: 1d:" in text and re.search(r"All \d+ results are right", text)
+
+
 def test_emulated_rows_name_the_kernels(capsys, tmp_path):
     path = tmp_path / "layers.json"
     path.write_text(json.dumps([Layer.parse("5,4,3,2,1", "2x4x5").record() | {"name": "one"}]))

@@ -151,6 +151,9 @@ def test_the_launches_of_every_family_run(stem, tmp_path, monkeypatch):
     layer = Layer(channels, rows, (4, 4), (2, 2), (1, 1), batch=2, size=size)
     if stem == "mma_frames_forward":
         layer = Layer(channels, rows, (1, 40), (1, 20), batch=2, size=size)
+    if stem.startswith("pointwise"):
+        channels = 4 if stem == "pointwise_forward" else 32
+        layer = Layer(channels, rows, (1, 1), (2, 2), batch=2, size=size)
     if stem.startswith("depthwise"):
         layer = Layer(8, 8, (4, 4), (2, 2), (1, 1), groups=8, batch=2, size=size)
     monkeypatch.setenv("TCONV_KERNEL", stem)

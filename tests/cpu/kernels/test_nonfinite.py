@@ -33,6 +33,12 @@ BULK = Case(2, 20, 7, 1, (3, 128), (3, 3), (1, 1), (1, 1))
 FRAMES = Case(1, 17, 2, 1, (2, 9), (1, 50), (1, 20), (0, 15))
 BLANK_ROWS = Case(1, 8, 20, 1, (3, 101), (3, 3), (5, 5), (1, 1), (2, 0), (2, 2))
 
+POINTWISE = (
+    ("pointwise_forward", Case(2, 3, 4, 2, (4, 5), (1, 1), (2, 3), (0, 0), (1, 0))),
+    ("pointwise_mma_forward", Case(2, 17, 40, 1, (4, 5), (1, 1), (2, 2))),
+    ("pointwise_mma_forward", Case(1, 17, 3, 2, (4, 6), (3, 3), (2, 2), (1, 1), (1, 0), (2, 2))),
+)
+
 SCHEDULES = ("forward", "reverse", "random:1", "random:2")
 """A result that depends on the order of threads has a race."""
 
@@ -193,6 +199,15 @@ def test_frames():
     assert found
     for plan in found:
         assert_reaches_readers_alone(plan, FRAMES, t)
+
+
+@pytest.mark.parametrize(("stem", "case"), POINTWISE, ids=str)
+def test_pointwise(stem, case):
+    t = operands(case, torch.float32, "contiguous", "cpu")
+    found = plans(problem_of(case, math="ieee" if stem == "pointwise_forward" else "tf32"), stem)
+    assert found
+    for plan in found:
+        assert_reaches_readers_alone(plan, case, t)
 
 
 @pytest.mark.parametrize("case", (BULK, BLANK_ROWS), ids=str)

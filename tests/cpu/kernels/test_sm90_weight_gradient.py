@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
-from layer_cases import Case, operands
+from layer_cases import Case, by_taps, operands
 from tconv.jit.target import Target
 from tconv.kernels import sm90_weight_gradient as family
 from tconv.kernels.engine.layout import MOST_SOURCES
@@ -155,6 +155,36 @@ def test_refusals_of_tiles(case, reason):
     problem = problem_of(case, t)
     found = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
     assert any(refusal is not None and reason in refusal for refusal in found), found
+
+
+@pytest.mark.xfail(strict=True, reason="it is multiplied with the zeros beside the other image too")
+@pytest.mark.parametrize("spoiled", ("x", "grad_output"))
+def test_what_is_not_finite_reaches_its_readers_alone(spoiled):
+    case = CASES[1]
+    t = operands(case, torch.bfloat16, "channels_last", "cpu")
+    values = getattr(t, spoiled).clone(memory_format=torch.preserve_format)
+    values[0, 0, 0, 0] = values[-1, -1, -1, -1] = math.inf
+    t = dataclasses.replace(t, **{spoiled: values})
+    want = by_taps(case, t.x, t.w, None, t.grad_output)[2]
+    assert not want.isfinite().all()
+    chosen = plans(problem_of(case, t), family.STEM)[0]
+    assert torch.equal(run(chosen, t).isfinite(), want.isfinite())
+
+
+@pytest.mark.parametrize("y_layout", ("channels_last", "contiguous"))
+def test_the_packing_counts_its_units_without_wrapping(y_layout):
+    """Of rows of one pixel with gaps, a run of 16 units is counted for each pixel's octet."""
+    for height in (2**22 // 10, 2**22 // 3, 4_192_220):  # the last wrapped once
+        size, one = Axis(height, 1), Axis(1, 1)
+        for batch in (32, 64):
+            problem = Problem("weight_gradient", batch, 8, 8, 1, size, one, "bfloat16")
+            problem = dataclasses.replace(problem, y_layout=y_layout, source_aligned=True)
+            packing, _ = family.launches(problem, HOPPER, family.TILES[0])
+            index = dict(packing.source.constants)["Index"]
+            units = 16 * batch * height
+            beyond = packing.grid * packing.source.threads * 4  # where a thread looks next
+            assert index == "long long" or units + beyond < 2**32
+            assert index == "int" or units > 2**30, "64 bits take longer"
 
 
 LAYERS = {

@@ -15,8 +15,9 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tconv.jit.target import Target
 from tconv.kernels import family
@@ -55,8 +56,11 @@ THREAD_VALUES = 64
 MOST_PACK_BLOCKS = 16 * 132
 """Blocks of a packing; with more to do, they loop."""
 
-PART_TAPS = 24
-"""Taps of an item of the packing: 48 KB in shared memory."""
+PART_TAPS = 128
+"""Taps of an item of the packing, at most."""
+
+ITEM_WEIGHTS = 5000
+"""Weights of an item of the packing, about: two vectors for each thread."""
 
 
 class View(NamedTuple):
@@ -97,6 +101,31 @@ def phase_view(axis: Axis, phase: int) -> View:
     first = (phase - axis.padding) % axis.stride
     size = max(0, -(-(axis.output_size - first) // axis.stride))
     return View(first, (first + axis.padding) // axis.stride, size)
+
+
+_Value = TypeVar("_Value")
+
+
+def _of_shape(find: Callable[[Layout], _Value]) -> functools.cached_property[_Value]:
+    """A property that no size of the image changes, but by the phases that have pixels.
+
+    The choice for many sizes (`tconv.sizes`) lays a tile over 64 images of a layer.
+    """
+    remembered: dict[object, _Value] = {}
+
+    def found(laid: Layout) -> _Value:
+        problem = laid.problem
+        used = (problem.height.used_phases, problem.width.used_phases)
+        key = (laid.tile, problem.layer, used)
+        value = remembered.get(key)
+        if value is None:
+            value = find(laid)
+            if len(remembered) >= family.TILES_REMEMBERED:
+                remembered.clear()
+            remembered[key] = value
+        return value
+
+    return functools.cached_property(found)
 
 
 @dataclass(frozen=True)
@@ -196,7 +225,7 @@ class Layout:
             for axis in (self.problem.height, self.problem.width)
         )
 
-    @functools.cached_property
+    @_of_shape
     def _taps(self) -> tuple[tuple[tuple[tuple[int, int, int], int], ...], ...]:
         """For each result its taps: (source, distance in y and x) and the weight's index."""
         problem = self.problem
@@ -245,7 +274,7 @@ class Layout:
         """Results of both axes together."""
         return len(self._taps)
 
-    @functools.cached_property
+    @_of_shape
     def _stages(self) -> tuple[tuple[Stage, ...], tuple[tuple[Slot, ...], ...], tuple[int, int]]:
         """Stages, the slots of each set, and how far a stage's taps reach in y and x."""
         reach = self.tile.reach
@@ -351,12 +380,13 @@ class Layout:
         width = max(view.size for view in self.results[1])
         batch, most = self.problem.batch, self.positions
         reach_y, reach_x = self.reach
-        granule = self.granule
+        granule, of_pixel = self.granule, 2 if self.paired else 1
         best: tuple[tuple[float, int], tuple[int, int, int]] | None = None
-        for parts in range(-(-width // most), width + 1):
-            x = width if parts == 1 else -(-width // (parts * granule)) * granule
+        for x in (width, *range(min(most, MOST_BOX) // granule * granule, 0, -granule)):
+            parts = -(-width // x)
+            even = width if parts == 1 else -(-width // (parts * granule)) * granule
             pitch = -(-(x + reach_x) // granule) * granule
-            if x > most or pitch > MOST_BOX or -(-width // x) != parts:
+            if x > most or pitch > MOST_BOX or x != even:
                 continue
             rows = min(height, (most - x) // pitch + 1, MOST_BOX - reach_y)
             if rows < 1:
@@ -368,16 +398,13 @@ class Layout:
                 n = min(batch, (most - (y - 1) * pitch - x) // image + 1, MOST_BOX)
                 n = -(-batch // -(-batch // n))
             tiles = -(-width // x) * -(-height // y) * -(-batch // n)
-            values = min(LONG_ROW, x * (2 if self.paired else 1))
-            pieces = SHORT_ROW / values if self.contiguous else 0
+            pieces = SHORT_ROW / min(LONG_ROW, x * of_pixel) if self.contiguous else 0
             rank = (tiles * (1 + pieces), n * (y + reach_y) * pitch)
             if best is None or rank < best[0]:
                 best = (rank, (n, y, x))
-            if x <= granule:
-                break
         return (0, 0, 0) if best is None else best[1]
 
-    @property
+    @functools.cached_property
     def pitch_x(self) -> int:
         """Positions from one row of a patch to the next."""
         return -(-(self.box[2] + self.reach[1]) // self.granule) * self.granule
@@ -517,21 +544,39 @@ class Layout:
 
     @property
     def part_taps(self) -> int:
-        """Taps of an item of the packing."""
-        return -(-self.problem.taps // -(-self.problem.taps // PART_TAPS))
+        """Taps of an item of the packing; whole vectors of them where an item has not all."""
+        taps = self.problem.taps
+        parts = -(-taps // PART_TAPS)
+        return taps if parts == 1 else -(-taps // (8 * parts)) * 8
+
+    @property
+    def item_rows(self) -> int:
+        """Rows of an item of the packing."""
+        rows = self.group_rows & -self.group_rows
+        while rows > 8 and rows * PACK_DEPTH * self.part_taps > ITEM_WEIGHTS:
+            rows //= 2
+        return rows
+
+    @property
+    def slot_bytes(self) -> int:
+        """Shared memory of the packing's table of slots."""
+        return -(-8 * self.slot_count // 16) * 16
 
     @property
     def pack_bytes(self) -> int:
         """Shared memory of the packing, which weights alone need."""
-        return self.part_taps * (self.group_rows * PACK_DEPTH + 2) * 2
+        ins, outs = PACK_DEPTH, self.item_rows
+        if not self.forward:
+            ins, outs = outs, ins
+        return self.slot_bytes + 2 * ins * self.part_taps * (outs + 8)
 
     @property
     def pack_grid(self) -> int:
         """Blocks of the packing."""
         depths = self.chunks * (self.depth // PACK_DEPTH)
-        parts = -(-self.problem.taps // self.part_taps)
+        parts = -(-self.problem.taps // self.part_taps) * (self.group_rows // self.item_rows)
         items = self.problem.groups * self.row_blocks * depths * parts
-        return max(min(2 * 132, items), image_pack_grid(self.image_elements))
+        return max(min(3 * 132, items), image_pack_grid(self.image_elements))
 
     @property
     def read_layout(self) -> str:
@@ -582,7 +627,7 @@ class Layout:
         width = made.output_size if self.forward else made.size
         return math.gcd(8, width) if self.contiguous and self.adjacent else 1
 
-    @property
+    @functools.cached_property
     def granule(self) -> int:
         """What rows of a box, and of a patch, are a multiple of: vectors do not cross them."""
         return max(1, self.neighbours // (2 if self.paired else 1))

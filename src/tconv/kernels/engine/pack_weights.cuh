@@ -2,10 +2,11 @@
 // `group_rows` rows and the channels of a stage, swizzled. Zeros stand behind the last row and
 // channel.
 //
-// An item is a block of rows and 16 reduced channels with some taps of both axes.
+// An item is `item_rows` rows and 16 reduced channels with some taps of both axes. Its weights are
+// copied to shared memory in the order in which they lie, by vectors where they allow it, and
+// gathered from there.
 #pragma once
 
-#include <common/constant_tables.cuh>
 #include <common/element.cuh>
 
 namespace {
@@ -15,81 +16,146 @@ namespace weights {
 using Index = Layer::Index;
 using Element = Layer::Element;
 
-constexpr int group_rows = Layer::group_rows, item_depth = 16;
+constexpr int group_rows = Layer::group_rows, item_rows = Layer::item_rows, item_depth = 16;
 constexpr int octets = Layer::line_bytes / 16;  // of a line
 constexpr int depth = octets * 8;
 constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
+constexpr int row_parts = group_rows / item_rows;
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
 constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 constexpr int part_taps = Layer::part_taps;
 constexpr int tap_parts = (taps + part_taps - 1) / part_taps;
-constexpr int tap_pitch = group_rows * item_depth + 2;  // elements; a bank further
-constexpr int batch = 8;  // loads under way at a time
-
-// The weight of a tap of an item; zero where there is none. Taps are innermost, as they are
-// adjacent in memory, then the weight's second axis.
-TCONV_DEVICE Element weight_of(const Arguments& arguments, int row, int channel, int group,
-                               int tap) {
-    if (row >= Layer::rows || channel >= Layer::reduced || tap >= taps) return {};
-    int in =
-        group * (Layer::turned ? Layer::rows : Layer::reduced) + (Layer::turned ? row : channel);
-    int out = Layer::turned ? channel : row;
-    int y = tap / Layer::kernel_x, x = tap - y * Layer::kernel_x;
-    return static_cast<const Element*>(arguments.weight)[Index(in) * arguments.weight_stride_in +
-                                                         Index(out) * arguments.weight_stride_out +
-                                                         Index(y) * arguments.weight_stride_h +
-                                                         Index(x) * arguments.weight_stride_w];
-}
-
 constexpr int item_depths = chunks * (depth / item_depth);
-constexpr int items = Layer::groups * row_blocks * item_depths * tap_parts;
+constexpr int all_slots = Layer::all_slots > 0 ? Layer::all_slots : 1;
+constexpr int items = Layer::groups * row_blocks * row_parts * item_depths * tap_parts;
 
-TCONV_DEVICE void pack(const Arguments& arguments, Element* staged, int item) {
-    int rest = item / tap_parts;
-    int first_tap = (item - rest * tap_parts) * part_taps;
-    int next = rest / item_depths, first_channel = (rest - next * item_depths) * item_depth;
-    int group = next / row_blocks, block = next - group * row_blocks;
-    __syncthreads();
-    constexpr int count = part_taps * group_rows * item_depth;
+// The weight's two axes of channels, of a group and of an item.
+constexpr int in_limit = Layer::turned ? Layer::rows : Layer::reduced;
+constexpr int out_limit = Layer::turned ? Layer::reduced : Layer::rows;
+constexpr int ins = Layer::turned ? item_rows : item_depth;
+constexpr int outs = Layer::turned ? item_depth : item_rows;
+constexpr int pad = 8;  // elements; other banks, and vectors stay whole
+
+// Where a slot of an item reads and writes.
+struct Slot {
+    int tap;    // of the item
+    int piece;  // behind the first of the block of rows
+};
+
+// Where an item begins.
+struct Item {
+    int group, block, row, channel, tap;  // row: of the block
+};
+
+// An item's place in shared memory, in elements.
+template <bool taps_adjacent>
+struct Place {
+    static constexpr int out = taps_adjacent ? part_taps : 1;
+    static constexpr int tap = taps_adjacent ? 1 : outs + pad;
+    static constexpr int in = taps_adjacent ? outs * part_taps + pad : part_taps * (outs + pad);
+};
+
+// Copies an item, by vectors of `width` weights that follow each other in memory.
+template <int width, bool taps_adjacent>
+TCONV_DEVICE void copy(const Arguments& arguments, Element* staged, const Item& item) {
+    using Placed = Place<taps_adjacent>;
+    struct alignas(width * sizeof(Element)) Vector {
+        Element values[width];
+    };
+    constexpr int of_in = outs * part_taps / width, count = ins * of_in;
+    constexpr int batch = 4;  // loads under way at a time
+    int first_row = item.block * group_rows + item.row;
+    int first_in = Layer::turned ? first_row : item.channel;
+    int first_out = Layer::turned ? item.channel : first_row;
     for (int first = threadIdx.x; first < count; first += batch * Layer::threads) {
-        Element values[batch];
+        Vector values[batch];
         int places[batch];
 #pragma unroll
         for (int k = 0; k < batch; ++k) {
-            int i = first + k * Layer::threads, of_taps = i / part_taps;
-            int tap = i - of_taps * part_taps;
-            int inner = Layer::turned ? item_depth : group_rows, outer = of_taps / inner;
-            int row = Layer::turned ? outer : of_taps - outer * inner;
-            int channel = Layer::turned ? of_taps - outer * inner : outer;
-            places[k] = i < count ? tap * tap_pitch + row * item_depth + channel : -1;
-            if (i < count) {
-                values[k] = weight_of(arguments, block * group_rows + row, first_channel + channel,
-                                      group, first_tap + tap);
-            }
+            int i = first + k * Layer::threads, in = i / of_in, rest = (i - in * of_in) * width;
+            int out = taps_adjacent ? rest / part_taps : rest % outs;
+            int tap = taps_adjacent ? rest - out * part_taps : rest / outs;
+            bool exists = i < count && first_in + in < in_limit && first_out + out < out_limit &&
+                          item.tap + tap < taps;
+            places[k] = exists ? in * Placed::in + out * Placed::out + tap * Placed::tap : -1;
+            if (!exists) continue;
+            int y = (item.tap + tap) / Layer::kernel_x, x = item.tap + tap - y * Layer::kernel_x;
+            const auto* from =
+                static_cast<const Element*>(arguments.weight) +
+                Index(item.group * in_limit + first_in + in) * arguments.weight_stride_in +
+                Index(first_out + out) * arguments.weight_stride_out +
+                Index(y) * arguments.weight_stride_h + Index(x) * arguments.weight_stride_w;
+            values[k] = *reinterpret_cast<const Vector*>(from);
         }
 #pragma unroll
         for (int k = 0; k < batch; ++k) {
-            if (places[k] >= 0) staged[places[k]] = values[k];
+            if (places[k] >= 0) *reinterpret_cast<Vector*>(staged + places[k]) = values[k];
         }
     }
-    __syncthreads();
-    int chunk = first_channel / depth, first_octet = first_channel % depth / 8;
-    for (int i = threadIdx.x; i < Layer::all_slots * group_rows * 2; i += Layer::threads) {
-        int octet = i % 2, row = i / 2 % group_rows, slot = i / (2 * group_rows);
-        int tap = Layer::slot_tap[slot] - first_tap;
-        if (tap < 0 || tap >= part_taps) continue;
-        int set = 0;
-        while (slot >= entry(Layer::set_begin, set + 1)) ++set;
-        int begin = entry(Layer::set_begin, set);
-        int slots = entry(Layer::set_begin, set + 1) - begin;
-        Index piece = (Index(group * row_blocks + block) * Layer::all_slots + begin) * chunks +
-                      chunk * slots + slot - begin;
-        const auto* from = reinterpret_cast<const uint32_t*>(staged + tap * tap_pitch +
-                                                             row * item_depth + octet * 8);
-        uint4 values = {from[0], from[1], from[2], from[3]};
-        int at = (first_octet + octet) ^ (octets == 8 ? row % 8 : row / 2 % 4);
-        static_cast<uint4*>(arguments.packed)[(piece * group_rows + row) * octets + at] = values;
+}
+
+// Writes lines of an item: 32 bytes of each row and slot, by two threads.
+template <bool taps_adjacent>
+TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, const Slot* slots,
+                         const Item& item) {
+    using Placed = Place<taps_adjacent>;
+    constexpr int of_row = Layer::turned ? Placed::in : Placed::out;
+    constexpr int of_channel = Layer::turned ? Placed::out : Placed::in;
+    Index first_piece = Index(item.group * row_blocks + item.block) * Layer::all_slots * chunks;
+    for (int i = threadIdx.x; i < 2 * item_rows * Layer::all_slots; i += Layer::threads) {
+        int octet = i % 2, row = i / 2 / all_slots;
+        Slot slot = slots[i / 2 - row * all_slots];
+        if (tap_parts > 1 && (slot.tap < 0 || slot.tap >= part_taps)) continue;
+        const Element* from =
+            staged + row * of_row + octet * 8 * of_channel + slot.tap * Placed::tap;
+        int left = item.block * group_rows + item.row + row < Layer::rows
+                       ? Layer::reduced - item.channel - octet * 8
+                       : 0;
+        struct alignas(16) {
+            Element values[8];
+        } line;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) line.values[k] = k < left ? from[k * of_channel] : Element{};
+        int to_row = item.row + row, first_octet = item.channel % depth / 8;
+        int at = (first_octet + octet) ^ (octets == 8 ? to_row % 8 : to_row / 2 % 4);
+        Index to = ((first_piece + slot.piece) * group_rows + to_row) * octets + at;
+        static_cast<decltype(line)*>(arguments.packed)[to] = line;
     }
+}
+
+TCONV_DEVICE void pack(const Arguments& arguments, unsigned char* memory, int number) {
+    auto* slots = reinterpret_cast<Slot*>(memory);
+    auto* staged = reinterpret_cast<Element*>(memory + Layer::slot_bytes);
+    int rest = number / tap_parts, next = rest / item_depths, blocks = next / row_parts;
+    Item item = {blocks / row_blocks, blocks % row_blocks, next % row_parts * item_rows,
+                 rest % item_depths * item_depth, number % tap_parts * part_taps};
+    __syncthreads();
+    for (int i = threadIdx.x; i < Layer::all_slots; i += Layer::threads) {
+        int set = Layer::slot_set[i];
+        int begin = Layer::set_begin[set], count = Layer::set_begin[set + 1] - begin;
+        slots[i] = {Layer::slot_tap[i] - item.tap,
+                    begin * chunks + item.channel / depth * count + i - begin};
+    }
+    // Vectors lie on 16 bytes, and no vector has weights that the tensor lacks.
+    bool on_vectors =
+        reinterpret_cast<uintptr_t>(arguments.weight) % 16 == 0 &&
+        arguments.weight_stride_in % 8 == 0 && (tap_parts == 1 || taps % 8 == 0);
+    bool taps_adjacent = arguments.weight_stride_w == 1 &&
+                         arguments.weight_stride_h == Layer::kernel_x &&
+                         arguments.weight_stride_out == taps;
+    bool outs_adjacent = arguments.weight_stride_out == 1 &&
+                         (arguments.weight_stride_h | arguments.weight_stride_w) % 8 == 0;
+    if (on_vectors && taps_adjacent && (out_limit % 8 == 0 || part_taps % 8 == 0)) {
+        copy<8, true>(arguments, staged, item);
+    } else if (on_vectors && outs_adjacent && out_limit % 8 == 0) {
+        copy<8, false>(arguments, staged, item);
+        __syncthreads();
+        return gather<false>(arguments, staged, slots, item);
+    } else {
+        copy<1, true>(arguments, staged, item);
+    }
+    __syncthreads();
+    gather<true>(arguments, staged, slots, item);
 }
 
 }  // namespace weights

@@ -24,9 +24,8 @@ TCONV_DEVICE void pack_image(const Fields& arguments) {
 TCONV_KERNEL(sm90_pack, Layer::threads, 3) {
     TCONV_DYNAMIC_SHARED(memory);
     ptx::griddepcontrol_launch_dependents();
-    auto* staged = reinterpret_cast<Layer::Element*>(memory);
     pack_image(arguments);
     for (int item = blockIdx.x; item < weights::items; item += gridDim.x) {
-        weights::pack(arguments, staged, item);
+        weights::pack(arguments, memory, item);
     }
 }

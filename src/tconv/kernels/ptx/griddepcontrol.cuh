@@ -13,7 +13,13 @@ namespace ptx {
 // NOTE: each thread that reads such memory, or issues a copy of it, must wait first. It must not
 // use `nc` loads: the memory was written while the kernel ran, and the compiler may move them
 // before the wait.
-TCONV_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+//
+// Before sm_90 launches never depend so, and there is nothing to wait for.
+TCONV_DEVICE void griddepcontrol_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Lets the blocks of the next launch start where there is room, once every block of this grid has
 // called it or has ended. It does not order this grid's stores: the next launch waits for its end.

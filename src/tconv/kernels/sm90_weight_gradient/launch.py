@@ -120,7 +120,8 @@ def _pack(laid: Layout) -> Launch:
                 f"{operand}_height": shape[2],
                 f"{operand}_width": shape[3],
             }
-    index = family.index_type(problem, laid.packed[2] // 2)
+    # NOTE: of rows of one pixel, the packing counts as many units as there are bytes.
+    index = family.index_type(problem, laid.packed[2])
     source = KernelSource(
         stem=PACK_STEM,
         constants=(

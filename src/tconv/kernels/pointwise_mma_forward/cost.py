@@ -1,0 +1,33 @@
+"""The modelled time of `pointwise_mma_forward`."""
+
+from __future__ import annotations
+
+from tconv.jit.target import Target
+from tconv.kernels import costs
+from tconv.kernels.pointwise_mma_forward.layout import Tile, layout
+from tconv.problem import Problem
+
+COSTS = costs.load(__file__)
+
+
+def cost(problem: Problem, target: Target, tile: Tile) -> float:
+    """Modelled seconds: the busiest SM's work or the bytes, and a part of the shorter."""
+    laid = layout(problem, tile)
+    multiply = laid.depth * tile.rows * tile.pixels / COSTS.products
+    copied = laid.depth * tile.pixels / laid.source_vector
+    weights = laid.depth * tile.rows * tile.pixel_warps
+    outputs = laid.channels * problem.height.output_size * problem.width.output_size
+    written = outputs / laid.tiles / 4
+    sums = tile.splits * tile.rows * tile.pixels
+    # Taps that an output looks for, most of which are of another phase or beside the image.
+    looked = 0 if laid.pointwise else outputs * problem.taps
+    block = multiply + COSTS.copy * copied + COSTS.weight * weights
+    block += COSTS.store * written + COSTS.sum * sums + COSTS.tap * looked
+    # Blocks of an SM overlap. One alone waits for its pixels, its weights and its sums.
+    blocks = -(-laid.grid // target.multiprocessors)
+    waves = -(-blocks // laid.blocks(target))
+    busy = (blocks * block + COSTS.wait * waves) / COSTS.clock
+    # Each block reads its weights, each tile of channels the pixels: from L2 but for the first.
+    again = laid.grid * laid.depth * (tile.rows + laid.tile_pixels) * 4
+    moved = problem.bytes / COSTS.memory_rate + again / COSTS.l2_rate
+    return max(busy, moved) + COSTS.overlap * min(busy, moved) + COSTS.launch

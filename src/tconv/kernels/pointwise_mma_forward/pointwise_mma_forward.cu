@@ -1,0 +1,292 @@
+// out[n, co, oy, ox] of layers with a kernel of 1x1, or with small images and few output channels,
+// on mma.sync with TF32 operands, in one launch:
+//
+//     product[n, co, tap, iy, ix] = sum over ci of x[n, ci, iy, ix] * weight[ci, co, tap]
+//     out[n, co, oy, ox] = bias[co] + sum over the taps that reach it of their pixel's product
+//
+// A block has pixels of an image, and rows of products: all taps of some output channels. With a
+// kernel of 1x1 the pixels are a run of them, else all of the image.
+//
+//   load      all input channels of its pixels, by cp.async to shared memory, at once
+//   multiply  a warp has 32 rows, a part of the pixels and every `splits`-th 8 input channels. A
+//             weight is needed by few warps, so it goes to registers as it lies
+//   add       the warps' sums in shared memory, in the order of the splits
+//   store     for each output channel the run of outputs of these pixels: whole rows of an image,
+//             so vectors, with the outputs that no tap reaches. See common/plane_vectors.cuh
+//
+// Only products of a pixel and a weight that exist are added: what is not finite needs no care.
+// Channels behind the last are zeros in both operands.
+#include <common/element.cuh>
+#include <common/plane_vectors.cuh>
+#include <ptx/cp_async.cuh>
+#include <ptx/mma.cuh>
+
+namespace {
+
+using Index = Layer::Index;
+
+constexpr int threads = Layer::threads;
+constexpr int pixels = Layer::pixels;
+constexpr int warp_pixels = pixels / Layer::pixel_warps;
+constexpr int fragments = warp_pixels / 8;
+constexpr int row_warps = Layer::rows / 32;
+constexpr int splits = Layer::splits;
+constexpr int taps = Layer::kernel_y * Layer::kernel_x;
+constexpr int tile_channels = Layer::rows / taps;
+constexpr int steps = (Layer::in_channels + 7) / 8;
+// Steps whose weights are under way. More sums leave fewer registers.
+constexpr int ahead = warp_pixels > 64 ? 1 : 2;
+
+// Lanes of 4 channels and 8 pixels then meet all banks, and those of 4 channels and 4 pairs.
+constexpr int pitch = Layer::pitch;
+static_assert(pitch % 16 == 8 && pitch >= pixels, "channels are 8 banks apart");
+static_assert(threads == 32 * row_warps * Layer::pixel_warps * splits, "a warp for each part");
+
+// The block's pixels and output channels.
+struct Tile {
+    int image, group, first_channel, first_pixel, count;
+
+    TCONV_DEVICE explicit Tile(const Arguments& a) {
+        constexpr int channel_tiles = (Layer::out_channels + tile_channels - 1) / tile_channels;
+        int rest = int(blockIdx.x);
+        first_channel = rest % channel_tiles * tile_channels;
+        rest /= channel_tiles;
+        first_pixel = rest % a.tiles * a.tile_pixels;
+        rest /= a.tiles;
+        group = rest % Layer::groups;
+        image = rest / Layer::groups;
+        int left = a.source_height * a.source_width - first_pixel;
+        count = left < a.tile_pixels ? left : a.tile_pixels;
+    }
+};
+
+// Copies [8 * steps][pitch] in vectors, zeros for channels and pixels that do not exist.
+template <int vector>
+TCONV_DEVICE void load_vectors(const Arguments& a, const Tile& tile, const float* source,
+                               float* shared) {
+    constexpr int columns = pixels / vector;
+    constexpr int rows = threads / columns;
+    static_assert(rows > 0, "a thread has a column");
+    int row = int(threadIdx.x) / columns, column = int(threadIdx.x) % columns * vector;
+    if (row >= rows) return;
+    bool exists = column < tile.count;
+    int pixel = tile.first_pixel + (exists ? column : 0);
+    int y = pixel / a.source_width, x = pixel - y * a.source_width;
+    source += y * a.source_stride_h + x * a.source_stride_w;
+    float* to = shared + row * pitch + column;
+#pragma unroll 4
+    for (int k = row; k < 8 * steps; k += rows) {
+        bool valid = exists && k < Layer::in_channels;
+        const float* from = source + (valid ? k * a.source_stride_c : 0);
+        if constexpr (vector == 4) {
+            ptx::cp_async_cg_16(to, from, valid);
+        } else {
+            ptx::cp_async_ca<4 * vector>(to, from, valid);
+        }
+        to += rows * pitch;
+    }
+}
+
+// The same in the widest vectors that planes without gaps begin and end with.
+TCONV_DEVICE void load_pixels(const Arguments& a, const Tile& tile, float* shared) {
+    const float* source = static_cast<const float*>(a.source) + tile.image * a.source_stride_n +
+                          Index(tile.group) * Layer::in_channels * a.source_stride_c;
+    bool whole = a.source_stride_w == 1 && a.source_stride_h == a.source_width;
+    Index counts = a.source_height * a.source_width | a.tile_pixels | a.source_stride_c;
+    auto on = [&](int vector) {
+        return whole && counts % vector == 0 &&
+               reinterpret_cast<uint64_t>(source) % (4 * vector) == 0;
+    };
+    if (on(4)) {
+        load_vectors<4>(a, tile, source, shared);
+    } else if (on(2)) {
+        load_vectors<2>(a, tile, source, shared);
+    } else {
+        load_vectors<1>(a, tile, source, shared);
+    }
+}
+
+// A lane's weights: rows g and g + 8 of two fragments, for input channels t and t + 4 of a step,
+// where g = lane / 4 and t = lane % 4. With a kernel of 1x1 a load is four pieces of 32 bytes.
+struct Weights {
+    const uint32_t* of_group;
+    Index stride_in;
+    Index offsets[4];  // of the lane's rows; negative where they do not exist
+
+    TCONV_DEVICE Weights(const Arguments& a, const Tile& tile, int first_row)
+        : stride_in(a.weight_stride_in) {
+        of_group = static_cast<const uint32_t*>(a.weight) +
+                   Index(tile.group) * Layer::in_channels * stride_in;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int row = first_row + 8 * i + int(threadIdx.x) % 32 / 4;
+            int channel = tile.first_channel + row / taps, tap = row % taps;
+            bool exists = row < tile_channels * taps && channel < Layer::out_channels;
+            Index offset = channel * a.weight_stride_out +
+                           tap / Layer::kernel_x * a.weight_stride_h +
+                           tap % Layer::kernel_x * a.weight_stride_w;
+            offsets[i] = exists ? offset : -1;
+        }
+    }
+
+    TCONV_DEVICE void load(int step, uint32_t (&values)[2][4]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            int k = 8 * step + i % 4 / 2 * 4 + int(threadIdx.x) % 4;
+            Index offset = offsets[i / 4 * 2 + i % 2];
+            bool exists = k < Layer::in_channels && offset >= 0;
+            values[i / 4][i % 4] =
+                ptx::ld_global_nc_if(of_group + (k * stride_in + offset), exists);
+        }
+    }
+};
+
+TCONV_DEVICE void multiply(const float* shared, const uint32_t (&weights)[2][4],
+                           float (&sums)[2][fragments][4]) {
+    uint32_t a[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        a[i / 4][i % 4] = tf32_bits(__uint_as_float(weights[i / 4][i % 4]));
+    }
+#pragma unroll
+    for (int j = 0; j < fragments; ++j) {
+        uint32_t b[2] = {tf32_bits(shared[8 * j]), tf32_bits(shared[8 * j + 4 * pitch])};
+        ptx::mma_m16n8k8_tf32(sums[0][j], a[0], b);
+        ptx::mma_m16n8k8_tf32(sums[1][j], a[1], b);
+    }
+}
+
+// Adds the splits' sums, [split][row][pitch], to the first one's.
+TCONV_DEVICE void add_splits(float* sums) {
+    constexpr int of_split = Layer::rows * pitch / 2;
+    auto pairs = reinterpret_cast<Vector<float, 2>*>(sums);
+    for (int i = int(threadIdx.x); i < of_split; i += threads) {
+        Vector<float, 2> sum = pairs[i];
+#pragma unroll
+        for (int s = 1; s < splits; ++s) {
+            Vector<float, 2> other = pairs[s * of_split + i];
+            sum.values[0] += other.values[0], sum.values[1] += other.values[1];
+        }
+        pairs[i] = sum;
+    }
+}
+
+// The sum of the products that reach an output, whose taps have a row each.
+TCONV_DEVICE float gathered(const Arguments& a, const float* of_channel, Output at) {
+    float sum = 0;
+#pragma unroll 1
+    for (int tap_y = 0; tap_y < Layer::kernel_y; ++tap_y) {
+        int reach_y = at.y + Layer::padding_y - tap_y * Layer::dilation_y;
+        int y = reach_y / Layer::stride_y;
+        if (reach_y < 0 || y * Layer::stride_y != reach_y || y >= a.source_height) continue;
+#pragma unroll 1
+        for (int tap_x = 0; tap_x < Layer::kernel_x; ++tap_x) {
+            int reach_x = at.x + Layer::padding_x - tap_x * Layer::dilation_x;
+            int x = reach_x / Layer::stride_x;
+            if (reach_x < 0 || x * Layer::stride_x != reach_x || x >= a.source_width) continue;
+            sum += of_channel[(tap_y * Layer::kernel_x + tap_x) * pitch + y * a.source_width + x];
+        }
+    }
+    return sum;
+}
+
+TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const float* sums) {
+    constexpr bool dense = Layer::pointwise && Layer::stride_y == 1 && Layer::stride_x == 1;
+    int first_row = tile.first_pixel / a.source_width;
+    int rest = a.destination_height - first_row * Layer::stride_y;
+    int rows = (tile.count + a.source_width - 1) / a.source_width * Layer::stride_y;
+    if (!Layer::pointwise || rows > rest) rows = rest;
+    int length = dense ? tile.count : rows * a.destination_width;
+    Index begin =
+        dense ? tile.first_pixel : Index(first_row) * Layer::stride_y * a.destination_width;
+    // Warps side by side along the runs of each of `together` channels.
+    constexpr int warps = threads / 32, together = tile_channels < warps ? tile_channels : warps;
+    constexpr int side_by_side = warps / together;
+    int warp = int(threadIdx.x) / 32 / side_by_side;
+    int place = int(threadIdx.x) % (32 * side_by_side) * 4;
+    if (warp >= together) return;
+    for (int c = warp; c < tile_channels; c += together) {
+        int of_group = tile.first_channel + c;
+        if (of_group >= Layer::out_channels) break;
+        int channel = tile.group * Layer::out_channels + of_group;
+        Index first =
+            tile.image * a.destination_stride_n + channel * a.destination_stride_c + begin;
+        float* run = static_cast<float*>(a.destination) + first;
+        const float* of_channel = sums + c * (taps * pitch);
+        float bias = 0;
+        if constexpr (Layer::bias) bias = static_cast<const float*>(a.bias)[channel];
+#pragma unroll 2
+        for (int e = place - behind_vector(first); e < length; e += 128 * side_by_side) {
+            float values[4];
+            Output at(dense ? 0 : e, a);
+#pragma unroll
+            for (int v = 0; v < 4; ++v) {
+                values[v] = bias;
+                if (unsigned(e + v) < unsigned(length)) {
+                    if constexpr (dense) {
+                        values[v] += of_channel[e + v];
+                    } else if constexpr (!Layer::pointwise) {
+                        values[v] += gathered(a, of_channel, at);
+                    } else if (at.has_pixel()) {
+                        values[v] += of_channel[at.y / Layer::stride_y * a.source_width +
+                                                at.x / Layer::stride_x];
+                    }
+                }
+                if constexpr (!dense) at.advance(a.destination_width);
+            }
+            store_vector(run, e, length, values);
+        }
+    }
+}
+
+}  // namespace
+
+TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
+    TCONV_DYNAMIC_SHARED(memory);
+    auto shared = reinterpret_cast<float*>(memory);
+    Tile tile(arguments);
+    load_pixels(arguments, tile, shared);
+
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+    int split = warp / (row_warps * Layer::pixel_warps);
+    int first_row = warp % row_warps * 32;
+    int first_pixel = warp / row_warps % Layer::pixel_warps * warp_pixels;
+    Weights weights(arguments, tile, first_row);
+    uint32_t next[ahead][2][4];
+#pragma unroll
+    for (int u = 0; u < ahead; ++u) weights.load(split + u * splits, next[u]);
+    float sums[2][fragments][4] = {};
+    ptx::cp_async_wait_all();
+    __syncthreads();
+    const float* of_lane = shared + lane % 4 * pitch + first_pixel + lane / 4;
+#pragma unroll 1
+    for (int step = split; step < steps; step += ahead * splits) {
+#pragma unroll
+        for (int u = 0; u < ahead; ++u) {
+            uint32_t now[2][4];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) now[i / 4][i % 4] = next[u][i / 4][i % 4];
+            int own = step + u * splits;
+            weights.load(own + ahead * splits, next[u]);
+            if (own < steps) multiply(of_lane + own * (8 * pitch), now, sums);
+        }
+    }
+
+    __syncthreads();  // the pixels have been read
+    float* of_warp = shared + (split * Layer::rows + first_row) * pitch + first_pixel;
+#pragma unroll
+    for (int j = 0; j < fragments; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float* to = of_warp + (8 * i + lane / 4) * pitch + 8 * j + lane % 4 * 2;
+            *reinterpret_cast<Vector<float, 2>*>(to) = {
+                {sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]}};
+        }
+    }
+    __syncthreads();
+    if constexpr (splits > 1) {
+        add_splits(shared);
+        __syncthreads();
+    }
+    store_outputs(arguments, tile, shared);
+}
