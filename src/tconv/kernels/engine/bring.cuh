@@ -11,11 +11,20 @@
 
 namespace {
 
+// Each map by a lane of warp 1, while barriers are made. A template, as fields differ.
+template <typename Fields>
+TCONV_DEVICE void prefetch_maps(const Fields& arguments) {
+    int map = int(threadIdx.x) - 32;
+    if (0 <= map && map < Layer::sources) ptx::prefetch_tensormap(&arguments.source_0 + map);
+    if constexpr (Layer::maps_weights) {
+        if (map == Layer::sources) ptx::prefetch_tensormap(&arguments.weights);
+    }
+}
+
 TCONV_DEVICE void bring_patches(const Arguments& arguments, Shared& shared) {
     CountedTurn turn;
     if constexpr (Layer::packs_image) ptx::griddepcontrol_wait();
     const ptx::TensorMap* maps = &arguments.source_0;
-    for (int source = 0; source < Layer::sources; ++source) ptx::prefetch_tensormap(maps + source);
     Tiles tiles(arguments);
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
         Position at(arguments, tiles, tile);

@@ -30,7 +30,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     stages *= laid.patch_loads(target)
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
     patch_stages = max(1, laid.rings(target)[0])
-    main = max(max(products, copied) + fit.step * slots, fit.stage * stages / patch_stages)
+    products += fit.step * slots
+    # From one turn of the ring to the next, a stage is copied and multiplied.
+    turns = (products + copied + fit.stage * stages) / patch_stages
+    main = max(products, copied, turns)
     if laid.contiguous:
         vectors = tile.columns * laid.tile_results * laid.group_rows / laid.neighbours
         written = vectors * (fit.turned if laid.adjacent else fit.scattered)

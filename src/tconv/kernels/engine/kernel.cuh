@@ -4,7 +4,7 @@
 //   warps 1, 2        weights of each consumer, or of both
 //   warpgroups 1, 2   consumers: multiply, then store
 //
-// The second consumer starts `lead` stages after the first: in step both would wait and write at
+// The second consumer starts `lead` slots after the first: in step both would wait and write at
 // the same time.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace {
 
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consumer) {
     Multiplier multiplier(arguments, shared, consumer);
-    if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
+    if (consumer == 1 && arguments.lead > 0) ptx::mbarrier_wait_parity(&shared.leading, 0);
     int until_lead = arguments.lead;
     Tiles tiles(arguments);
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
@@ -28,7 +28,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
 
 TCONV_DEVICE void run(const Arguments& arguments, unsigned char* memory) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    if (threadIdx.x == 0) init_barriers(arguments, shared);
+    prefetch_maps(arguments);
+    init_barriers(arguments, shared);
     find_starts(arguments, shared);
     __syncthreads();
     int role = threadIdx.x / warpgroup;

@@ -506,24 +506,29 @@ class Layout:
         return min(1.0, 1 / self.row_sets + min(target.multiprocessors, self.tiles) / self.tiles)
 
     def lead(self, target: Target) -> int:
-        """Stages by which the first consumer is ahead; 0 where a block has one tile."""
+        """Slots by which the first consumer is ahead; 0 where a block has one tile.
+
+        About half a tile, so that one multiplies while the other writes, but of half a ring of
+        patches, so that some are loaded meanwhile.
+        """
         if self.tiles <= target.multiprocessors:
             return 0
-        stages = self.chunks * min(len(kind) for kind in self.kinds)
         patches, weights = self.rings(target)
-        lead = min(patches // 2, -(-stages // 2))
+        lead = -(-self.chunks * self.slot_count // (2 * self.set_count))
+        most = self.chunks * max(map(len, self.kinds))
+        for number, kind in enumerate(self.kinds):
+            of_set = self.slots[number * self.tile_groups % self.set_count]
+            each = collections.Counter(slot.stage for slot in of_set)
+            stages = self.chunks * len(kind)
+            ahead = [each[kind[i % len(kind)]] for i in range(min(patches, stages))]
+            # NOTE: the second consumer begins when the first reaches the slot behind these. It must
+            # do so in the first ring of stages, as the second hands none back before.
+            behind = 0 if stages + most <= patches else 1
+            lead = min(lead, sum(ahead[: (patches + 1) // 2]), max(0, sum(ahead) - behind))
         if self.tile_groups == 1 and not self.resident:
-            # Both consumers hand the same weights back: the ring has all of the lead's.
-            lead = min(lead, weights // self.most_slots)
+            # Both consumers hand the same weights back.
+            lead = min(lead, weights)
         return lead
-
-    @property
-    def most_slots(self) -> int:
-        """Most slots of a set that a stage has."""
-        counts = collections.Counter(
-            (i, slot.stage) for i, of_set in enumerate(self.slots) for slot in of_set
-        )
-        return max(counts.values(), default=1)
 
     @property
     def weight_pieces(self) -> int:

@@ -128,7 +128,7 @@ struct Multiplier {
         }
     }
 
-    // The sums of a tile. `until_lead`: stages after which the other consumer may begin.
+    // The sums of a tile. `until_lead`: slots after which the other consumer may begin.
     TCONV_DEVICE void multiply(const Arguments& arguments, Shared& shared, const Position& at,
                                Sums& sums, int& until_lead) {
 #pragma unroll
@@ -150,7 +150,6 @@ struct Multiplier {
 #pragma unroll 1
         for (int turns = chunks * (end - first), i = first, slot = slots.begin; turns > 0;
              --turns) {
-            if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
             int number = entry(Layer::kind_stages, i) * tile_results;
             if (i == first) slot = slots.begin;
             if (++i == end) i = first;
@@ -165,6 +164,7 @@ struct Multiplier {
             for (int result = 0; result < tile_results; ++result) {
 #pragma unroll 1
                 for (; slot < slots.end && start % line_bytes == number + result; ++slot) {
+                    if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
                     ptx::mbarrier_wait_parity(&shared.weights_full[ring][weights.stage],
                                               Layer::resident ? 0 : weights.parity);
                     uint64_t weight = ptx::advance(weight_matrix, weights.stage * weight_bytes);

@@ -136,20 +136,22 @@ TCONV_DEVICE void hand_back(uint64_t* empty) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
+// Each thread those of some stages: one after the other, they take as long as a stage's copy.
 TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {
     constexpr int warps = warpgroup / 32;
-    for (int stage = 0; stage < arguments.patch_stages; ++stage) {
+    int first = threadIdx.x;
+    for (int stage = first; stage < arguments.patch_stages; stage += Layer::threads) {
         ptx::mbarrier_init(&shared.patches_full[stage], 1);
         ptx::mbarrier_init(&shared.patches_empty[stage], consumers * warps);
     }
     for (int ring = 0; ring < weight_rings; ++ring) {
-        for (int stage = 0; stage < arguments.weight_stages; ++stage) {
+        for (int stage = first; stage < arguments.weight_stages; stage += Layer::threads) {
             ptx::mbarrier_init(&shared.weights_full[ring][stage], 1);
             ptx::mbarrier_init(&shared.weights_empty[ring][stage],
                                consumers / weight_rings * warps);
         }
     }
-    ptx::mbarrier_init(&shared.leading, warps);
+    if (first == 0) ptx::mbarrier_init(&shared.leading, warps);
     ptx::fence_mbarrier_init();
 }
 
