@@ -34,7 +34,7 @@ constexpr int columns = Layer::columns;
 constexpr bool positions_are_rows = Layer::positions_are_rows;
 constexpr int group_rows = Layer::group_rows;  // channels of a row group
 constexpr int weight_bytes = group_rows * line_bytes;
-constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
+constexpr int row_blocks = (Layer::rows + Layer::block_rows - 1) / Layer::block_rows;
 
 // A row group is a block of channels of a set: of `tile_results` results.
 constexpr int tile_results = Layer::tile_results;
@@ -47,7 +47,7 @@ constexpr int weight_rings = tile_groups;
 
 constexpr int piece_positions = 64;  // written at a time
 constexpr int piece_line = 128;
-constexpr int piece_bytes = piece_positions * piece_line;
+constexpr int piece_bytes = Layer::piece_bytes;
 
 // The stages of both consumers' weights follow it in shared memory, then those of patches.
 struct alignas(1024) Shared {
