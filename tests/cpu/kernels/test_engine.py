@@ -453,9 +453,22 @@ def folded_setting(direction: str, case: Case, order: str) -> Setting:
 def test_some_folded_tiles(direction, case, order):
     given = folded_setting(direction, case, order)
     turn, want = FOLDS.index((direction, case, order)), given.want
-    every = folded(problem_of(given), few())
+    every = folded(dataclasses.replace(problem_of(given), wide_offsets=turn % 5 == 0), few())
     chosen = every[turn % len(every)]
     assert_right(run(chosen, given, sanitize=turn % 4 == 0), given, want)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_folded_kernel_for_another_size_is_right(direction):
+    case = FOLDED[2]
+    like = problem_of(setting(direction, case, torch.bfloat16))
+    for turn, size in enumerate(((1, 1), (5, 41), (13, 12))):
+        given = setting(direction, dataclasses.replace(case, size=size), torch.bfloat16)
+        every = folded(dataclasses.replace(problem_of(given), like=like))
+        alike = {chosen.tile: chosen.kernel.source for chosen in folded(like)}
+        for chosen in every[turn::2]:
+            assert chosen.kernel.source == alike[chosen.tile]
+            assert_right(run(chosen, given), given)
 
 
 @pytest.mark.thorough
@@ -613,7 +626,7 @@ def test_refusals(direction, changes, target, reason):
             Case(1, 16, 16, 1, (9, 9), (1, 300)),
             "positions and the reach (0, 299) do not fit a tensor copy",
         ),
-        ("forward", Case(1, 16, 16, 1, (9, 40), (12, 3), dilation=(4, 4)), "two stages of"),
+        ("forward", Case(1, 40, 16, 1, (9, 40), (12, 3), dilation=(4, 4)), "two stages of"),
         ("forward", SMALL, "there is one phase, nothing to fold"),
         (
             "input_gradient",

@@ -137,9 +137,11 @@ class Layout:
         problem = self.problem
         return (problem.in_channels if self.forward else problem.out_channels) // problem.groups
 
-    @property
+    @functools.cached_property
     def depth(self) -> int:
-        """Channels of a stage."""
+        """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
+        if self.reduced <= 16 and len(self.stages) * self.tile_results <= 32:
+            return 16
         return 32 if self.reduced <= 32 else 64
 
     @property

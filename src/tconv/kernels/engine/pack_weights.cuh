@@ -121,7 +121,7 @@ TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, cons
 #pragma unroll
         for (int k = 0; k < 8; ++k) line.values[k] = k < left ? from[k * of_channel] : Element{};
         int to_row = item.row + row, first_octet = item.channel % depth / 8;
-        int at = (first_octet + octet) ^ (octets == 8 ? to_row % 8 : to_row / 2 % 4);
+        int at = (first_octet + octet) ^ (to_row / (8 / octets) % octets);
         Index to = ((first_piece + slot.piece) * group_rows + to_row) * octets + at;
         static_cast<decltype(line)*>(arguments.packed)[to] = line;
     }

@@ -1,6 +1,6 @@
 // What the parts of an engine kernel share: sizes, shared memory, and the walk through the tiles.
 //
-// Patches are [position][channels] of 16-bit values, 64 or 32 channels a position, swizzled. A tile
+// Patches are [position][channels] of 16-bit values, 64, 32 or 16 channels, swizzled. A tile
 // is a box of images, rows and columns of the result. Its positions follow each other in the patch,
 // with those between two rows of the box. A result is one phase of the large side (forward), or the
 // small side (input gradient); a source likewise.
@@ -24,8 +24,9 @@ constexpr int consumers = 2;
 constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of weights
 constexpr int depth = line_bytes / 2;  // channels of a stage
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
-constexpr ptx::Swizzle swizzle =
-    line_bytes == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+constexpr ptx::Swizzle swizzle = line_bytes == 128  ? ptx::Swizzle::bytes_128
+                                 : line_bytes == 64 ? ptx::Swizzle::bytes_64
+                                                    : ptx::Swizzle::bytes_32;
 
 // Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels, other
 // ones for each consumer; or they are its rows, 64 at a time, and both consumers have the same
