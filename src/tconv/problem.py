@@ -193,8 +193,9 @@ class Problem:
             a kernel may read any strides, the layout says which order is coalesced.
         wide_offsets: some tensor's element offset or stride does not fit 32 bits.
         source_aligned: tensor maps can describe the images that are read, x by `forward`, y by
-            `input_gradient`, both by `weight_gradient`: columns are adjacent (channels, if they
-            are channels_last), and all else starts on multiples of 16 bytes.
+            `input_gradient`: columns are adjacent (channels, if they are channels_last), and all
+            else starts on multiples of 16 bytes. Of `weight_gradient` those of x and y that are
+            channels_last with a multiple of 8 channels in a group, as others are packed anyway.
         weight_mapped: tensor maps can describe the weight of a 16-bit `forward` or
             `input_gradient`: output channels are adjacent, all else starts on multiples of 16
             bytes.
@@ -281,7 +282,13 @@ class Problem:
         allowed = tf32 and dtype == "float32"
         channels, taps = (in_channels // groups, w_shape[1]), height.phase_taps * width.phase_taps
         math = float32_math(direction, *channels, taps, tf32_allowed=allowed)
-        read = {"forward": strides[:1], "input_gradient": strides[2:]}.get(direction, strides[::2])
+        read: tuple[Sizes, ...] = strides[:1] if direction == "forward" else strides[2:]
+        if direction == "weight_gradient":
+            read = tuple(
+                of_image
+                for of_image, count in zip(strides[::2], channels, strict=True)
+                if _layout(of_image) == "channels_last" and count % 8 == 0
+            )
         vectors = aligned and all(_on_vectors(of_read, ITEM_BYTES[dtype]) for of_read in read)
         mapped = weight_aligned and ITEM_BYTES[dtype] == 2 and direction != "weight_gradient"
         mapped = mapped and _layout(strides[1]) == "channels_last" and _on_vectors(strides[1], 2)
@@ -351,7 +358,7 @@ class Problem:
         axis = dataclasses.replace(self.width, size=width)
         x = width if self.x_layout == "contiguous" else self.in_channels
         y = axis.output_size if self.y_layout == "contiguous" else self.out_channels
-        read = {"forward": (x,), "input_gradient": (y,)}.get(self.direction, (x, y))
+        read = {"forward": (x,), "input_gradient": (y,)}.get(self.direction, ())
         return dataclasses.replace(
             self,
             batch=batch,

@@ -23,6 +23,9 @@ CASES = (
     ("136,64,3,2,1,1", "9x14x14"),
     ("16,3,4,2,1", "5x20x21"),
     ("256,128,2,2", "30x28x28"),
+    # Folded: of few channels, with whole rows and with pieces of them.
+    ("56,1,9,3,4,2", "3x40x70"),
+    ("21,21,16,8,4", "2x13x21"),
 )
 
 

@@ -362,13 +362,13 @@ EDGES = (
 )
 
 
-def assert_reaches_readers_alone(given: Setting) -> None:
+def assert_reaches_readers_alone(given: Setting, find=None) -> None:
     """Of a result, what reads a value that is not finite is so too, and nothing else."""
     number = DIRECTIONS.index(given.direction)
     t = given.t
     want = by_taps(given.case, t.x, t.w, given.bias, t.grad_output)[number]
     assert not want.isfinite().all()
-    for chosen in served(problem_of(given))[::6]:
+    for chosen in served(problem_of(given))[::6] if find is None else find(problem_of(given)):
         out = run(chosen, given)
         assert torch.equal(out.isfinite(), want.isfinite()), str(chosen)
         # NaN for NaN, and infinities of the same sign.
@@ -452,6 +452,100 @@ def of_shape(direction: str, case: Case, dtype: str = "bfloat16", **changes) -> 
     return dataclasses.replace(problem, **changes)
 
 
+# Whose phases are folded: of one line and of several, those of a block of rows or of several; with
+# phases of one axis; several images, runs and pieces of a tile; images of a single pixel.
+FOLDED = (
+    Case(2, 16, 1, 1, (5, 7), (9, 9), (3, 3), (4, 4), (2, 2)),
+    Case(1, 21, 21, 1, (4, 5), (16, 16), (8, 8), (4, 4)),
+    Case(3, 16, 3, 1, (6, 5), (4, 4), (2, 2), (1, 1)),
+    Case(2, 24, 5, 2, (3, 9), (4, 3), (2, 1), (1, 2), (1, 0)),
+    Case(1, 8, 2, 1, (1, 70), (1, 6), (1, 3), (0, 4), (0, 1)),
+    Case(257, 8, 3, 1, (1, 2), (2, 2), (2, 2)),
+    Case(1, 64, 10, 1, (9, 40), (4, 6), (4, 2), (3, 1), (2, 0), bias=False),
+    Case(1, 3, 1, 2, (1, 1), (6, 4), (3, 2), (1, 1)),
+)
+FOLDS = [
+    (direction, case, order)
+    for direction in DIRECTIONS
+    for case in FOLDED
+    for order in ("contiguous", "channels_last", "strided")
+]
+
+
+def folded(problem: Problem, target: Target = HOPPER):
+    return [chosen for chosen in served(problem, target) if chosen.tile.folded]
+
+
+def folded_setting(direction: str, case: Case, order: str) -> Setting:
+    turn = FOLDS.index((direction, case, order))
+    return Setting(direction, case, operands(case, DTYPES[turn % 2], order, "cpu"))
+
+
+@pytest.mark.parametrize(("direction", "case", "order"), FOLDS, ids=str)
+def test_some_folded_tiles(direction, case, order):
+    given = folded_setting(direction, case, order)
+    turn, want = FOLDS.index((direction, case, order)), given.want
+    every = folded(dataclasses.replace(problem_of(given), wide_offsets=turn % 5 == 0), few())
+    chosen = every[turn % len(every)]
+    assert_right(run(chosen, given, sanitize=turn % 4 == 0), given, want)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_folded_kernel_for_another_size_is_right(direction):
+    case = FOLDED[2]
+    like = problem_of(setting(direction, case, torch.bfloat16))
+    for turn, size in enumerate(((1, 1), (5, 41), (13, 12))):
+        given = setting(direction, dataclasses.replace(case, size=size), torch.bfloat16)
+        every = folded(dataclasses.replace(problem_of(given), like=like))
+        alike = {chosen.tile: chosen.kernel.source for chosen in folded(like)}
+        for chosen in every[turn::2]:
+            assert chosen.kernel.source == alike[chosen.tile]
+            assert_right(run(chosen, given), given)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("direction", "case", "order"), FOLDS, ids=str)
+def test_every_folded_tile(direction, case, order):
+    given = folded_setting(direction, case, order)
+    want = given.want
+    for chosen in folded(problem_of(given), few()):
+        first = run(chosen, given)
+        assert_right(first, given, want)
+        for schedule in ("reverse", "random:1"):
+            assert same_bits(run(chosen, given, schedule), first)
+
+
+@pytest.mark.parametrize("order", ("nchw", "nhwc"))
+@pytest.mark.parametrize("case", (FOLDED[0], FOLDED[2], FOLDED[3], FOLDED[5]), ids=str)
+def test_folded_images_at_any_alignment(case, order):
+    """y is written, and read, of dense rows and of rows with gaps, between NaN, which stays."""
+    of_layout = "contiguous" if order == "nchw" else "channels_last"
+    for number, (offset, gap) in enumerate(((0, 0), (4, 0), (2, 0), (1, 0), (0, 8), (0, 3))):
+        given = folded_setting("forward", case, of_layout)
+        y = off_by(given.t.grad_output, order, offset, gap)
+        room = torch.tensor([], dtype=y.dtype).set_(y.untyped_storage())
+        outside = room.isnan()
+        given = given._replace(t=dataclasses.replace(given.t, grad_output=y))
+        gradient = given._replace(direction="input_gradient")
+        every = folded(problem_of(gradient, aligned=offset == 0))
+        assert_right(run(every[number % len(every)], gradient), gradient)
+        want, every = given.want, folded(problem_of(given), few())
+        y.fill_(math.nan)
+        chosen = every[number % len(every)]
+        assert_right(run(chosen, given, out=y), given, want)
+        assert torch.equal(room.isnan(), outside), f"{chosen} {offset=} {gap=}"
+
+
+@pytest.mark.parametrize("case", (FOLDED[0], FOLDED[3]), ids=str)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_folded_a_pixel_that_is_not_finite_reaches_its_readers_alone(direction, case):
+    given = folded_setting(direction, case, "channels_last")
+    values = given.read.clone(memory_format=torch.preserve_format)
+    values[-1, -1, -1, -1] = -math.inf
+    values[0, 0, 1, 0] = math.nan
+    assert_reaches_readers_alone(given.with_read(values), folded)
+
+
 # The shapes that the kernels are for; sizes do not change the code.
 LAYERS = {
     "512 to 256, 4x4 s2": Case(16, 512, 256, 1, (8, 8), (4, 4), (2, 2), (1, 1)),
@@ -461,6 +555,8 @@ LAYERS = {
     "64 to 8, 4x4 s2": Case(8, 64, 8, 1, (32, 32), (4, 4), (2, 2), (1, 1)),
     "8 to 72, 3x3 in groups": Case(4, 8, 72, 4, (40, 40), (3, 3), (1, 1), (1, 1), bias=False),
     "72 to 8, 3x3 in groups": Case(4, 72, 8, 4, (40, 40), (3, 3), (1, 1), (1, 1), bias=False),
+    "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
+    "21 to 21, 16x16 s8": Case(4, 21, 21, 1, (64, 64), (16, 16), (8, 8), (4, 4)),
     "24 to 24, 16x16 s4": Case(4, 24, 24, 1, (64, 64), (16, 16), (4, 4), (4, 4)),
     "128 to 128, 3x3 dilated": Case(
         4, 128, 128, 1, (28, 28), (3, 3), (1, 1), (2, 2), (0, 0), (2, 2)
@@ -562,7 +658,13 @@ def test_refusals(direction, changes, target, reason):
             Case(1, 16, 16, 1, (9, 9), (1, 300)),
             "positions and the reach (0, 299) do not fit a tensor copy",
         ),
-        ("forward", Case(1, 16, 16, 1, (9, 40), (12, 3), dilation=(4, 4)), "two stages of"),
+        ("forward", Case(1, 40, 16, 1, (9, 40), (12, 3), dilation=(4, 4)), "two stages of"),
+        ("forward", SMALL, "there is one phase, nothing to fold"),
+        (
+            "input_gradient",
+            Case(1, 16, 16, 1, (4, 4), (4, 4), (2, 2), dilation=(1, 3)),
+            "kernels of a multiple of the stride, not 4 with stride 2 and dilation 3",
+        ),
     ),
 )
 def test_refusals_of_tiles(direction, case, reason):
@@ -626,7 +728,8 @@ def test_any_layout_and_channels(direction, case, layout):
     problem = problem_of(given)
     for chosen in served(problem)[::3]:
         packing = chosen.of_role("packing")
-        assert bool(packing) == (layout_of(chosen) or not problem.weight_mapped)
+        mapped = problem.weight_mapped and not chosen.tile.folded
+        assert bool(packing) == (layout_of(chosen) or not mapped)
         assert not packing or (len(packing[0].source.arguments) > 6) == layout_of(chosen)
         assert_right(run(chosen, given), given)
 

@@ -36,6 +36,10 @@ CASES = (
     Case(2, 3, 21, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
     Case(1, 10, 6, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
     Case(1, 70, 13, 1, (9, 9), (3, 3)),
+    # Of few channels and a stride, so that phases are folded; several blocks of folded channels.
+    Case(2, 16, 1, 1, (5, 7), (9, 9), (3, 3), (4, 4), (2, 2)),
+    Case(1, 21, 21, 1, (4, 5), (16, 16), (8, 8), (4, 4)),
+    Case(2, 24, 5, 2, (3, 9), (4, 3), (2, 1), (1, 2), (1, 0)),
 )
 DTYPES = (torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "strided")
@@ -91,9 +95,11 @@ def test_every_tile_that_serves(case, dtype, layout):
 
 
 def test_the_cases_serve_every_tile():
-    case = CASES[0]
-    t = operands(case, torch.bfloat16, "channels_last", "cpu")
-    assert {p.tile for p in plans(problem_of(case, t), family.STEM)} == set(family.TILES)
+    found = set()
+    for case in CASES[:2]:
+        t = operands(case, torch.bfloat16, "channels_last", "cpu")
+        found |= {p.tile for p in plans(problem_of(case, t), family.STEM)}
+    assert found == set(family.TILES)
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
@@ -119,7 +125,7 @@ def test_images_are_packed_where_no_tensor_map_describes_them():
     for case, of_layout, packed in (
         (CASES[0], "channels_last", (False, False)),
         (CASES[0], "contiguous", (True, True)),
-        (Case(1, 8, 3), "channels_last", (True, True)),
+        (Case(1, 8, 3), "channels_last", (False, True)),
     ):
         t = operands(case, torch.bfloat16, of_layout, "cpu")
         laid = layout(problem_of(case, t), family.TILES[0])
@@ -148,6 +154,8 @@ def test_refusals(changes, target, reason):
         (Case(1, 16, 16, 1, (9, 9), (1, 300)), "do not fit a tensor copy"),
         (Case(1, 16, 16, 1, (9, 9), (60, 60)), "two stages of"),
         (Case(1, 8, 8, 1, (1, 1), (3, 3), (4, 4), (1, 0), (1, 0)), "some taps meet no output"),
+        (Case(1, 8, 8), "there is one phase, nothing to fold"),
+        (Case(1, 8, 8, 1, (4, 4), (3, 4), (2, 2)), "not 3 with stride 2 and dilation 1"),
     ),
 )
 def test_refusals_of_tiles(case, reason):
@@ -185,6 +193,12 @@ def test_the_packing_counts_its_units_without_wrapping(y_layout):
             beyond = packing.grid * packing.source.threads * 4  # where a thread looks next
             assert index == "long long" or units + beyond < 2**32
             assert index == "int" or units > 2**30, "64 bits take longer"
+def test_folded_tiles_serve_layers_each_of_whose_taps_meets_an_output():
+    # Of the taps of phase 0 none does, but those of phase 1 at the same distance.
+    case = Case(1, 8, 8, 1, (2, 2), (4, 4), (2, 2), (3, 0), (1, 0))
+    problem = problem_of(case, operands(case, torch.bfloat16, "channels_last", "cpu"))
+    for tile in family.TILES:
+        assert "some taps meet no output" in family.tile_why_not(problem, HOPPER, tile)
 
 
 LAYERS = {
@@ -193,6 +207,7 @@ LAYERS = {
     "512 to 256, 16 s8": Case(16, 512, 256, 1, (1, 32), (1, 16), (1, 8), (0, 4)),
     "21 to 21, 4x4 s4": Case(4, 21, 21, 1, (64, 64), (4, 4), (4, 4)),
     "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
+    "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
     "256 to 256, 2x2 s2": Case(200, 256, 256, 1, (14, 14), (2, 2), (2, 2)),
 }
 

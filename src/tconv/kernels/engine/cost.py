@@ -34,7 +34,12 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # From one turn of the ring to the next, a stage is copied and multiplied.
     turns = (products + copied + fit.stage * stages) / patch_stages
     main = max(products, copied, turns)
-    if laid.contiguous:
+    if laid.unfolds:
+        pieces = tile.columns / 64
+        runs = 1 + 64 / laid.pitch_x  # of a piece
+        vectors = laid.block_rows * 64 / 4 / 128 + 2 * runs  # of a thread
+        written = pieces * (laid.group_rows / 2 * fit.staged + vectors * fit.unfolded)
+    elif laid.contiguous:
         vectors = tile.columns * laid.tile_results * laid.group_rows / laid.neighbours
         written = vectors * (fit.turned if laid.adjacent else fit.scattered)
     else:
@@ -43,11 +48,12 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     of_tile = main + written + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
-    modelled = math.hypot(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
+    modelled = math.hypot(waves * of_tile / fit.clock, laid.call.bytes / (fit.memory * 1e12))
     modelled += fit.launch * 1e-6
     if laid.maps_weights:
         return modelled
     weights_moved = 2 * laid.weight_pieces * laid.weight_bytes
     packing = weights_moved / (fit.pack_weights * 1e12)
-    packing += 4 * laid.image_elements / (fit.pack_images * 1e12)
+    rate = fit.fold_images if laid.folds else fit.pack_images
+    packing += 4 * laid.image_elements / (rate * 1e12)
     return family.with_host(modelled + packing + fit.pack_launch * 1e-6)

@@ -6,6 +6,7 @@ import itertools
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
+from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import (
     MOST_PATCH_STAGES,
     PACK_THREADS,
@@ -70,9 +71,11 @@ def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
         ("groups", problem.groups),
         ("rows", laid.rows),
         ("group_rows", laid.group_rows),
+        ("block_rows", laid.block_rows),
         ("reduced", laid.reduced),
         ("line_bytes", laid.line_bytes),
         ("packs_image", laid.packs_image),
+        *fold.constants(laid.call, laid.tile.folded),
         ("set_begin", begins),
         ("all_slots", begins[-1]),
     )
@@ -98,6 +101,8 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("rows_adjacent", laid.rows_adjacent),
             ("weight_line", laid.weight_line),
             ("vector", laid.vector),
+            ("unfolds", laid.unfolds),
+            ("piece_bytes", laid.piece_bytes),
             ("fixed_bytes", laid.fixed_bytes),
             ("most_patch_stages", MOST_PATCH_STAGES),
             ("most_weight_stages", laid.most_weight_stages),
@@ -164,6 +169,7 @@ def _pack_source(laid: Layout) -> KernelSource:
             ("slot_set", tuple(i for i, of_set in enumerate(laid.slots) for _ in of_set) or (0,)),
             *_tap_constants(laid),
             ("channels_last", laid.read_layout == "channels_last"),
+            ("folds", laid.folds),
         ),
         arguments=tuple(
             (
@@ -182,7 +188,7 @@ def _pack_arguments(laid: Layout) -> dict[str, Argument]:
     found: dict[str, Argument] = {"packed": Address("packed"), **weights()}
     if laid.packs_image:
         read: Operand = "x" if laid.forward else "y"
-        shape = problem.x_shape if laid.forward else problem.y_shape
+        shape = laid.call.x_shape if laid.forward else laid.call.y_shape
         found |= {
             "image": Address("packed", _image_offset(laid)),
             "source": Address(read),
@@ -190,6 +196,11 @@ def _pack_arguments(laid: Layout) -> dict[str, Argument]:
             "batch": problem.batch,
             "source_height": shape[2],
             "source_width": shape[3],
+        }
+    if laid.folds:
+        found |= {
+            "image_height": problem.height.output_size,
+            "image_width": problem.width.output_size,
         }
     return found
 
@@ -203,7 +214,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     problem = laid.problem
     read: Operand = "x" if laid.forward else "y"
     made: Operand = "y" if laid.forward else "x"
-    y, x = problem.height, problem.width
+    y, x = laid.call.height, laid.call.width
     sizes = (y.output_size, x.output_size) if laid.forward else (y.size, x.size)
     patch_stages, weight_stages = laid.rings(target)
     box_n, box_y, box_x = laid.box

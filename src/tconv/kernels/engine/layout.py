@@ -21,12 +21,16 @@ from typing import NamedTuple, TypeVar
 
 from tconv.jit.target import Target
 from tconv.kernels import family
+from tconv.kernels.engine import fold
 from tconv.kernels.engine.tiles import CONSUMERS, GROUP_ROWS, Tile
 from tconv.problem import Axis, Problem
 
 PIECE_BYTES = 64 * 128
 MOST_SUMS = 128
 """Sums of a thread."""
+
+UNFOLDED_SUMS = 112
+"""Those of a folded result, whose way to memory takes more registers: 128 spilled."""
 
 MOST_PATCH_STAGES = 8
 MOST_WEIGHT_STAGES = 8
@@ -116,7 +120,7 @@ def _of_shape(find: Callable[[Layout], _Value]) -> functools.cached_property[_Va
     def found(laid: Layout) -> _Value:
         problem = laid.problem
         used = (problem.height.used_phases, problem.width.used_phases)
-        key = (laid.tile, problem.layer, used)
+        key = (laid.tile, problem.layer, laid.call.layer, used)
         value = remembered.get(key)
         if value is None:
             value = find(laid)
@@ -130,10 +134,17 @@ def _of_shape(find: Callable[[Layout], _Value]) -> functools.cached_property[_Va
 
 @dataclass(frozen=True)
 class Layout:
-    """A tile laid over a problem."""
+    """A tile laid over a problem.
+
+    Attributes:
+        problem: the call's, or the folded one.
+        tile: the tile.
+        call: the call's.
+    """
 
     problem: Problem
     tile: Tile
+    call: Problem
 
     @property
     def forward(self) -> bool:
@@ -152,9 +163,11 @@ class Layout:
         problem = self.problem
         return (problem.in_channels if self.forward else problem.out_channels) // problem.groups
 
-    @property
+    @functools.cached_property
     def depth(self) -> int:
-        """Channels of a stage."""
+        """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
+        if self.reduced <= 16 and len(self.stages) * self.tile_results <= 32:
+            return 16
         return 32 if self.reduced <= 32 else 64
 
     @property
@@ -172,13 +185,15 @@ class Layout:
         """Rows of a row group: 64, or fewer where they are columns."""
         if not self.tile.positions_are_rows:
             return GROUP_ROWS
+        if self.unfolds:
+            return -(-self.block_rows // 8) * 8
         blocks = -(-self.rows // GROUP_ROWS)
         return -(-self.rows // (8 * blocks)) * 8
 
     @property
     def maps_weights(self) -> bool:
         """Whether weights are copied as they lie, by a tensor map: nothing is packed."""
-        return self.problem.weight_mapped and not self.packs_image
+        return self.problem.weight_mapped and not self.packs_image and not self.tile.folded
 
     @property
     def rows_adjacent(self) -> bool:
@@ -191,6 +206,26 @@ class Layout:
         if self.rows_adjacent:
             return 64 if self.group_rows <= 32 else 128
         return self.line_bytes
+
+    @property
+    def unfolds(self) -> bool:
+        """Whether the phases of the result are channels."""
+        return self.forward and self.tile.folded
+
+    @property
+    def folds(self) -> bool:
+        """Whether what is read is folded as it is packed."""
+        return self.tile.folded and not self.forward
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a row group that exist: whole lines of a folded result."""
+        if not self.unfolds:
+            return self.group_rows
+        run = fold.run(self.call)
+        most = max(1, UNFOLDED_SUMS * 2 * 64 // self.tile.columns // run)
+        lines = self.rows // run
+        return -(-lines // -(-lines // most)) * run
 
     @property
     def weight_bytes(self) -> int:
@@ -330,7 +365,7 @@ class Layout:
     @property
     def row_blocks(self) -> int:
         """Blocks of rows of a set."""
-        return -(-self.rows // self.group_rows)
+        return -(-self.rows // self.block_rows)
 
     @property
     def row_groups(self) -> int:
@@ -425,11 +460,16 @@ class Layout:
         read = self.reach[0] * self.pitch_x + self.reach[1] + self.positions
         return -(-max(read, self.patch_positions) // 16) * 16 * self.line_bytes
 
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a piece that is written: 64 positions of 64 channels, or of all."""
+        return -(-128 * self.group_rows // 1024) * 1024 if self.unfolds else PIECE_BYTES
+
     @functools.cached_property
     def fixed_bytes(self) -> int:
         """Shared memory of a block besides its stages."""
         barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
-        fixed = 2 * CONSUMERS * PIECE_BYTES + 4 * max(1, self.slot_count) + 8 + 8 * barriers
+        fixed = 2 * CONSUMERS * self.piece_bytes + 4 * max(1, self.slot_count) + 8 + 8 * barriers
         return -(-fixed // 1024) * 1024
 
     def rings(self, target: Target) -> tuple[int, int]:
@@ -459,7 +499,7 @@ class Layout:
         weights = self.tile_groups * self.weight_bytes * self.all_pieces
         # What depends on the image does not decide: two stages of the longest patch.
         most = 2 * (2 * self.positions) * self.line_bytes
-        return weights + most <= _HOPPER.shared_per_block - 4 * PIECE_BYTES - 8192
+        return weights + most <= _HOPPER.shared_per_block - 4 * self.piece_bytes - 8192
 
     @property
     def most_weight_stages(self) -> int:
@@ -592,7 +632,7 @@ class Layout:
     @property
     def packs_image(self) -> bool:
         """Whether what is read is packed first, as no tensor map can describe it."""
-        return packs(self.problem, self.reduced, self.read_layout)
+        return self.folds or packs(self.problem, self.reduced, self.read_layout)
 
     @property
     def image_elements(self) -> int:
@@ -625,7 +665,7 @@ class Layout:
         """
         made = self.problem.width
         width = made.output_size if self.forward else made.size
-        return math.gcd(8, width) if self.contiguous and self.adjacent else 1
+        return math.gcd(8, width) if self.contiguous and self.adjacent and not self.unfolds else 1
 
     @functools.cached_property
     def granule(self) -> int:
@@ -635,7 +675,7 @@ class Layout:
     @property
     def vector(self) -> int:
         """Channels that a thread writes at a time."""
-        return 1 if self.contiguous else math.gcd(8, self.rows)
+        return 1 if self.contiguous or self.unfolds else math.gcd(8, self.rows)
 
 
 def packs(problem: Problem, channels: int, layout: str) -> bool:
@@ -660,7 +700,7 @@ _HOPPER = Target.named("sm_90a")
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
-    return Layout(problem, tile)
+    return Layout(fold.folded(problem) if tile.folded else problem, tile, problem)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -677,6 +717,8 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
+    if tile.folded and (reason := fold.why_not(problem)):
+        return reason
     laid = layout(problem, tile)
     if not laid.forward and len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <common/element.cuh>
+#include <engine/fold.cuh>
 
 namespace {
 
@@ -19,7 +20,8 @@ using Element = Layer::Element;
 constexpr int group_rows = Layer::group_rows, item_rows = Layer::item_rows, item_depth = 16;
 constexpr int octets = Layer::line_bytes / 16;  // of a line
 constexpr int depth = octets * 8;
-constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
+constexpr int block_rows = Layer::block_rows;
+constexpr int row_blocks = (Layer::rows + block_rows - 1) / block_rows;
 constexpr int row_parts = group_rows / item_rows;
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
 constexpr int taps = Layer::kernel_y * Layer::kernel_x;
@@ -64,7 +66,7 @@ TCONV_DEVICE void copy(const Arguments& arguments, Element* staged, const Item& 
     };
     constexpr int of_in = outs * part_taps / width, count = ins * of_in;
     constexpr int batch = 4;  // loads under way at a time
-    int first_row = item.block * group_rows + item.row;
+    int first_row = item.block * block_rows + item.row;
     int first_in = Layer::turned ? first_row : item.channel;
     int first_out = Layer::turned ? item.channel : first_row;
     for (int first = threadIdx.x; first < count; first += batch * Layer::threads) {
@@ -80,11 +82,13 @@ TCONV_DEVICE void copy(const Arguments& arguments, Element* staged, const Item& 
             places[k] = exists ? in * Placed::in + out * Placed::out + tap * Placed::tap : -1;
             if (!exists) continue;
             int y = (item.tap + tap) / Layer::kernel_x, x = item.tap + tap - y * Layer::kernel_x;
+            Unfolded of(first_out + out);
             const auto* from =
                 static_cast<const Element*>(arguments.weight) +
                 Index(item.group * in_limit + first_in + in) * arguments.weight_stride_in +
-                Index(first_out + out) * arguments.weight_stride_out +
-                Index(y) * arguments.weight_stride_h + Index(x) * arguments.weight_stride_w;
+                Index(of.channel) * arguments.weight_stride_out +
+                Index(y * Layer::fold_y + of.y) * arguments.weight_stride_h +
+                Index(x * Layer::fold_x + of.x) * arguments.weight_stride_w;
             values[k] = *reinterpret_cast<const Vector*>(from);
         }
 #pragma unroll
@@ -108,16 +112,16 @@ TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, cons
         if (tap_parts > 1 && (slot.tap < 0 || slot.tap >= part_taps)) continue;
         const Element* from =
             staged + row * of_row + octet * 8 * of_channel + slot.tap * Placed::tap;
-        int left = item.block * group_rows + item.row + row < Layer::rows
-                       ? Layer::reduced - item.channel - octet * 8
-                       : 0;
+        bool exists =
+            item.row + row < block_rows && item.block * block_rows + item.row + row < Layer::rows;
+        int left = exists ? Layer::reduced - item.channel - octet * 8 : 0;
         struct alignas(16) {
             Element values[8];
         } line;
 #pragma unroll
         for (int k = 0; k < 8; ++k) line.values[k] = k < left ? from[k * of_channel] : Element{};
         int to_row = item.row + row, first_octet = item.channel % depth / 8;
-        int at = (first_octet + octet) ^ (octets == 8 ? to_row % 8 : to_row / 2 % 4);
+        int at = (first_octet + octet) ^ (to_row / (8 / octets) % octets);
         Index to = ((first_piece + slot.piece) * group_rows + to_row) * octets + at;
         static_cast<decltype(line)*>(arguments.packed)[to] = line;
     }
@@ -137,9 +141,8 @@ TCONV_DEVICE void pack(const Arguments& arguments, unsigned char* memory, int nu
                     begin * chunks + item.channel / depth * count + i - begin};
     }
     // Vectors lie on 16 bytes, and no vector has weights that the tensor lacks.
-    bool on_vectors =
-        reinterpret_cast<uintptr_t>(arguments.weight) % 16 == 0 &&
-        arguments.weight_stride_in % 8 == 0 && (tap_parts == 1 || taps % 8 == 0);
+    bool on_vectors = !is_folded && reinterpret_cast<uintptr_t>(arguments.weight) % 16 == 0 &&
+                      arguments.weight_stride_in % 8 == 0 && (tap_parts == 1 || taps % 8 == 0);
     bool taps_adjacent = arguments.weight_stride_w == 1 &&
                          arguments.weight_stride_h == Layer::kernel_x &&
                          arguments.weight_stride_out == taps;

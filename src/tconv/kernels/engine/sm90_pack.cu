@@ -1,5 +1,6 @@
 // Packs the weights of an engine kernel, and the image that it reads if no tensor map can describe
 // it.
+#include <engine/fold_image.cuh>
 #include <engine/pack_image.cuh>
 #include <engine/pack_weights.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -9,7 +10,12 @@ namespace {
 // A template, as the fields are there only if the image is packed.
 template <typename Fields>
 TCONV_DEVICE void pack_image(const Fields& arguments) {
-    if constexpr (Layer::packs_image) {
+    if constexpr (Layer::folds) {
+        fold_image({static_cast<const Layer::Element*>(arguments.source), arguments.image,
+                    arguments.source_stride_n, arguments.source_stride_c, arguments.source_stride_h,
+                    arguments.source_stride_w, arguments.batch, arguments.source_height,
+                    arguments.source_width, arguments.image_height, arguments.image_width});
+    } else if constexpr (Layer::packs_image) {
         using Packing = ImagePacking<Layer::reduced, Layer::channels_last>;
         Packing::pack({static_cast<const Layer::Element*>(arguments.source),
                        static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,

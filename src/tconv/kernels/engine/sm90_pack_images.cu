@@ -1,4 +1,5 @@
 // Packs x, y or both for the weight's gradient.
+#include <engine/fold_image.cuh>
 #include <engine/pack_image.cuh>
 #include <ptx/griddepcontrol.cuh>
 
@@ -15,7 +16,12 @@ TCONV_DEVICE void pack_images(const Fields& arguments) {
                        arguments.x_stride_c, arguments.x_stride_h, arguments.x_stride_w,
                        arguments.batch, arguments.x_height, arguments.x_width});
     }
-    if constexpr (Layer::packs_y) {
+    if constexpr (Layer::folds) {
+        fold_image({static_cast<const Element*>(arguments.y), arguments.packed_y,
+                    arguments.y_stride_n, arguments.y_stride_c, arguments.y_stride_h,
+                    arguments.y_stride_w, arguments.batch, arguments.y_height, arguments.y_width,
+                    arguments.image_height, arguments.image_width});
+    } else if constexpr (Layer::packs_y) {
         using Packing = ImagePacking<Layer::out_channels, Layer::y_channels_last>;
         Packing::pack({static_cast<const Element*>(arguments.y),
                        static_cast<Element*>(arguments.packed_y), arguments.y_stride_n,

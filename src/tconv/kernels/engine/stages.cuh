@@ -1,6 +1,6 @@
 // What the parts of an engine kernel share: sizes, shared memory, and the walk through the tiles.
 //
-// Patches are [position][channels] of 16-bit values, 64 or 32 channels a position, swizzled. A tile
+// Patches are [position][channels] of 16-bit values, 64, 32 or 16 channels, swizzled. A tile
 // is a box of images, rows and columns of the result. Its positions follow each other in the patch,
 // with those between two rows of the box. A result is one phase of the large side (forward), or the
 // small side (input gradient); a source likewise.
@@ -25,7 +25,9 @@ constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of 
 constexpr int depth = line_bytes / 2;  // channels of a stage
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
 constexpr ptx::Swizzle swizzle_of(int line) {
-    return line == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+    return line == 128  ? ptx::Swizzle::bytes_128
+           : line == 64 ? ptx::Swizzle::bytes_64
+                        : ptx::Swizzle::bytes_32;
 }
 
 // Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels, other
@@ -38,7 +40,7 @@ constexpr int group_rows = Layer::group_rows;  // channels of a row group
 // as they lie, the rows of a channel (`rows_adjacent`).
 constexpr int weight_line = Layer::weight_line;
 constexpr int weight_bytes = (Layer::rows_adjacent ? depth : group_rows) * weight_line;
-constexpr int row_blocks = (Layer::rows + group_rows - 1) / group_rows;
+constexpr int row_blocks = (Layer::rows + Layer::block_rows - 1) / Layer::block_rows;
 
 // A row group is a block of channels of a set: of `tile_results` results.
 constexpr int tile_results = Layer::tile_results;
@@ -51,7 +53,7 @@ constexpr int weight_rings = tile_groups;
 
 constexpr int piece_positions = 64;  // written at a time
 constexpr int piece_line = 128;
-constexpr int piece_bytes = piece_positions * piece_line;
+constexpr int piece_bytes = Layer::piece_bytes;
 
 // The stages of both consumers' weights follow it in shared memory, then those of patches.
 struct alignas(1024) Shared {

@@ -12,6 +12,7 @@
 #include <common/element.cuh>
 #include <engine/multiply_taps.cuh>
 #include <engine/stages.cuh>
+#include <engine/unfold.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/ldmatrix.cuh>
 
@@ -141,7 +142,7 @@ TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, in
 
 // Lays a piece of the sums of two phases out: words of both for 64 positions of 32 channels, from
 // `first` on. `low`: of the phase that has column 0.
-constexpr int pair_channels = piece_bytes / (2 * piece_line);
+constexpr int pair_channels = piece_positions / 2;
 
 template <int first>
 TCONV_DEVICE void stage_pair(const Arguments& arguments, const Position& at, int row_group,
@@ -277,12 +278,18 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
     }
 }
 
+// A template, so that there are the pieces of one way alone.
+template <bool unfolds = Layer::unfolds>
 TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Position& at,
                         int consumer, const Sums& sums) {
     int row_group = at.row_group(consumer);
     if (row_group >= row_groups) return;
-    unsigned aligned = Layer::contiguous ? alignment_of(arguments) : 0;
-    store_pieces(arguments, shared, at, consumer, row_group, sums, aligned);
+    if constexpr (unfolds) {
+        unfold_pieces(arguments, shared, at, consumer, row_group, sums[0]);
+    } else {
+        unsigned aligned = Layer::contiguous ? alignment_of(arguments) : 0;
+        store_pieces(arguments, shared, at, consumer, row_group, sums, aligned);
+    }
     ptx::bar_sync(1 + consumer, warpgroup);  // the next tile's first piece has the same lines
 }
 

@@ -24,17 +24,20 @@ class Tile:
             columns. Consumers then have the same channels and half of the positions each, and a
             tile all results for which there are registers. Otherwise 64 channels are the rows,
             other ones for each consumer, and positions the columns.
+        folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
     """
 
     columns: int
     reach: Reach = "image"
     positions_are_rows: bool = False
+    folded: bool = False
 
     def __str__(self) -> str:
         """Positions of a block, where channels are the columns; else rows x positions."""
+        folded = "/folded" if self.folded else ""
         if self.positions_are_rows:
-            return f"{CONSUMERS * self.columns}/{self.reach}"
-        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}/{self.reach}"
+            return f"{CONSUMERS * self.columns}/{self.reach}{folded}"
+        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}/{self.reach}{folded}"
 
 
 TILES = (
@@ -46,4 +49,6 @@ TILES = (
     *(Tile(columns, "tap", positions_are_rows=True) for columns in (256, 128, 64)),
     Tile(128, "row", positions_are_rows=True),
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
+    *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
+    *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
 )

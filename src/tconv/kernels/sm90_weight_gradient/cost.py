@@ -25,5 +25,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
     memory = problem.bytes / (fit.memory * 1e12)
     partial = 4 * splits * math.prod(problem.w_shape) / (fit.partial * 1e12)
-    packing = 2 * laid.packed[2] / (fit.packing * 1e12)
+    folded = laid.packed[2] - (laid.packed[1] or 0) if tile.folded else 0
+    packing = 2 * (laid.packed[2] - folded) / (fit.packing * 1e12)
+    packing += 2 * folded / (fit.folding * 1e12)
     return max(cycles / fit.clock, memory) + packing + partial + fit.launch * 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
+from tconv.kernels.engine import fold
 from tconv.kernels.engine.launch import image_map
 from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
@@ -20,6 +21,7 @@ THREADS = 128 * (1 + CONSUMERS)
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
     """The kernel, whose partial sums are added in the order of the splits."""
     laid = layout(problem, tile)
+    problem = laid.problem
     splits = laid.splits(target)
     n, y, x = laid.box
     pitch_y, pitch_x = laid.pitch
@@ -57,7 +59,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
             ("out_channels", problem.out_channels_per_group),
-            ("taps", problem.taps),
+            ("taps", laid.call.taps),
+            ("kernel_x", problem.width.kernel),
+            *fold.constants(laid.call, tile.folded),
             ("positions", tile.positions),
             ("out_block", laid.out_block),
             ("consumer_taps", laid.consumer_taps),
@@ -110,7 +114,7 @@ def _pack(laid: Layout) -> Launch:
     problem = laid.problem
     arguments: dict[str, Argument] = {"batch": problem.batch}
     operands: tuple[Operand, Operand] = ("x", "y")
-    shapes = (problem.x_shape, problem.y_shape)
+    shapes = (laid.call.x_shape, laid.call.y_shape)
     for operand, shape, at in zip(operands, shapes, laid.packed[:2], strict=True):
         if at is not None:
             arguments |= {
@@ -120,6 +124,11 @@ def _pack(laid: Layout) -> Launch:
                 f"{operand}_height": shape[2],
                 f"{operand}_width": shape[3],
             }
+    if laid.tile.folded:
+        arguments |= {
+            "image_height": problem.height.output_size,
+            "image_width": problem.width.output_size,
+        }
     # NOTE: of rows of one pixel, the packing counts as many units as there are bytes.
     index = family.index_type(problem, laid.packed[2])
     source = KernelSource(
@@ -132,6 +141,8 @@ def _pack(laid: Layout) -> Launch:
             ("out_channels", problem.out_channels_per_group),
             ("packs_x", laid.packed[0] is not None),
             ("packs_y", laid.packed[1] is not None),
+            ("folds", laid.tile.folded),
+            *fold.constants(laid.call, laid.tile.folded),
             ("x_channels_last", problem.x_layout == "channels_last"),
             ("y_channels_last", problem.y_layout == "channels_last"),
         ),

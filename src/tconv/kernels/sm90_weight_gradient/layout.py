@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
+from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import (
     MOST_BOX,
     MOST_SOURCES,
@@ -46,10 +47,17 @@ class Tap(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A tile laid over a problem."""
+    """A tile laid over a problem.
+
+    Attributes:
+        problem: the call's, or the folded one.
+        tile: the tile.
+        call: the call's.
+    """
 
     problem: Problem
     tile: Tile
+    call: Problem
 
     @functools.cached_property
     def _found(self) -> tuple[tuple[tuple[View, View], ...], tuple[Tap, ...]]:
@@ -121,8 +129,8 @@ class Layout:
 
         Fewer, if a stage would otherwise have patches of too many sources to fit twice.
         """
-        pattern, count = self.problem.pattern, len(self.taps)
-        if pattern is not self.problem:
+        pattern, count = self.call.pattern, len(self.taps)
+        if pattern is not self.call:
             return layout(pattern, self.tile).consumer_taps
         most = max(1, min(MOST_TAPS, self.tile.sums // (self.out_block // 2)))
         for sets in range(max(1, -(-count // (CONSUMERS * most))), count + 1):
@@ -229,11 +237,11 @@ class Layout:
         """
         problem, end = self.problem, 0
         found: list[int | None] = []
-        for shape, channels, of_image in (
-            (problem.x_shape, problem.in_channels_per_group, problem.x_layout),
-            (problem.y_shape, problem.out_channels_per_group, problem.y_layout),
+        for shape, channels, of_image, folds in (
+            (problem.x_shape, problem.in_channels_per_group, problem.x_layout, False),
+            (problem.y_shape, problem.out_channels_per_group, problem.y_layout, self.tile.folded),
         ):
-            is_packed = packs(problem, channels, of_image)
+            is_packed = folds or packs(problem, channels, of_image)
             found.append(end if is_packed else None)
             end += 2 * packed_values(shape, problem.groups) if is_packed else 0
         return found[0], found[1], end
@@ -258,13 +266,15 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
-    return Layout(problem, tile)
+    return Layout(fold.folded(problem) if tile.folded else problem, tile, problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
+    if tile.folded and (reason := fold.why_not(problem)):
+        return reason
     laid = layout(problem, tile)
-    if len(laid.taps) < problem.taps:
+    if len(Layout(problem, tile, problem).taps) < problem.taps:
         return "some taps meet no output, and their gradient of zero is written by nobody"
     if len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"

@@ -15,6 +15,7 @@
 #include <common/constant_tables.cuh>
 #include <common/counted_ring.cuh>
 #include <common/element.cuh>
+#include <engine/fold.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/mbarrier.cuh>
@@ -94,18 +95,20 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
 
 using Sums = float[consumer_taps][out_block / 2];
 
-// As [split][tap][in][out]: four lanes write a whole sector.
+// As [split][tap][in][out]: four lanes write a whole sector. Taps and channels of a folded y are
+// those of the layer again.
 TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int first, int count,
                         const Sums& sums) {
     int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
-    constexpr int vector = Layer::out_channels % 2 == 0 ? 2 : 1;
+    constexpr int vector = Layer::out_channels % 2 == 0 && !is_folded ? 2 : 1;
     constexpr int all_in = Layer::groups * Layer::in_channels;
     int of_group = share.group * Layer::in_channels;
     auto* partial = static_cast<float*>(arguments.partial);
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
         if (tap >= count) break;
-        Index of_tap = Index(share.split) * Layer::taps + Layer::tap_index[first + tap];
+        int index = Layer::tap_index[first + tap], y = index / Layer::kernel_x;
+        int x = index - y * Layer::kernel_x;
 #pragma unroll
         for (int i = 0; i < out_block / 2; i += vector) {
             int in = share.in + row + i / 2 % 2 * 8;
@@ -114,7 +117,11 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
             Vector<float, vector> values;
 #pragma unroll
             for (int k = 0; k < vector; ++k) values.values[k] = sums[tap][i + k];
-            float* to = partial + (of_tap * all_in + of_group + in) * Layer::out_channels + out;
+            Unfolded of(out);
+            int row = (y * Layer::fold_y + of.y) * Layer::kernel_x * Layer::fold_x;
+            Index of_tap = Index(share.split) * Layer::taps + row + x * Layer::fold_x + of.x;
+            float* to = partial + (of_tap * all_in + of_group + in) * Layer::fold_channels;
+            to += of.channel;
             *reinterpret_cast<Vector<float, vector>*>(to) = values;
         }
     }
