@@ -36,8 +36,8 @@ constexpr ptx::Swizzle swizzle_of(int line) {
 constexpr int columns = Layer::columns;
 constexpr bool positions_are_rows = Layer::positions_are_rows;
 constexpr int group_rows = Layer::group_rows;  // channels of a row group
-// A line of a piece of weights has the channels of a row; or, of weights that a tensor map describes
-// as they lie, the rows of a channel (`rows_adjacent`).
+// A line of a piece of weights has the channels of a row; or the rows of a channel, of weights that
+// a tensor map copies as they lie (`rows_adjacent`).
 constexpr int weight_line = Layer::weight_line;
 constexpr int weight_bytes = (Layer::rows_adjacent ? depth : group_rows) * weight_line;
 constexpr int row_blocks = (Layer::rows + Layer::block_rows - 1) / Layer::block_rows;
