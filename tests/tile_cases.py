@@ -36,9 +36,7 @@ Case = tuple[str, str]
 Served = dict[tuple[Case, str, torch.dtype, Formats], list[Candidate]]
 
 
-def problem_of(
-    layer: Layer, direction: Direction, dtype: torch.dtype, made: Formats
-) -> Problem:
+def problem_of(layer: Layer, direction: Direction, dtype: torch.dtype, made: Formats) -> Problem:
     x, y = (torch.empty(s).to(memory_format=made[0]) for s in (layer.x_shape, layer.y_shape))
     w = torch.empty(layer.w_shape).to(memory_format=made[1])
     return Problem.of(
