@@ -11,7 +11,9 @@
 
 namespace {
 
-TCONV_DEVICE void bring_patches(const Arguments& arguments, Shared& shared) {
+// A template, as the maps are there only of a source that is not turned.
+template <typename Fields>
+TCONV_DEVICE void bring_patches(const Fields& arguments, Shared& shared) {
     CountedTurn turn;
     if constexpr (Layer::packs_image) ptx::griddepcontrol_wait();
     const ptx::TensorMap* maps = &arguments.source_0;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tconv.jit.target import Target
 from tconv.kernels import costs, family
 from tconv.kernels.engine.layout import layout
@@ -26,6 +28,13 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     products = slots * cycles * laid.depth / 64 * fit.product
     weights = 0 if laid.resident else slots * laid.weight_bytes
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
+    if tile.turned:
+        rows = laid.box[0] * (laid.box[1] + laid.reach[0])
+        read = len(laid.runs) / len(laid.kinds) * laid.chunks * rows * laid.run_vectors * 8
+        width = (problem.width.size if laid.forward else problem.width.output_size)
+        turning = read * laid.line_bytes / fit.turning
+        turning *= (8 / math.gcd(8, width)) ** fit.short_vectors
+        copied = max(copied, turning)
     patch_stages = max(1, laid.rings(target)[0])
     main = max(max(products, copied) + fit.step * slots, fit.stage * stages / patch_stages)
     if laid.contiguous:

@@ -93,6 +93,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("contiguous", laid.contiguous),
             ("paired", laid.paired),
             ("resident", laid.resident),
+            ("turned", laid.tile.turned),
             ("vector", laid.vector),
             ("fixed_bytes", laid.fixed_bytes),
             ("most_patch_stages", MOST_PATCH_STAGES),
@@ -111,6 +112,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("stage_x", tuple(stage.x for stage in laid.stages)),
             ("kind_begin", tuple(itertools.accumulate((0, *map(len, kinds))))),
             ("kind_stages", tuple(stage for kind in kinds for stage in kind) or (0,)),
+            *(_turning(laid) if laid.tile.turned else ()),
             ("slots", max(1, len(slots))),
             (
                 "slot_number",
@@ -123,7 +125,22 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
         ),
         shared_bytes=laid.shared_bytes,
-        threads=THREADS,
+        threads=THREADS + 128 * laid.tile.turned,
+    )
+
+
+def _turning(laid: Layout) -> tuple[tuple[str, Constant], ...]:
+    """What turning knows of the stages, in the order of the kinds."""
+    pixels = laid.stage_pixels
+    lengths = [len(run) if i == 0 else 0 for run in laid.runs for i in range(len(run))]
+    firsts = [min(pixels[stage][1] for stage in run) for run in laid.runs for _ in run]
+    return (
+        ("source_step_y", laid.source_step[0]),
+        ("source_step_x", laid.source_step[1]),
+        ("stage_pixel_y", tuple(y for y, _ in pixels)),
+        ("stage_pixel_x", tuple(x for _, x in pixels)),
+        ("run_length", tuple(lengths) or (1,)),
+        ("run_x", tuple(firsts) or (0,)),
     )
 
 
@@ -194,7 +211,11 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     box_n, box_y, box_x = laid.box
     pitch, pitch_x = hopper.division(laid.pitch), hopper.division(laid.pitch_x)
     return {
-        **{f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))},
+        **(
+            _turned_source(laid, read)
+            if laid.tile.turned
+            else {f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))}
+        ),
         "packed": Address("packed"),
         "bias": Address("bias"),
         "destination": Address(made),
@@ -226,11 +247,32 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     }
 
 
+def _turned_source(laid: Layout, read: Operand) -> dict[str, Argument]:
+    """The image that a kernel turns, and the rows of a patch."""
+    problem = laid.problem
+    shape = problem.x_shape if laid.forward else problem.y_shape
+    rows = laid.box[1] + laid.reach[0]
+    of_rows, of_vectors = hopper.division(rows), hopper.division(laid.run_vectors)
+    return {
+        "source": Address(read),
+        **strides("source", "n c h w", read),
+        "source_height": shape[2],
+        "source_width": shape[3],
+        "lines": laid.box[0] * rows,
+        "patch_rows": rows,
+        "patch_rows_multiplier": of_rows[0],
+        "patch_rows_shift": of_rows[1],
+        "vectors": laid.run_vectors,
+        "vectors_multiplier": of_vectors[0],
+        "vectors_shift": of_vectors[1],
+    }
+
+
 def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
     """A view of what is read: channels, columns, rows, images, groups."""
     problem = laid.problem
     view_y, view_x = laid.sources[source]
-    step = (1, 1) if laid.forward else (problem.height.stride, problem.width.stride)
+    step = laid.source_step
     box_n, box_y, _ = laid.box
     packed = _image_offset(laid) if laid.packs_image else None
     return image_map(

@@ -114,7 +114,7 @@ TCONV_DEVICE void hand_back(uint64_t* empty) {
 TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {
     constexpr int warps = warpgroup / 32;
     for (int stage = 0; stage < arguments.patch_stages; ++stage) {
-        ptx::mbarrier_init(&shared.patches_full[stage], 1);
+        ptx::mbarrier_init(&shared.patches_full[stage], Layer::turned ? warps : 1);
         ptx::mbarrier_init(&shared.patches_empty[stage], consumers * warps);
     }
     for (int ring = 0; ring < weight_rings; ++ring) {

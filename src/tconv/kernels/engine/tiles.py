@@ -24,17 +24,20 @@ class Tile:
             columns. Consumers then have the same channels and half of the positions each, and a
             tile all results for which there are registers. Otherwise 64 channels are the rows,
             other ones for each consumer, and positions the columns.
+        turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
+            packed first.
     """
 
     columns: int
     reach: Reach = "image"
     positions_are_rows: bool = False
+    turned: bool = False
 
     def __str__(self) -> str:
         """Positions of a block, where channels are the columns; else rows x positions."""
-        if self.positions_are_rows:
-            return f"{CONSUMERS * self.columns}/{self.reach}"
-        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}/{self.reach}"
+        rows = "" if self.positions_are_rows else f"{CONSUMERS * GROUP_ROWS}x"
+        columns = (CONSUMERS if self.positions_are_rows else 1) * self.columns
+        return f"{rows}{columns}/{self.reach}{'/turned' if self.turned else ''}"
 
 
 TILES = (
@@ -44,4 +47,9 @@ TILES = (
     *(Tile(columns, "image", positions_are_rows=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True) for columns in (256, 128, 64)),
     Tile(128, "row", positions_are_rows=True),
+    # NOTE: with a warpgroup more, ptxas has no registers for products of over 200 columns (C7602).
+    *(Tile(columns, "image", turned=True) for columns in (200, 176, 128)),
+    *(Tile(columns, "tap", turned=True) for columns in (192, 128)),
+    *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
+    *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )
