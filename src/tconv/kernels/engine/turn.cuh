@@ -31,7 +31,7 @@ struct Turner {
     static constexpr bool whole = Layer::reduced % 8 == 0;  // octets have all channels, or none
 
     struct Unit {
-        uint32_t values[8][unit_pixels / 2];
+        uint32_t values[8][4];  // of each channel 8 pixels; turned, of each pixel 8 channels
         int row;  // its first position in the patch; -1 if there is no unit
         int pixel;  // its first, from the run's first on
     };
@@ -108,7 +108,23 @@ struct Turner {
         }
     }
 
-    // Writes the pixels that a stage has of a unit. Its first position is pixel `first` of the run.
+    TCONV_DEVICE static void turn_over(Unit& unit) {
+        uint4 pixels[unit_pixels];
+#pragma unroll
+        for (int i = 0; i < unit_pixels; ++i) {
+            pixels[i] = ImagePacking<Layer::reduced, false>::octet_of(unit.values, i);
+        }
+#pragma unroll
+        for (int i = 0; i < unit_pixels; ++i) {
+            unit.values[i][0] = pixels[i].x;
+            unit.values[i][1] = pixels[i].y;
+            unit.values[i][2] = pixels[i].z;
+            unit.values[i][3] = pixels[i].w;
+        }
+    }
+
+    // Writes the pixels that a stage has of a unit that is turned. The stage's first position is
+    // pixel `first` of the run.
     TCONV_DEVICE void write(const Unit& unit, unsigned char* patch, int first) const {
         if (unit.row < 0) return;
 #pragma unroll
@@ -117,8 +133,9 @@ struct Turner {
             if (pixel < 0 || pixel != x * step_x || x >= arguments.pitch_x) continue;
             int position = unit.row + x;
             int chunk = octet ^ (line_bytes == 128 ? position % 8 : position / 2 % 4);
-            *reinterpret_cast<uint4*>(patch + position * line_bytes + chunk * 16) =
-                ImagePacking<Layer::reduced, false>::octet_of(unit.values, i);
+            const uint32_t(&values)[4] = unit.values[i];
+            *reinterpret_cast<uint4*>(patch + position * line_bytes + chunk * 16) = {
+                values[0], values[1], values[2], values[3]};
         }
     }
 
@@ -149,6 +166,10 @@ struct Turner {
                 }
                 waits = false;
             }
+            // NOTE: once, before the stages: else the turned values live beside the others.
+#pragma unroll
+            for (Unit& unit : loaded) turn_over(unit);
+#pragma unroll 1
             for (int k = 0; k < length; ++k) {
                 int stage = entry(Layer::kind_stages, i + k);
                 int first = step_x == 1 ? 0 : entry(Layer::stage_pixel_x, stage) - first_x;
