@@ -30,6 +30,8 @@ CASES = (
     ("72,40,4,2,1", "2x6x7"),
     ("32,48,3x2,stride=2x3,padding=1x0,groups=2", "3x5x6"),
     ("64,64,3,1,1", "40x31x33"),
+    ("64,64,3,1,1", "8x64x200"),
+    ("64,64,4,2,1", "4x60x104"),
     ("136,64,3,2,1,1", "9x14x14"),
     ("16,3,4,2,1", "5x20x21"),
     ("256,128,2,2", "30x28x28"),
@@ -65,7 +67,9 @@ def served():
                     problem = problem_of(layer, family.DIRECTION, dtype, made)
                     able = [c for c in candidates(problem, target, (family,)) if not c.refusal]
                     every = dtype is torch.bfloat16 and made is torch.channels_last
-                    able = able if every else able[:2]
+                    turned = [c for c in able[2:] if getattr(c.tile, "turned", False)]
+                    few = able[:2] + (turned if dtype is torch.bfloat16 else turned[:1])
+                    able = able if every else few
                     found[case, family.STEM, dtype, made] = able
                     for candidate in able:
                         for launch in make_plan(problem, target, candidate).launches:
