@@ -9,7 +9,6 @@
 // the same time.
 #pragma once
 
-#include <engine/turn.cuh>
 #include <ptx/setmaxnreg.cuh>
 
 namespace {
@@ -28,9 +27,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
 }
 
 // Registers of a thread. With a warpgroup more, 128 on the average, else 168.
-constexpr int bringing_registers = Layer::turned ? 32 : 40;
-constexpr int turning_registers = 112;
-constexpr int consuming_registers = Layer::turned ? 184 : 232;
+constexpr int bringing_registers = Layer::turned ? 24 : 40;
+constexpr int turning_registers = 104;
+constexpr int consuming_registers = Layer::turned ? 192 : 232;
 
 // A template, so that only one of both ways to bring is compiled.
 template <typename Fields>
@@ -53,7 +52,7 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     } else if (Layer::turned && role > consumers) {
         if constexpr (Layer::turned) {
             ptx::setmaxnreg_dec<turning_registers>();
-            Turner<Fields>(arguments, shared).bring_all();
+            turn_patches(arguments, shared);
         }
     } else {
         ptx::setmaxnreg_inc<consuming_registers>();

@@ -112,7 +112,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("stage_x", tuple(stage.x for stage in laid.stages)),
             ("kind_begin", tuple(itertools.accumulate((0, *map(len, kinds))))),
             ("kind_stages", tuple(stage for kind in kinds for stage in kind) or (0,)),
-            *(_turning(laid) if laid.tile.turned else ()),
+            *_turning(laid),
             ("slots", max(1, len(slots))),
             (
                 "slot_number",

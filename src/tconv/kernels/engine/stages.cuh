@@ -106,9 +106,9 @@ struct Position {
     TCONV_DEVICE int end_stage() const { return entry(Layer::kind_begin, row_set % kinds + 1); }
 };
 
-// Hands a stage back. Called by each warp whose products have read it.
-TCONV_DEVICE void hand_back(uint64_t* empty) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+// Hands a stage back, or on. Called by each warp that has read or written it.
+TCONV_DEVICE void hand_back(uint64_t* barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {

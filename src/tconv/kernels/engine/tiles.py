@@ -49,7 +49,7 @@ TILES = (
     Tile(128, "row", positions_are_rows=True),
     # NOTE: with a warpgroup more, ptxas has no registers for products of over 200 columns (C7602).
     *(Tile(columns, "image", turned=True) for columns in (200, 176, 128)),
-    *(Tile(columns, "tap", turned=True) for columns in (192, 128)),
+    Tile(128, "tap", turned=True),
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )

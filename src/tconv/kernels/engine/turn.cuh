@@ -1,34 +1,52 @@
-// Bring, without a tensor map: a warpgroup reads a contiguous source and turns it.
+// Turning: patches of a contiguous image, by a warpgroup that reads it and writes them as a tensor
+// map would, [position][channels] and swizzled, with zeros in place of what does not exist.
 //
 // A unit is 8 channels of 8 neighbouring pixels of a row, which one thread takes: of each channel
 // the longest vectors that all addresses allow, turned in registers into 16 bytes for each pixel.
-// Neighbouring threads have neighbouring octets of the same pixels, so that they write without bank
+// Neighbouring threads have neighbouring octets of the same pixels. So they write without bank
 // conflicts, and read 64 bytes of a channel's row.
 //
-// A run is neighbouring stages that read the same rows: of the phases of y along x, whose pixels
-// follow each other in turn. A run's pixels are read once.
-//
-// Promises what `bring_patches` does.
+// A run is patches of the same rows: of the phases of y along x, whose pixels follow each other in
+// turn. A run's pixels are read once.
 #pragma once
 
 #include <common/division.cuh>
 #include <engine/pack_image.cuh>
-#include <engine/stages.cuh>
 #include <ptx/bulk.cuh>
 
 namespace {
 
-// A template, as the fields are there only of a source that is turned.
-template <typename Fields>
-struct Turner {
-    using Element = Layer::Element;
+// An image, and the rows of a run: `lines` of all its images, `rows` of each.
+struct TurnedImage {
+    const Layer::Element* source;
+    Layer::Index stride_n, stride_c, stride_h, stride_w;
+    int batch, height, width;
+    int lines, rows, rows_multiplier, rows_shift;
+    int vectors, vectors_multiplier, vectors_shift;  // of 8 pixels, of a row
+    int pitch_x;  // positions from one row of a patch to the next
 
-    static constexpr int octets = depth / 8;  // of a position
-    static constexpr int abreast = warpgroup / octets;  // units that the threads take at a time
-    static constexpr int unit_pixels = 8;
+    // Pixels of the longest vectors.
+    TCONV_DEVICE int longest() const {
+        auto aligned = reinterpret_cast<uint64_t>(source) / sizeof(Layer::Element) | stride_n |
+                       stride_c | stride_h | width | 8;
+        return stride_w == 1 ? int(aligned & -aligned) : 1;
+    }
+};
+
+// Where a box reads: the first image and pixel of a run, and the first channel of a patch.
+struct TurnedBox {
+    int image, y, x;
+    int first_channel;  // of all groups
+    int channels;  // from there on, of its group
+};
+
+// `channels`: of a group; `octets`: of a position that are written.
+template <int channels, int octets, int line_bytes, int step_y, int step_x>
+struct Turning {
+    using Index = Layer::Index;
+
     static constexpr int units = 2;  // of a thread at a time, whose loads are under way together
-    static constexpr int step_x = Layer::source_step_x, step_y = Layer::source_step_y;
-    static constexpr bool whole = Layer::reduced % 8 == 0;  // octets have all channels, or none
+    static constexpr int abreast = 128 / octets;  // units that all threads take at a time
 
     struct Unit {
         uint32_t values[8][4];  // of each channel 8 pixels; turned, of each pixel 8 channels
@@ -36,86 +54,66 @@ struct Turner {
         int pixel;  // its first, from the run's first on
     };
 
-    const Fields& arguments;
-    Shared& shared;
-    CountedTurn turn;
-    int octet, longest;
-
-    TCONV_DEVICE Turner(const Fields& arguments, Shared& shared)
-        : arguments(arguments), shared(shared), octet(threadIdx.x % octets) {
-        auto aligned = reinterpret_cast<uint64_t>(arguments.source) / sizeof(Element) |
-                       arguments.source_stride_n | arguments.source_stride_c |
-                       arguments.source_stride_h | arguments.source_width;
-        longest = arguments.source_stride_w == 1 ? int(aligned & -aligned) : 1;
-        if (longest > 8 || longest == 0) longest = 8;
-    }
-
     template <int vector>
-    TCONV_DEVICE void load_vectors(Unit& unit, Index from, int x, int exist) const {
-        const Element* source = static_cast<const Element*>(arguments.source);
+    TCONV_DEVICE static void load_vectors(const TurnedImage& image, Unit& unit, Index from, int x,
+                                          int exist) {
 #pragma unroll
-        for (int i = 0; i < unit_pixels; i += vector) {
-            if (unsigned(x + i) >= unsigned(arguments.source_width)) continue;
-            Index at = from + (x + i) * (vector == 1 ? arguments.source_stride_w : 1);
+        for (int i = 0; i < 8; i += vector) {
+            if (unsigned(x + i) >= unsigned(image.width)) continue;
+            Index at = from + (x + i) * (vector == 1 ? image.stride_w : 1);
 #pragma unroll
             for (int channel = 0; channel < 8; ++channel) {
-                if (!whole && channel >= exist) continue;
+                if (channels % 8 != 0 && channel >= exist) continue;
                 uint32_t* words = &unit.values[channel][i / 2];
                 if constexpr (vector == 1) {
                     uint32_t found;
-                    load_neighbours<1>(source + at, &found);
+                    load_neighbours<1>(image.source + at, &found);
                     *words |= found << i % 2 * 16;
                 } else {
-                    load_neighbours<vector>(source + at, words);
+                    load_neighbours<vector>(image.source + at, words);
                 }
-                at += arguments.source_stride_c;
+                at += image.stride_c;
             }
         }
     }
 
-    // Loads unit `number` of a run, whose first pixel is (y, x) of an image.
-    TCONV_DEVICE void load(Unit& unit, const Position& at, int chunk, int number, int y, int x) {
-        unsigned line = divide(number, arguments.vectors_multiplier, arguments.vectors_shift);
-        unsigned n = divide(line, arguments.patch_rows_multiplier, arguments.patch_rows_shift);
-        int first = x & -longest;
-        int of_line = (number - int(line) * arguments.vectors) * unit_pixels;
-        unit.row = int(line) < arguments.lines ? int(line) * arguments.pitch_x : -1;
-        unit.pixel = first - x + of_line;
+    TCONV_DEVICE static void load(const TurnedImage& image, const TurnedBox& box, int longest,
+                                  int octet, int number, Unit& unit) {
+        int line = divide(number, image.vectors_multiplier, image.vectors_shift);
+        int n = divide(line, image.rows_multiplier, image.rows_shift);
+        int aligned = box.x & -longest, of_line = (number - line * image.vectors) * 8;
+        unit.row = line < image.lines ? line * image.pitch_x : -1;
+        unit.pixel = aligned - box.x + of_line;
 #pragma unroll
         for (auto& of_channel : unit.values) {
 #pragma unroll
             for (uint32_t& word : of_channel) word = 0;
         }
-        y += (int(line) - int(n) * arguments.patch_rows) * step_y;
-        int image = at.image + int(n), channel = chunk * depth + octet * 8;
-        int exist = Layer::reduced - channel;
-        if (unit.row < 0 || exist <= 0 || image >= arguments.batch ||
-            unsigned(y) >= unsigned(arguments.source_height)) {
+        int y = box.y + (line - n * image.rows) * step_y, x = aligned + of_line;
+        int exist = box.channels - octet * 8;
+        if (unit.row < 0 || exist <= 0 || box.image + n >= image.batch ||
+            unsigned(y) >= unsigned(image.height)) {
             return;
         }
-        Index from = Index(image) * arguments.source_stride_n +
-                     Index(y) * arguments.source_stride_h +
-                     Index(at.group * Layer::reduced + channel) * arguments.source_stride_c;
-        x = first + of_line;
+        Index from = Index(box.image + n) * image.stride_n + Index(y) * image.stride_h +
+                     Index(box.first_channel + octet * 8) * image.stride_c;
         if (longest == 8) {
-            load_vectors<8>(unit, from, x, exist);
+            load_vectors<8>(image, unit, from, x, exist);
         } else if (longest == 4) {
-            load_vectors<4>(unit, from, x, exist);
+            load_vectors<4>(image, unit, from, x, exist);
         } else if (longest == 2) {
-            load_vectors<2>(unit, from, x, exist);
+            load_vectors<2>(image, unit, from, x, exist);
         } else {
-            load_vectors<1>(unit, from, x, exist);
+            load_vectors<1>(image, unit, from, x, exist);
         }
     }
 
-    TCONV_DEVICE static void turn_over(Unit& unit) {
-        uint4 pixels[unit_pixels];
+    TCONV_DEVICE static void turn(Unit& unit) {
+        uint4 pixels[8];
 #pragma unroll
-        for (int i = 0; i < unit_pixels; ++i) {
-            pixels[i] = ImagePacking<Layer::reduced, false>::octet_of(unit.values, i);
-        }
+        for (int i = 0; i < 8; ++i) pixels[i] = turned_octet(unit.values, i);
 #pragma unroll
-        for (int i = 0; i < unit_pixels; ++i) {
+        for (int i = 0; i < 8; ++i) {
             unit.values[i][0] = pixels[i].x;
             unit.values[i][1] = pixels[i].y;
             unit.values[i][2] = pixels[i].z;
@@ -123,83 +121,58 @@ struct Turner {
         }
     }
 
-    // Writes the pixels that a stage has of a unit that is turned. The stage's first position is
-    // pixel `first` of the run.
-    TCONV_DEVICE void write(const Unit& unit, unsigned char* patch, int first) const {
+    // Writes what a patch has of a unit that is turned. Its first position is pixel `first` of the
+    // run.
+    TCONV_DEVICE static void write(const Unit& unit, unsigned char* patch, int pitch_x, int octet,
+                                   int first) {
         if (unit.row < 0) return;
+        // The position and the phase of its first pixel, rounded down.
+        int pixel = unit.pixel - first, x = pixel / step_x, phase = pixel - x * step_x;
+        if (phase < 0) {
+            phase += step_x;
+            --x;
+        }
 #pragma unroll
-        for (int i = 0; i < unit_pixels; ++i) {
-            int pixel = unit.pixel - first + i, x = pixel / step_x;
-            if (pixel < 0 || pixel != x * step_x || x >= arguments.pitch_x) continue;
-            int position = unit.row + x;
-            int chunk = octet ^ (line_bytes == 128 ? position % 8 : position / 2 % 4);
+        for (int i = 0; i < 8; ++i) {
+            int behind = (i + step_x - 1) / step_x;  // positions, if this pixel is the patch's
+            if (phase != behind * step_x - i || unsigned(x + behind) >= unsigned(pitch_x)) continue;
+            unsigned position = unit.row + x + behind;
+            unsigned chunk =
+                line_bytes == 128 ? (octet ^ position) % 8 : (octet ^ position / 2) % 4;
             const uint32_t(&values)[4] = unit.values[i];
             *reinterpret_cast<uint4*>(patch + position * line_bytes + chunk * 16) = {
                 values[0], values[1], values[2], values[3]};
         }
     }
 
-    TCONV_DEVICE int stage_of_run(int i) const {
-        int stage = turn.stage + i;
-        return stage < arguments.patch_stages ? stage : stage - arguments.patch_stages;
-    }
-
-    // The run of the stages from place `i` on.
-    TCONV_DEVICE void bring(const Position& at, int chunk, int i, int length) {
-        int first_x = entry(Layer::run_x, i);
-        int y = at.y * step_y + entry(Layer::stage_pixel_y, entry(Layer::kind_stages, i));
-        int x = at.x * step_x + first_x;
-        int count = arguments.lines * arguments.vectors;
-        int number = threadIdx.x % warpgroup / octets;
+    // The patches of a run. `wait()` returns when they may be written; `patch_of(i)` and
+    // `first_of(i)` say where patch i begins, and with which of the run's pixels.
+    template <typename Wait, typename PatchOf, typename FirstOf>
+    TCONV_DEVICE static void bring(const TurnedImage& image, const TurnedBox& box, int longest,
+                                   int patches, Wait wait, PatchOf patch_of, FirstOf first_of) {
+        int thread = threadIdx.x % 128, octet = thread % octets, number = thread / octets;
+        int count = image.lines * image.vectors;
         bool waits = true;
+        // Also a thread without a unit waits: it may not promise the next stage before this one.
         do {
             Unit loaded[units];
 #pragma unroll
             for (int k = 0; k < units; ++k) {
-                load(loaded[k], at, chunk, number + k * abreast, y, x);
+                load(image, box, longest, octet, number + k * abreast, loaded[k]);
             }
-            if (waits) {
-                CountedTurn next = turn;
-                for (int k = 0; k < length; ++k) {
-                    ptx::mbarrier_wait_parity(&shared.patches_empty[next.stage], next.parity ^ 1);
-                    next.advance(arguments.patch_stages);
-                }
-                waits = false;
-            }
-            // NOTE: once, before the stages: else the turned values live beside the others.
+            if (waits) wait();
+            waits = false;
 #pragma unroll
-            for (Unit& unit : loaded) turn_over(unit);
+            for (Unit& unit : loaded) {
+                // NOTE: once, before the patches: else the turned values live beside the others.
+                turn(unit);
 #pragma unroll 1
-            for (int k = 0; k < length; ++k) {
-                int stage = entry(Layer::kind_stages, i + k);
-                int first = step_x == 1 ? 0 : entry(Layer::stage_pixel_x, stage) - first_x;
-                unsigned char* patch = patch_of(arguments, shared, stage_of_run(k));
-#pragma unroll
-                for (const Unit& unit : loaded) write(unit, patch, first);
+                for (int i = 0; i < patches; ++i) {
+                    write(unit, patch_of(i), image.pitch_x, octet, step_x == 1 ? 0 : first_of(i));
+                }
             }
             number += units * abreast;
         } while (number < count);
-        ptx::fence_proxy_async_shared();
-        __syncwarp();
-        for (int k = 0; k < length; ++k) {
-            if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.patches_full[turn.stage]);
-            turn.advance(arguments.patch_stages);
-        }
-    }
-
-    TCONV_DEVICE void bring_all() {
-        for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
-            Position at(arguments, tile);
-            int end = at.end_stage();
-            for (int chunk = 0; chunk < chunks; ++chunk) {
-#pragma unroll 1
-                for (int i = at.first_stage(); i < end;) {
-                    int length = entry(Layer::run_length, i);
-                    bring(at, chunk, i, length);
-                    i += length;
-                }
-            }
-        }
     }
 };
 
