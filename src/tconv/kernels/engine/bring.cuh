@@ -52,13 +52,13 @@ TCONV_DEVICE void turn_patches(const Fields& arguments, Shared& shared) {
                          arguments.batch,
                          arguments.source_height,
                          arguments.source_width,
-                         arguments.lines,
-                         arguments.patch_rows,
-                         arguments.patch_rows_multiplier,
-                         arguments.patch_rows_shift,
-                         arguments.vectors,
-                         arguments.vectors_multiplier,
-                         arguments.vectors_shift,
+                         arguments.source_lines,
+                         arguments.source_rows,
+                         arguments.source_rows_multiplier,
+                         arguments.source_rows_shift,
+                         arguments.source_vectors,
+                         arguments.source_vectors_multiplier,
+                         arguments.source_vectors_shift,
                          arguments.pitch_x};
     CountedTurn turn;
     int longest = image.longest();

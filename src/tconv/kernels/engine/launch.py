@@ -212,7 +212,14 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     pitch, pitch_x = hopper.division(laid.pitch), hopper.division(laid.pitch_x)
     return {
         **(
-            _turned_source(laid, read)
+            turned_image(
+                problem,
+                "source",
+                read,
+                laid.box[0] * (box_y + laid.reach[0]),
+                box_y + laid.reach[0],
+                laid.run_vectors,
+            )
             if laid.tile.turned
             else {f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))}
         ),
@@ -247,24 +254,32 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     }
 
 
-def _turned_source(laid: Layout, read: Operand) -> dict[str, Argument]:
-    """The image that a kernel turns, and the rows of a patch."""
-    problem = laid.problem
-    shape = problem.x_shape if laid.forward else problem.y_shape
-    rows = laid.box[1] + laid.reach[0]
-    of_rows, of_vectors = hopper.division(rows), hopper.division(laid.run_vectors)
+def turned_image(
+    problem: Problem, prefix: str, operand: Operand, lines: int, rows: int, vectors: int
+) -> dict[str, Argument]:
+    """The fields of an image that a kernel turns.
+
+    Args:
+        problem: the call's.
+        prefix: of the fields' names.
+        operand: "x" or "y".
+        lines, rows: of a patch, and of each of its images.
+        vectors: of 8 pixels, that are read of a row.
+    """
+    shape = problem.x_shape if operand == "x" else problem.y_shape
+    of_rows, of_vectors = hopper.division(rows), hopper.division(vectors)
     return {
-        "source": Address(read),
-        **strides("source", "n c h w", read),
-        "source_height": shape[2],
-        "source_width": shape[3],
-        "lines": laid.box[0] * rows,
-        "patch_rows": rows,
-        "patch_rows_multiplier": of_rows[0],
-        "patch_rows_shift": of_rows[1],
-        "vectors": laid.run_vectors,
-        "vectors_multiplier": of_vectors[0],
-        "vectors_shift": of_vectors[1],
+        prefix: Address(operand),
+        **strides(prefix, "n c h w", operand),
+        f"{prefix}_height": shape[2],
+        f"{prefix}_width": shape[3],
+        f"{prefix}_lines": lines,
+        f"{prefix}_rows": rows,
+        f"{prefix}_rows_multiplier": of_rows[0],
+        f"{prefix}_rows_shift": of_rows[1],
+        f"{prefix}_vectors": vectors,
+        f"{prefix}_vectors_multiplier": of_vectors[0],
+        f"{prefix}_vectors_shift": of_vectors[1],
     }
 
 

@@ -14,14 +14,20 @@ class Tile:
     Attributes:
         positions: of a box, a multiple of 16: the depth of a stage's products.
         sums: most sums of a thread, which bound the taps of a consumer.
+        turned: whether a block reads contiguous images itself, and turns them. Otherwise they are
+            packed first.
     """
 
     positions: int
     sums: int
+    turned: bool = False
 
     def __str__(self) -> str:
         """Positions of a box, and sums of a thread."""
-        return f"{self.positions}/{self.sums}"
+        return f"{self.positions}/{self.sums}{'/turned' if self.turned else ''}"
 
 
-TILES = (Tile(128, 128), Tile(64, 160), Tile(64, 96))
+TILES = (
+    *(Tile(128, 128), Tile(64, 160), Tile(64, 96)),
+    *(Tile(128, 128, turned=True), Tile(64, 96, turned=True)),
+)
