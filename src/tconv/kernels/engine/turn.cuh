@@ -13,6 +13,7 @@
 #include <common/division.cuh>
 #include <engine/pack_image.cuh>
 #include <ptx/bulk.cuh>
+#include <ptx/registers.cuh>
 
 namespace {
 
@@ -40,18 +41,26 @@ struct TurnedBox {
     int channels;  // from there on, of its group
 };
 
-// `channels`: of a group; `octets`: of a position that are written.
-template <int channels, int octets, int line_bytes, int step_y, int step_x>
+// `channels`: of a group; `octets`: of a position that are written; `units`: of a thread at a time,
+// whose loads are under way together.
+template <int channels, int octets, int line_bytes, int step_y, int step_x, int units = 2>
 struct Turning {
     using Index = Layer::Index;
 
-    static constexpr int units = 2;  // of a thread at a time, whose loads are under way together
     static constexpr int abreast = 128 / octets;  // units that all threads take at a time
 
-    struct Unit {
-        uint32_t values[8][4];  // of each channel 8 pixels; turned, of each pixel 8 channels
-        int row;  // its first position in the patch; -1 if there is no unit
-        int pixel;  // its first, from the run's first on
+    // Of each channel 8 pixels; turned, of each pixel 8 channels.
+    using Unit = uint32_t[8][4];
+
+    // Where a unit lies: its row among `lines`, and its first pixel from the run's first on.
+    struct Place {
+        int line, pixel;
+
+        TCONV_DEVICE Place(const TurnedImage& image, const TurnedBox& box, int longest,
+                           int number) {
+            line = divide(number, image.vectors_multiplier, image.vectors_shift);
+            pixel = (number - line * image.vectors) * 8 - (box.x & (longest - 1));
+        }
     };
 
     template <int vector>
@@ -64,7 +73,7 @@ struct Turning {
 #pragma unroll
             for (int channel = 0; channel < 8; ++channel) {
                 if (channels % 8 != 0 && channel >= exist) continue;
-                uint32_t* words = &unit.values[channel][i / 2];
+                uint32_t* words = &unit[channel][i / 2];
                 if constexpr (vector == 1) {
                     uint32_t found;
                     load_neighbours<1>(image.source + at, &found);
@@ -79,19 +88,16 @@ struct Turning {
 
     TCONV_DEVICE static void load(const TurnedImage& image, const TurnedBox& box, int longest,
                                   int octet, int number, Unit& unit) {
-        int line = divide(number, image.vectors_multiplier, image.vectors_shift);
-        int n = divide(line, image.rows_multiplier, image.rows_shift);
-        int aligned = box.x & -longest, of_line = (number - line * image.vectors) * 8;
-        unit.row = line < image.lines ? line * image.pitch_x : -1;
-        unit.pixel = aligned - box.x + of_line;
+        Place place(image, box, longest, number);
+        int n = divide(place.line, image.rows_multiplier, image.rows_shift);
 #pragma unroll
-        for (auto& of_channel : unit.values) {
+        for (auto& of_channel : unit) {
 #pragma unroll
             for (uint32_t& word : of_channel) word = 0;
         }
-        int y = box.y + (line - n * image.rows) * step_y, x = aligned + of_line;
+        int y = box.y + (place.line - n * image.rows) * step_y, x = box.x + place.pixel;
         int exist = box.channels - octet * 8;
-        if (unit.row < 0 || exist <= 0 || box.image + n >= image.batch ||
+        if (place.line >= image.lines || exist <= 0 || box.image + n >= image.batch ||
             unsigned(y) >= unsigned(image.height)) {
             return;
         }
@@ -111,23 +117,22 @@ struct Turning {
     TCONV_DEVICE static void turn(Unit& unit) {
         uint4 pixels[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) pixels[i] = turned_octet(unit.values, i);
+        for (int i = 0; i < 8; ++i) pixels[i] = turned_octet(unit, i);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            unit.values[i][0] = pixels[i].x;
-            unit.values[i][1] = pixels[i].y;
-            unit.values[i][2] = pixels[i].z;
-            unit.values[i][3] = pixels[i].w;
+            unit[i][0] = pixels[i].x;
+            unit[i][1] = pixels[i].y;
+            unit[i][2] = pixels[i].z;
+            unit[i][3] = pixels[i].w;
         }
     }
 
-    // Writes what a patch has of a unit that is turned. Its first position is pixel `first` of the
-    // run.
-    TCONV_DEVICE static void write(const Unit& unit, unsigned char* patch, int pitch_x, int octet,
-                                   int first) {
-        if (unit.row < 0) return;
+    // Writes what a patch has of a unit that is turned. The patch's first position is pixel `first`
+    // of the run.
+    TCONV_DEVICE static void write(const Unit& unit, const Place& place, unsigned char* patch,
+                                   int pitch_x, int octet, int first) {
         // The position and the phase of its first pixel, rounded down.
-        int pixel = unit.pixel - first, x = pixel / step_x, phase = pixel - x * step_x;
+        int pixel = place.pixel - first, x = pixel / step_x, phase = pixel - x * step_x;
         if (phase < 0) {
             phase += step_x;
             --x;
@@ -136,12 +141,11 @@ struct Turning {
         for (int i = 0; i < 8; ++i) {
             int behind = (i + step_x - 1) / step_x;  // positions, if this pixel is the patch's
             if (phase != behind * step_x - i || unsigned(x + behind) >= unsigned(pitch_x)) continue;
-            unsigned position = unit.row + x + behind;
+            unsigned position = place.line * pitch_x + x + behind;
             unsigned chunk =
                 line_bytes == 128 ? (octet ^ position) % 8 : (octet ^ position / 2) % 4;
-            const uint32_t(&values)[4] = unit.values[i];
             *reinterpret_cast<uint4*>(patch + position * line_bytes + chunk * 16) = {
-                values[0], values[1], values[2], values[3]};
+                unit[i][0], unit[i][1], unit[i][2], unit[i][3]};
         }
     }
 
@@ -163,12 +167,16 @@ struct Turning {
             if (waits) wait();
             waits = false;
 #pragma unroll
-            for (Unit& unit : loaded) {
+            for (int k = 0; k < units; ++k) {
                 // NOTE: once, before the patches: else the turned values live beside the others.
-                turn(unit);
+                turn(loaded[k]);
+                // NOTE: found again, as the loads leave no registers to remember it.
+                Place place(image, box, longest, ptx::opaque(number + k * abreast));
+                if (place.line >= image.lines) break;
 #pragma unroll 1
                 for (int i = 0; i < patches; ++i) {
-                    write(unit, patch_of(i), image.pitch_x, octet, step_x == 1 ? 0 : first_of(i));
+                    write(loaded[k], place, patch_of(i), image.pitch_x, octet,
+                          step_x == 1 ? 0 : first_of(i));
                 }
             }
             number += units * abreast;

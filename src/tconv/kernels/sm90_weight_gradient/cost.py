@@ -12,7 +12,7 @@ from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
 
-UNITS = 256
+UNITS = 128
 """Units of 8 channels and pixels that are turned at a time."""
 
 

@@ -108,8 +108,8 @@ TCONV_DEVICE void bring(const Fields& arguments, Shared& shared, unsigned char* 
 template <typename Fields>
 TCONV_DEVICE void turn_stages(const Fields& arguments, Shared& shared, unsigned char* memory) {
     using Element = Layer::Element;
-    using OfX = Turning<Layer::in_channels, 8, line_bytes, 1, 1>;
-    using OfY = Turning<Layer::out_channels, 8, line_bytes, Layer::step_y, Layer::step_x>;
+    using OfX = Turning<Layer::in_channels, 8, line_bytes, 1, 1, 1>;
+    using OfY = Turning<Layer::out_channels, 8, line_bytes, Layer::step_y, Layer::step_x, 1>;
     const TurnedImage image_x = {static_cast<const Element*>(arguments.x),
                                  arguments.x_stride_n,
                                  arguments.x_stride_c,
@@ -253,9 +253,11 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         // products that a branch may leave out (C7519).
 #pragma unroll
         for (int tap = 0; tap < consumer_taps; ++tap) {
+            // Turning leaves no registers for the sums of both.
+            int start = Layer::turned ? ptx::opaque(starts[tap]) : starts[tap];
 #pragma unroll
             for (int step = 0; step < steps; ++step) {
-                uint64_t b = ptx::advance(y, starts[tap] + of_step[step]);
+                uint64_t b = ptx::advance(y, start + of_step[step]);
                 if constexpr (Layer::bfloat) {
                     ptx::wgmma_m64k16_bf16<out_block, true>(sums[tap], a[step], b, true);
                 } else {
@@ -289,14 +291,14 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     int role = threadIdx.x / warpgroup;
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<Layer::turned ? 104 : 24>();
+        ptx::setmaxnreg_dec<Layer::turned ? 72 : 24>();
         if constexpr (Layer::turned) {
             turn_stages(arguments, shared, memory);
         } else {
             if (threadIdx.x == 0) bring(arguments, shared, memory);
         }
     } else {
-        ptx::setmaxnreg_inc<Layer::turned ? 200 : 240>();
+        ptx::setmaxnreg_inc<Layer::turned ? 216 : 240>();
         consume(arguments, shared, memory, role - 1);
     }
 }

@@ -29,5 +29,5 @@ class Tile:
 
 TILES = (
     *(Tile(128, 128), Tile(64, 160), Tile(64, 96)),
-    *(Tile(128, 128, turned=True), Tile(64, 96, turned=True)),
+    Tile(128, 128, turned=True),
 )
