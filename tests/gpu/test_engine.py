@@ -67,7 +67,7 @@ def served():
                     problem = problem_of(layer, family.DIRECTION, dtype, made)
                     able = [c for c in candidates(problem, target, (family,)) if not c.refusal]
                     every = dtype is torch.bfloat16 and made is torch.channels_last
-                    turned = [c for c in able[2:] if getattr(c.tile, "turned", False)]
+                    turned = [c for c in able[2:] if c.tile.turned]
                     few = able[:2] + (turned if dtype is torch.bfloat16 else turned[:1])
                     able = able if every else few
                     found[case, family.STEM, dtype, made] = able

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tconv
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
-from layer_cases import Case, by_taps, operands
+from layer_cases import Case, by_taps, off_by, operands
 from tconv.jit.target import Target
 from tconv.kernels import family as limits
 from tconv.kernels import sm90_forward, sm90_input_gradient
@@ -482,9 +482,7 @@ def test_turned_tiles_compile_likewise(direction, name):
     for chosen in every:
         assert_compiled_well(chosen)
     assert_compiled_well(
-        next(
-            c for c in served(dataclasses.replace(problem, wide_offsets=True)) if c.tile.turned
-        )
+        next(c for c in served(dataclasses.replace(problem, wide_offsets=True)) if c.tile.turned)
     )
 
 
@@ -652,21 +650,6 @@ def test_images_off_16_bytes_are_packed(direction):
     chosen = served(problem)[0]
     assert layout_of(chosen)
     assert_right(run(chosen, given), given)
-
-
-def off_by(values: Tensor, order: str, offset: int, gap: int) -> Tensor:
-    """The values in memory in `order` of n, c, h, w, with poison around and in gaps.
-
-    They start `offset` elements behind 16 bytes. Rows, or pixels where channels are adjacent, are
-    `gap` elements apart.
-    """
-    axes = ["nchw".index(axis) for axis in order]
-    sizes = [values.shape[axis] for axis in axes]
-    room = torch.full((math.prod(sizes[:3]) * (sizes[3] + gap) + 32,), math.nan, dtype=values.dtype)
-    first = -room.data_ptr() % 16 // 2 + offset
-    view = room[first:][: math.prod(sizes[:3]) * (sizes[3] + gap)]
-    view = view.view(*sizes[:3], sizes[3] + gap)[..., : sizes[3]]
-    return view.permute([axes.index(axis) for axis in range(4)]).copy_(values)
 
 
 # Sizes of images: rows and planes of 1, 2, 4 and 8 times an odd number of pixels, shorter and

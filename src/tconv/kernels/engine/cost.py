@@ -31,7 +31,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.turned:
         rows = laid.box[0] * (laid.box[1] + laid.reach[0])
         read = len(laid.runs) / len(laid.kinds) * laid.chunks * rows * laid.run_vectors * 8
-        width = (problem.width.size if laid.forward else problem.width.output_size)
+        width = problem.width.size if laid.forward else problem.width.output_size
         turning = read * laid.line_bytes / fit.turning
         turning *= (8 / math.gcd(8, width)) ** fit.short_vectors
         copied = max(copied, turning)

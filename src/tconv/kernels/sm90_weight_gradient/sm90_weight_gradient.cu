@@ -160,10 +160,9 @@ TCONV_DEVICE void turn_stages(const Fields& arguments, Shared& shared, unsigned 
         for (int run = entry(Layer::set_run, share.set); run < entry(Layer::set_run, share.set + 1);
              ++run) {
             int source = entry(Layer::run_source, run), x = entry(Layer::run_x, run);
-            TurnedBox of_y = {at.image, at.y * Layer::step_y + entry(Layer::run_y, run),
-                              at.x * Layer::step_x + x,
-                              share.group * Layer::out_channels + share.out,
-                              Layer::out_channels - share.out};
+            TurnedBox of_y = {
+                at.image, at.y * Layer::step_y + entry(Layer::run_y, run), at.x * Layer::step_x + x,
+                share.group * Layer::out_channels + share.out, Layer::out_channels - share.out};
             OfY::bring(
                 image_y, of_y, longest_y, entry(Layer::run_length, run), [] {},
                 [&](int i) { return to + (source + i - first) * arguments.patch_stride; },
