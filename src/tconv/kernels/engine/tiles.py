@@ -47,8 +47,8 @@ TILES = (
     *(Tile(columns, "image", positions_are_rows=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True) for columns in (256, 128, 64)),
     Tile(128, "row", positions_are_rows=True),
-    # NOTE: with a warpgroup more, ptxas has no registers for longer products: 224 columns are refused
-    # (C7602), 192 spill.
+    # NOTE: with a warpgroup more, ptxas has no registers for longer products: it refuses 224
+    # columns (C7602) and spills with 192.
     *(Tile(columns, "image", turned=True) for columns in (176, 128)),
     Tile(128, "tap", turned=True),
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
