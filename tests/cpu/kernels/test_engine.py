@@ -673,7 +673,7 @@ def test_the_packed_image_has_each_value_and_zeros_behind_the_channels(order, si
         problem = problem_of(given, aligned=offset == 0)
         chosen = next(filter(layout_of, served(problem)), None)
         if chosen is None:
-            assert "nhwc" in order and problem.source_aligned and channels // groups % 8 == 0
+            assert "nhwc" in order and problem.source_aligned and channels % 8 == 0
             continue
         launch = chosen.launches[0]
         packed = torch.full((chosen.packed,), math.nan)
@@ -695,7 +695,7 @@ def turned(given: Setting, target: Target = HOPPER) -> list:
 
 # Rows of 1, 2, 4 and 8 times an odd number of pixels, several tiles along each axis, and images of
 # which a tile has several; one channel, and more than two stages of them in groups; strides of 1 to
-# 8, phases without a tap, and taps that are dilated.
+# 5, phases without a tap, and taps that are dilated.
 SOURCES = {
     "forward": (
         Case(3, 1, 8, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
@@ -712,7 +712,7 @@ SOURCES = {
         Case(70, 8, 24, 1, (2, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
         Case(1, 70, 136, 1, (4, 12), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
         Case(1, 8, 8, 1, (5, 40), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
-        Case(2, 24, 24, 1, (6, 16), (8, 16), (4, 8), (2, 4)),
+        Case(2, 24, 24, 1, (6, 16), (4, 8), (2, 4), (1, 2)),
         Case(1, 8, 8, 1, (40, 16), (3, 3), (1, 1), (2, 2), (0, 0), (2, 2)),
     ),
 }
@@ -774,7 +774,7 @@ def test_what_is_not_finite_in_a_turned_source_reaches_its_readers_alone(directi
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_kernel_that_turns_serves_other_sizes(direction):
     case = SOURCES[direction][1]
-    like = problem_of(of_layout(direction, case, torch.float16, "contiguous"))
+    like = problem_of(of_layout(direction, case, torch.float16, "contiguous"), aligned=False)
     for turn, (batch, size) in enumerate(((1, (3, 4)), (2, (5, 33)), (4, (13, 12)))):
         case = dataclasses.replace(case, batch=batch, size=size)
         given = of_layout(direction, case, torch.float16, "contiguous")

@@ -43,7 +43,9 @@ TCONV_DEVICE void bring_patches(const Fields& arguments, Shared& shared) {
 template <typename Fields>
 TCONV_DEVICE void turn_patches(const Fields& arguments, Shared& shared) {
     constexpr int step_y = Layer::source_step_y, step_x = Layer::source_step_x;
-    using Turned = Turning<Layer::reduced, depth / 8, line_bytes, step_y, step_x>;
+    // Offsets of 64 bits leave no registers for two units.
+    constexpr int units = sizeof(Index) == 4 ? 2 : 1;
+    using Turned = Turning<Layer::reduced, depth / 8, line_bytes, step_y, step_x, units>;
     TurnedImage image = {static_cast<const Layer::Element*>(arguments.source),
                          arguments.source_stride_n,
                          arguments.source_stride_c,
@@ -63,7 +65,9 @@ TCONV_DEVICE void turn_patches(const Fields& arguments, Shared& shared) {
     CountedTurn turn;
     int longest = image.longest();
     // A tile's chunk, of the run that begins at place `i`.
-    auto bring = [&](const Position& at, int chunk, int i, int length) {
+    auto bring = [&](int tile, int chunk, int i, int length) {
+        // NOTE: found again for each run, as the loads leave no registers to remember it.
+        Position at(arguments, ptx::opaque(tile));
         int first_x = entry(Layer::run_x, i), first_channel = chunk * depth;
         int y = entry(Layer::stage_pixel_y, entry(Layer::kind_stages, i));
         TurnedBox box = {at.image, at.y * step_y + y, at.x * step_x + first_x,
@@ -99,7 +103,7 @@ TCONV_DEVICE void turn_patches(const Fields& arguments, Shared& shared) {
 #pragma unroll 1
             for (int i = at.first_stage(); i < end;) {
                 int length = entry(Layer::run_length, i);
-                bring(at, chunk, i, length);
+                bring(tile, chunk, i, length);
                 i += length;
             }
         }

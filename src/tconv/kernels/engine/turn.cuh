@@ -43,7 +43,7 @@ struct TurnedBox {
 
 // `channels`: of a group; `octets`: of a position that are written; `units`: of a thread at a time,
 // whose loads are under way together.
-template <int channels, int octets, int line_bytes, int step_y, int step_x, int units = 2>
+template <int channels, int octets, int line_bytes, int step_y, int step_x, int units>
 struct Turning {
     using Index = Layer::Index;
 
@@ -96,7 +96,7 @@ struct Turning {
             for (uint32_t& word : of_channel) word = 0;
         }
         int y = box.y + (place.line - n * image.rows) * step_y, x = box.x + place.pixel;
-        int exist = box.channels - octet * 8;
+        int exist = channels % (8 * octets) == 0 ? 8 : box.channels - octet * 8;
         if (place.line >= image.lines || exist <= 0 || box.image + n >= image.batch ||
             unsigned(y) >= unsigned(image.height)) {
             return;
@@ -155,8 +155,6 @@ struct Turning {
     TCONV_DEVICE static void bring(const TurnedImage& image, const TurnedBox& box, int longest,
                                    int patches, Wait wait, PatchOf patch_of, FirstOf first_of) {
         int thread = threadIdx.x % 128, octet = thread % octets, number = thread / octets;
-        int count = image.lines * image.vectors;
-        bool waits = true;
         // Also a thread without a unit waits: it may not promise the next stage before this one.
         do {
             Unit loaded[units];
@@ -164,8 +162,7 @@ struct Turning {
             for (int k = 0; k < units; ++k) {
                 load(image, box, longest, octet, number + k * abreast, loaded[k]);
             }
-            if (waits) wait();
-            waits = false;
+            if (number < abreast) wait();
 #pragma unroll
             for (int k = 0; k < units; ++k) {
                 // NOTE: once, before the patches: else the turned values live beside the others.
@@ -180,7 +177,7 @@ struct Turning {
                 }
             }
             number += units * abreast;
-        } while (number < count);
+        } while (number < image.lines * image.vectors);
     }
 };
 

@@ -290,14 +290,14 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     int role = threadIdx.x / warpgroup;
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<Layer::turned ? 72 : 24>();
+        ptx::setmaxnreg_dec<Layer::turned ? 88 : 24>();
         if constexpr (Layer::turned) {
             turn_stages(arguments, shared, memory);
         } else {
             if (threadIdx.x == 0) bring(arguments, shared, memory);
         }
     } else {
-        ptx::setmaxnreg_inc<Layer::turned ? 216 : 240>();
+        ptx::setmaxnreg_inc<Layer::turned ? 208 : 240>();
         consume(arguments, shared, memory, role - 1);
     }
 }
