@@ -7,6 +7,7 @@ Shared by the emulator's tests and the device's. The reference and the bounds ar
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -133,6 +134,21 @@ def random_cases(count: int, seed: int, channels: int = 12, size: int = 9) -> li
 def operands(case: Case, dtype: torch.dtype, layout: str, device: str, seed: int = 0) -> Operands:
     """Random tensors; "strided" ones are neither contiguous nor channels_last."""
     return package_reference.operands(case.layer, dtype, layout, device, seed)
+
+
+def off_by(values: Tensor, order: str, offset: int, gap: int) -> Tensor:
+    """The values in memory in `order` of n, c, h, w, with poison around and in gaps.
+
+    They start `offset` elements behind 16 bytes. Rows, or pixels where channels are adjacent, are
+    `gap` elements apart.
+    """
+    axes = ["nchw".index(axis) for axis in order]
+    sizes = [values.shape[axis] for axis in axes]
+    room = torch.full((math.prod(sizes[:3]) * (sizes[3] + gap) + 32,), math.nan, dtype=values.dtype)
+    first = -room.data_ptr() % 16 // 2 + offset
+    view = room[first:][: math.prod(sizes[:3]) * (sizes[3] + gap)]
+    view = view.view(*sizes[:3], sizes[3] + gap)[..., : sizes[3]]
+    return view.permute([axes.index(axis) for axis in range(4)]).copy_(values)
 
 
 def three_maps(case: Case, tensors: Operands) -> tuple[Tensor, Tensor, Tensor]:

@@ -57,7 +57,10 @@ def candidates_of(
     formats: Sequence[Formats],
     every: Callable[[torch.dtype, Formats], bool],
 ) -> Served:
-    """The candidates of each case, two where not `every`, their kernels compiled side by side."""
+    """The candidates of each case, their kernels compiled side by side.
+
+    Where not `every`, two and those that turn what they read.
+    """
     target, found, wanted = Target.for_device(0), {}, {}
     for case in cases:
         layer = Layer.parse(*case)
@@ -66,7 +69,8 @@ def candidates_of(
                 for made in formats:
                     problem = problem_of(layer, family.DIRECTION, dtype, made)
                     able = [c for c in candidates(problem, target, (family,)) if not c.refusal]
-                    able = able if every(dtype, made) else able[:2]
+                    if not every(dtype, made):
+                        able = able[:2] + [c for c in able[2:] if getattr(c.tile, "turned", False)]
                     found[case, family.STEM, dtype, made] = able
                     for candidate in able:
                         for source in make_plan(problem, target, candidate).sources:

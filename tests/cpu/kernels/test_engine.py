@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tconv
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
-from layer_cases import Case, by_taps, operands
+from layer_cases import Case, by_taps, off_by, operands
 from tconv.jit.target import Target
 from tconv.kernels import family as limits
 from tconv.kernels import sm90_forward, sm90_input_gradient
@@ -189,7 +189,8 @@ def test_the_cases_serve_every_tile(direction):
     found = {
         chosen.tile
         for case in CASES[direction]
-        for chosen in served(problem_of(setting(direction, case, torch.bfloat16)))
+        for made in LAYOUTS[:2]
+        for chosen in served(problem_of(of_layout(direction, case, torch.bfloat16, made)))
     }
     assert found == set(FAMILIES[direction].TILES)
 
@@ -594,10 +595,32 @@ def test_for_contiguous_tensors_it_compiles_likewise(direction, wide):
             assert_compiled_well(chosen)
 
 
+# Strides of 1, 2 and 4 along x; fewer channels than a stage, and more.
+TURNED = ("64 to 64, 3x3", "256 to 128, 3x3 s2", "24 to 24, 16x16 s4", "1024 to 512, 2x2 s2")
+
+
+@pytest.mark.parametrize(
+    ("direction", "name"), quick([(d, name) for d in DIRECTIONS for name in TURNED], 0, 5, 6)
+)
+def test_turned_tiles_compile_likewise(direction, name):
+    turn = TURNED.index(name)
+    problem = LAYERS[name].layer.problem(direction, ("bfloat16", "float16")[turn % 2], "contiguous")
+    every = [c for c in served(problem) if c.tile.turned]
+    assert every
+    for chosen in every:
+        assert_compiled_well(chosen)
+    assert_compiled_well(
+        next(c for c in served(dataclasses.replace(problem, wide_offsets=True)) if c.tile.turned)
+    )
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_layers_compile_every_tile(direction):
     found = {
-        chosen.tile for case in LAYERS.values() for chosen in served(of_shape(direction, case))
+        chosen.tile
+        for case in LAYERS.values()
+        for made in LAYOUTS[:2]
+        for chosen in served(case.layer.problem(direction, "bfloat16", made))
     }
     assert found == set(FAMILIES[direction].TILES)
 
@@ -644,6 +667,11 @@ def test_refusals(direction, changes, target, reason):
         ),
         (
             "forward",
+            Case(1, 16, 16, 1, (9, 9), (3, 3)),
+            "turns contiguous images, what it reads is channels_last",
+        ),
+        (
+            "forward",
             Case(1, 16, 16, 1, (9, 9), (2, 2), (2, 2)),
             "all taps have the same distance: nothing is gained by stages of several",
         ),
@@ -678,7 +706,7 @@ def test_more_tiles_than_a_grid_has_are_refused(direction):
     problem = of_shape(direction, dataclasses.replace(SMALL, batch=2**31 - 1, size=(64, 64)))
     refused = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
     assert all(
-        reason is not None and ("tiles are over 32 bits" in reason or "nothing" in reason)
+        reason is not None and any(part in reason for part in ("over 32 bits", "nothing", "turns"))
         for reason in refused
     )
     assert limits.MAX_GRID == 2**31 - 1
@@ -742,7 +770,7 @@ def layout_of(chosen) -> bool:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_packed_images_in_any_order_and_sanitized(direction):
     given = of_layout(direction, ODD[direction][1], torch.float16, "contiguous")
-    chosen = served(problem_of(given), few())[0]
+    chosen = next(filter(layout_of, served(problem_of(given), few())))
     first = run(chosen, given)
     assert_right(run(chosen, given, sanitize=True), given)
     for schedule in ("reverse", "random:1"):
@@ -759,21 +787,6 @@ def test_images_off_16_bytes_are_packed(direction):
     chosen = served(problem)[0]
     assert layout_of(chosen)
     assert_right(run(chosen, given), given)
-
-
-def off_by(values: Tensor, order: str, offset: int, gap: int) -> Tensor:
-    """The values in memory in `order` of n, c, h, w, with poison around and in gaps.
-
-    They start `offset` elements behind 16 bytes. Rows, or pixels where channels are adjacent, are
-    `gap` elements apart.
-    """
-    axes = ["nchw".index(axis) for axis in order]
-    sizes = [values.shape[axis] for axis in axes]
-    room = torch.full((math.prod(sizes[:3]) * (sizes[3] + gap) + 32,), math.nan, dtype=values.dtype)
-    first = -room.data_ptr() % 16 // 2 + offset
-    view = room[first:][: math.prod(sizes[:3]) * (sizes[3] + gap)]
-    view = view.view(*sizes[:3], sizes[3] + gap)[..., : sizes[3]]
-    return view.permute([axes.index(axis) for axis in range(4)]).copy_(values)
 
 
 # Sizes of images: rows and planes of 1, 2, 4 and 8 times an odd number of pixels, shorter and
@@ -795,8 +808,9 @@ def test_the_packed_image_has_each_value_and_zeros_behind_the_channels(order, si
         values = off_by(given.read, order.split()[0], offset, gap)
         given = given.with_read(values)
         problem = problem_of(given, aligned=offset == 0)
-        chosen = served(problem)[0]
-        if not layout_of(chosen):
+        chosen = next(filter(layout_of, served(problem)), None)
+        if chosen is None:
+            assert "nhwc" in order and problem.source_aligned and channels % 8 == 0
             continue
         launch = chosen.launches[0]
         packed = torch.full((chosen.packed,), math.nan)
@@ -809,6 +823,102 @@ def test_the_packed_image_has_each_value_and_zeros_behind_the_channels(order, si
         want[..., :channels] = values.permute(0, 2, 3, 1).reshape(batch, *size, groups, channels)
         image = packed.view(torch.bfloat16)[-want.numel() :].view(want.shape)
         assert torch.equal(image, want), f"{case} {offset=} {gap=}"
+
+
+def turned(given: Setting, target: Target = HOPPER) -> list:
+    """Plans of the tiles that serve and turn what they read."""
+    return [chosen for chosen in served(problem_of(given), target) if chosen.tile.turned]
+
+
+# Rows of 1, 2, 4 and 8 times an odd number of pixels, several tiles along each axis, and images of
+# which a tile has several; one channel, and more than two stages of them in groups; strides of 1 to
+# 5, phases without a tap, and taps that are dilated.
+SOURCES = {
+    "forward": (
+        Case(3, 1, 8, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
+        Case(2, 70, 72, 1, (9, 40), (3, 5), (1, 1), (0, 2)),
+        Case(1, 40, 16, 2, (7, 300), (2, 2), (2, 2)),
+        Case(70, 24, 8, 1, (2, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 136, 70, 1, (4, 12), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
+        Case(1, 8, 8, 1, (40, 16), (3, 3), (1, 1), (2, 2), (0, 0), (2, 2)),
+    ),
+    "input_gradient": (
+        Case(3, 8, 1, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
+        Case(2, 72, 70, 1, (9, 20), (4, 4), (2, 2), (1, 1)),
+        Case(1, 16, 40, 2, (7, 300), (2, 2), (2, 2)),
+        Case(70, 8, 24, 1, (2, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 70, 136, 1, (4, 12), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
+        Case(1, 8, 8, 1, (5, 40), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+        Case(2, 24, 24, 1, (6, 16), (4, 8), (2, 4), (1, 2)),
+        Case(1, 8, 8, 1, (40, 16), (3, 3), (1, 1), (2, 2), (0, 0), (2, 2)),
+    ),
+}
+READS = [(direction, case) for direction in DIRECTIONS for case in SOURCES[direction]]
+
+
+@pytest.mark.parametrize(("direction", "case"), READS, ids=str)
+def test_turned_sources_at_any_alignment(direction, case):
+    """Of dense rows and of rows with gaps, between NaN in memory."""
+    turn = READS.index((direction, case))
+    given = of_layout(direction, case, DTYPES[turn % 2], "contiguous")
+    want = given.want
+    for number, (offset, gap) in enumerate(((0, 0), (4, 0), (2, 4), (1, 0), (0, 8), (0, 3))):
+        other = given.with_read(off_by(given.read, "nchw", offset, gap))
+        every = turned(other, few())
+        chosen = every[(turn + number) % len(every)]
+        assert_right(run(chosen, other), other, want)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("direction", "case"), READS, ids=str)
+def test_every_turned_tile(direction, case):
+    turn = READS.index((direction, case))
+    given = of_layout(direction, case, DTYPES[1 - turn % 2], "contiguous")
+    want = given.want
+    for blocks in (1, 3):
+        for chosen in turned(given, few(blocks)):
+            assert_right(run(chosen, given, "random:1"), given, want)
+
+
+@pytest.mark.parametrize("place", (1, 4))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_turned_sources_in_any_order_and_sanitized(direction, place):
+    given = of_layout(direction, SOURCES[direction][place], torch.float16, "contiguous")
+    want = given.want
+    for chosen in turned(given, few())[place::4]:
+        first = run(chosen, given, sanitize=True)
+        assert_right(first, given, want)
+        for schedule in ("reverse", "random:1", "random:2"):
+            assert same_bits(run(chosen, given, schedule), first)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_is_not_finite_in_a_turned_source_reaches_its_readers_alone(direction):
+    for case in EDGES:
+        given = of_layout(direction, case, torch.bfloat16, "contiguous")
+        values = given.read.clone()
+        values[-1, -1, -1, -1] = -math.inf
+        values[0, 3, 1, 0] = math.nan
+        given = given.with_read(values)
+        want = by_taps(case, given.t.x, given.t.w, given.bias, given.t.grad_output)
+        for chosen in turned(given)[::3]:
+            out = run(chosen, given)
+            made = want[DIRECTIONS.index(direction)]
+            assert not made.isfinite().all()
+            assert torch.equal(out.isfinite(), made.isfinite()), str(chosen)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_kernel_that_turns_serves_other_sizes(direction):
+    case = SOURCES[direction][1]
+    like = problem_of(of_layout(direction, case, torch.float16, "contiguous"), aligned=False)
+    for turn, (batch, size) in enumerate(((1, (3, 4)), (2, (5, 33)), (4, (13, 12)))):
+        case = dataclasses.replace(case, batch=batch, size=size)
+        given = of_layout(direction, case, torch.float16, "contiguous")
+        want = given.want
+        problem = dataclasses.replace(problem_of(given), like=like)
+        for chosen in [c for c in served(problem) if c.tile.turned][turn::4]:
+            assert_right(run(chosen, given), given, want)
 
 
 # Widths of results of 1, 2, 4 and 8 times an odd number, in one tile and in several; of a stride of

@@ -12,6 +12,9 @@ from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
 
+UNITS = 256
+"""Units of 8 channels and pixels that a block turns at a time."""
+
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel, and of the host where there are two launches."""
@@ -29,6 +32,13 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     weights = 0 if laid.resident else slots * laid.weight_bytes
     stages *= laid.patch_loads(target)
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
+    if tile.turned:
+        rows = laid.box[0] * (laid.box[1] + laid.reach[0])
+        units = rows * laid.run_vectors * laid.depth // 8
+        width = problem.width.size if laid.forward else problem.width.output_size
+        turning = len(laid.runs) / len(laid.kinds) * laid.chunks * -(-units // UNITS)
+        turning *= fit.turning * (8 / math.gcd(8, width)) ** fit.short_vectors
+        copied = max(copied, turning)
     patch_stages = max(1, laid.rings(target)[0])
     products += fit.step * slots
     # From one turn of the ring to the next, a stage is copied and multiplied.

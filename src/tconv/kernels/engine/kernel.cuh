@@ -1,8 +1,9 @@
 // An engine kernel: the roles of a block's warps.
 //
-//   warp 0            bring: patches
+//   warp 0            bring: patches by tensor maps
 //   warps 1, 2        weights of each consumer, or of both
 //   warpgroups 1, 2   consumers: multiply, then store
+//   warpgroup 3       bring: patches of a source that is turned
 //
 // The second consumer starts `lead` slots after the first: in step both would wait and write at
 // the same time.
@@ -26,7 +27,14 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
     if (consumer == 0 && until_lead >= 0) hand_back(&shared.leading);
 }
 
-TCONV_DEVICE void run(const Arguments& arguments, unsigned char* memory) {
+// Registers of a thread. With a warpgroup more, 128 on the average, else 168.
+constexpr int bringing_registers = Layer::turned ? 24 : 40;
+constexpr int turning_registers = 104;
+constexpr int consuming_registers = Layer::turned ? 192 : 232;
+
+// A template, so that only one of both ways to bring is compiled.
+template <typename Fields>
+TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     prefetch_maps(arguments);
     init_barriers(arguments, shared);
@@ -35,14 +43,21 @@ TCONV_DEVICE void run(const Arguments& arguments, unsigned char* memory) {
     int role = threadIdx.x / warpgroup;
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<40>();
+        ptx::setmaxnreg_dec<bringing_registers>();
         int warp = threadIdx.x / 32;
-        if (threadIdx.x % 32 == 0 && warp == 0) bring_patches(arguments, shared);
+        if constexpr (!Layer::turned) {
+            if (threadIdx.x % 32 == 0 && warp == 0) bring_patches(arguments, shared);
+        }
         if (threadIdx.x % 32 == 0 && warp >= 1 && warp <= weight_rings) {
             bring_weights(arguments, shared, warp - 1);
         }
+    } else if (Layer::turned && role > consumers) {
+        if constexpr (Layer::turned) {
+            ptx::setmaxnreg_dec<turning_registers>();
+            turn_patches(arguments, shared);
+        }
     } else {
-        ptx::setmaxnreg_inc<232>();
+        ptx::setmaxnreg_inc<consuming_registers>();
         consume(arguments, shared, role - 1);
     }
 }

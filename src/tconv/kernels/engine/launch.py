@@ -100,6 +100,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("maps_weights", laid.maps_weights),
             ("rows_adjacent", laid.rows_adjacent),
             ("weight_line", laid.weight_line),
+            ("turned", laid.tile.turned),
             ("vector", laid.vector),
             ("unfolds", laid.unfolds),
             ("piece_bytes", laid.piece_bytes),
@@ -120,6 +121,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("stage_x", tuple(stage.x for stage in laid.stages)),
             ("kind_begin", tuple(itertools.accumulate((0, *map(len, kinds))))),
             ("kind_stages", tuple(stage for kind in kinds for stage in kind) or (0,)),
+            *_turning(laid),
             ("slots", max(1, len(slots))),
             (
                 "slot_number",
@@ -133,7 +135,22 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
         ),
         shared_bytes=laid.shared_bytes,
-        threads=THREADS,
+        threads=THREADS + 128 * laid.tile.turned,
+    )
+
+
+def _turning(laid: Layout) -> tuple[tuple[str, Constant], ...]:
+    """What turning knows of the stages, in the order of the kinds."""
+    pixels = laid.stage_pixels
+    lengths = [len(run) if i == 0 else 0 for run in laid.runs for i in range(len(run))]
+    firsts = [min(pixels[stage][1] for stage in run) for run in laid.runs for _ in run]
+    return (
+        ("source_step_y", laid.source_step[0]),
+        ("source_step_x", laid.source_step[1]),
+        ("stage_pixel_y", tuple(y for y, _ in pixels)),
+        ("stage_pixel_x", tuple(x for _, x in pixels)),
+        ("run_length", tuple(lengths) or (1,)),
+        ("run_x", tuple(firsts) or (0,)),
     )
 
 
@@ -220,7 +237,18 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     box_n, box_y, box_x = laid.box
     pitch, pitch_x = hopper.division(laid.pitch), hopper.division(laid.pitch_x)
     return {
-        **{f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))},
+        **(
+            turned_image(
+                problem,
+                "source",
+                read,
+                laid.box[0] * (box_y + laid.reach[0]),
+                box_y + laid.reach[0],
+                laid.run_vectors,
+            )
+            if laid.tile.turned
+            else {f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))}
+        ),
         **({"weights": _weight_map(laid)} if laid.maps_weights else {"packed": Address("packed")}),
         "bias": Address("bias"),
         "destination": Address(made),
@@ -253,11 +281,40 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     }
 
 
+def turned_image(
+    problem: Problem, prefix: str, operand: Operand, lines: int, rows: int, vectors: int
+) -> dict[str, Argument]:
+    """The fields of an image that a kernel turns.
+
+    Args:
+        problem: the call's.
+        prefix: of the fields' names.
+        operand: "x" or "y".
+        lines, rows: of a patch, and of each of its images.
+        vectors: of 8 pixels, that are read of a row.
+    """
+    shape = problem.x_shape if operand == "x" else problem.y_shape
+    of_rows, of_vectors = hopper.division(rows), hopper.division(vectors)
+    return {
+        prefix: Address(operand),
+        **strides(prefix, "n c h w", operand),
+        f"{prefix}_height": shape[2],
+        f"{prefix}_width": shape[3],
+        f"{prefix}_lines": lines,
+        f"{prefix}_rows": rows,
+        f"{prefix}_rows_multiplier": of_rows[0],
+        f"{prefix}_rows_shift": of_rows[1],
+        f"{prefix}_vectors": vectors,
+        f"{prefix}_vectors_multiplier": of_vectors[0],
+        f"{prefix}_vectors_shift": of_vectors[1],
+    }
+
+
 def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
     """A view of what is read: channels, columns, rows, images, groups."""
     problem = laid.problem
     view_y, view_x = laid.sources[source]
-    step = (1, 1) if laid.forward else (problem.height.stride, problem.width.stride)
+    step = laid.source_step
     box_n, box_y, _ = laid.box
     packed = _image_offset(laid) if laid.packs_image else None
     return image_map(

@@ -632,7 +632,60 @@ class Layout:
     @property
     def packs_image(self) -> bool:
         """Whether what is read is packed first, as no tensor map can describe it."""
+        if self.tile.turned:
+            return False
         return self.folds or packs(self.problem, self.reduced, self.read_layout)
+
+    @property
+    def source_step(self) -> tuple[int, int]:
+        """Pixels from one position of a source to the next, in y and x."""
+        problem = self.problem
+        return (1, 1) if self.forward else (problem.height.stride, problem.width.stride)
+
+    @functools.cached_property
+    def stage_pixels(self) -> tuple[tuple[int, int], ...]:
+        """Of each stage the pixel of its first position, in y and x, for a tile at (0, 0)."""
+        step_y, step_x = self.source_step
+        views = (self.sources[stage.source] for stage in self.stages)
+        return tuple(
+            (y.first + step_y * stage.y, x.first + step_x * stage.x)
+            for stage, (y, x) in zip(self.stages, views, strict=True)
+        )
+
+    @functools.cached_property
+    def runs(self) -> tuple[tuple[int, ...], ...]:
+        """Runs of all kinds: neighbouring stages of the same rows, of other phases along x."""
+        step = self.source_step[1]
+        runs: list[list[int]] = []
+        for kind in self.kinds:
+            first = len(runs)
+            for stage in kind:
+                y, x = self.stage_pixels[stage]
+                run = runs[-1] if len(runs) > first else []
+                phases = {self.stage_pixels[other][1] % step for other in run}
+                if run and y == self.stage_pixels[run[0]][0] and x % step not in phases:
+                    run.append(stage)
+                else:
+                    runs.append([stage])
+        return tuple(map(tuple, runs))
+
+    @property
+    def longest_run(self) -> int:
+        """Most stages that are filled together."""
+        return max(map(len, self.runs), default=1)
+
+    @property
+    def run_vectors(self) -> int:
+        """Vectors of 8 pixels that are read of a row, which may begin within the first."""
+        step = self.source_step[1]
+        # What the first pixels of all tiles have in common as a factor.
+        common = math.gcd(8, step * self.box[2]) if self.tile_counts[2] > 1 else 8
+        most = 1
+        for run in self.runs:
+            columns = [self.stage_pixels[stage][1] for stage in run]
+            before = 8 - common + min(columns) % common
+            most = max(most, before + max(columns) - min(columns) + step * (self.pitch_x - 1) + 1)
+        return -(-most // 8)
 
     @property
     def image_elements(self) -> int:
@@ -720,7 +773,9 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
     laid = layout(problem, tile)
-    if not laid.forward and len(laid.sources) > MOST_SOURCES:
+    if tile.turned and laid.read_layout != "contiguous":
+        return f"turns contiguous images, what it reads is {laid.read_layout}"
+    if not laid.forward and not tile.turned and len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
     numbers = len(laid.stages) * laid.tile_results
     if numbers > laid.line_bytes:
@@ -734,6 +789,9 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"{laid.positions} positions and the reach {laid.reach} do not fit a tensor copy"
     if laid.rings(target)[0] < 2:
         return f"two stages of {laid.stage_bytes} bytes do not fit {target.arch} beside the weights"
+    if tile.turned and laid.rings(target)[0] <= laid.longest_run:
+        # The stage before is handed back when a product of the next is issued.
+        return f"fills {laid.longest_run} stages beside one in use, {laid.rings(target)[0]} fit"
     if laid.tiles > family.MAX_GRID:
         return f"{laid.tiles} tiles are over 32 bits"
     return None

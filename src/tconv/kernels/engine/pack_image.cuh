@@ -48,6 +48,19 @@ TCONV_DEVICE void load_neighbours(const void* from, uint32_t* words) {
     }
 }
 
+// A pixel's 8 channels, of words of pixels of each.
+template <int words>
+TCONV_DEVICE uint4 turned_octet(const uint32_t (&values)[8][words], int pixel) {
+    uint32_t of[4];
+    unsigned halves = pixel % 2 == 0 ? 0x5410 : 0x7632;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        of[pair] =
+            __byte_perm(values[2 * pair][pixel / 2], values[2 * pair + 1][pixel / 2], halves);
+    }
+    return {of[0], of[1], of[2], of[3]};
+}
+
 // Of `channels` channels of a group; `channels_last`: whether they are adjacent in the source.
 template <int channels, bool channels_last>
 struct ImagePacking {
@@ -172,14 +185,7 @@ struct ImagePacking {
         if constexpr (channels_last) {
             return {values[0][0], values[1][0], values[2][0], values[3][0]};
         } else {
-            uint32_t of[4];
-            unsigned halves = pixel % 2 == 0 ? 0x5410 : 0x7632;
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {
-                of[pair] = __byte_perm(values[2 * pair][pixel / 2], values[2 * pair + 1][pixel / 2],
-                                       halves);
-            }
-            return {of[0], of[1], of[2], of[3]};
+            return turned_octet(values, pixel);
         }
     }
 };

@@ -133,9 +133,9 @@ struct Position {
     TCONV_DEVICE int end_stage() const { return entry(Layer::kind_begin, row_set % kinds + 1); }
 };
 
-// Hands a stage back. Called by each warp whose products have read it.
-TCONV_DEVICE void hand_back(uint64_t* empty) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+// Hands a stage back, or on. Called by each warp that has read or written it.
+TCONV_DEVICE void hand_back(uint64_t* barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 // Each thread those of some stages: one after the other, they take as long as a stage's copy.
@@ -143,7 +143,7 @@ TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {
     constexpr int warps = warpgroup / 32;
     int first = threadIdx.x;
     for (int stage = first; stage < arguments.patch_stages; stage += Layer::threads) {
-        ptx::mbarrier_init(&shared.patches_full[stage], 1);
+        ptx::mbarrier_init(&shared.patches_full[stage], Layer::turned ? warps : 1);
         ptx::mbarrier_init(&shared.patches_empty[stage], consumers * warps);
     }
     for (int ring = 0; ring < weight_rings; ++ring) {

@@ -25,19 +25,22 @@ class Tile:
             tile all results for which there are registers. Otherwise 64 channels are the rows,
             other ones for each consumer, and positions the columns.
         folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
+        turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
+            packed first.
     """
 
     columns: int
     reach: Reach = "image"
     positions_are_rows: bool = False
     folded: bool = False
+    turned: bool = False
 
     def __str__(self) -> str:
         """Positions of a block, where channels are the columns; else rows x positions."""
-        folded = "/folded" if self.folded else ""
-        if self.positions_are_rows:
-            return f"{CONSUMERS * self.columns}/{self.reach}{folded}"
-        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}/{self.reach}{folded}"
+        rows = "" if self.positions_are_rows else f"{CONSUMERS * GROUP_ROWS}x"
+        columns = (CONSUMERS if self.positions_are_rows else 1) * self.columns
+        way = "/folded" if self.folded else "/turned" if self.turned else ""
+        return f"{rows}{columns}/{self.reach}{way}"
 
 
 TILES = (
@@ -51,4 +54,10 @@ TILES = (
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
     *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
+    # NOTE: with a warpgroup more, ptxas has no registers for longer products: it refuses 224
+    # columns (C7602) and spills with 168.
+    *(Tile(columns, "image", turned=True) for columns in (160, 128)),
+    Tile(128, "tap", turned=True),
+    *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
+    *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )
