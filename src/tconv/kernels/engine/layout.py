@@ -775,6 +775,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if tile.turned and laid.read_layout != "contiguous":
         return f"turns contiguous images, what it reads is {laid.read_layout}"
+    if tile.turned and tile.columns == 256 and laid.forward and problem.width.stride > 1:
+        return "with a warpgroup that turns, phases of 512 positions would spill registers"
     if not laid.forward and not tile.turned and len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
     numbers = len(laid.stages) * laid.tile_results
