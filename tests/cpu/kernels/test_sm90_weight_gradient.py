@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
-from layer_cases import Case, by_taps, off_by, operands
+from layer_cases import Case, by_taps, operands
 from tconv.jit.target import Target
 from tconv.kernels import sm90_weight_gradient as family
 from tconv.kernels.engine.layout import MOST_SOURCES
@@ -95,45 +95,11 @@ def test_every_tile_that_serves(case, dtype, layout):
 
 
 def test_the_cases_serve_every_tile():
-    found = {
-        chosen.tile
-        for case in CASES[:2]
-        for made in LAYOUTS[:2]
-        for chosen in plans(
-            problem_of(case, operands(case, torch.bfloat16, made, "cpu")), family.STEM
-        )
-    }
+    found = set()
+    for case in CASES[:2]:
+        t = operands(case, torch.bfloat16, "channels_last", "cpu")
+        found |= {p.tile for p in plans(problem_of(case, t), family.STEM)}
     assert found == set(family.TILES)
-
-
-# Rows of 1, 2, 4 and 8 times an odd number of pixels, in several boxes; strides of 1, 2, 3 and 8;
-# channels of more than a block, and in groups.
-SOURCES = (
-    Case(3, 70, 3, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
-    Case(2, 72, 70, 1, (9, 20), (4, 4), (2, 2), (1, 1)),
-    Case(1, 40, 16, 2, (7, 40), (2, 2), (2, 2)),
-    Case(1, 24, 24, 1, (3, 12), (8, 16), (4, 8), (2, 4)),
-    Case(2, 8, 136, 1, (4, 12), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
-)
-
-
-@pytest.mark.parametrize("case", SOURCES, ids=str)
-def test_turned_images_at_any_alignment(case):
-    """Of dense rows and of rows with gaps, between NaN in memory."""
-    turn = SOURCES.index(case)
-    dense = operands(case, DTYPES[turn % 2], "contiguous", "cpu")
-    want = expected(case.layer, dense)[2]
-    for of_x, of_y in (((0, 0), (0, 0)), ((4, 0), (1, 4)), ((1, 0), (2, 0)), ((0, 3), (0, 8))):
-        t = dataclasses.replace(
-            dense,
-            x=off_by(dense.x, "nchw", *of_x),
-            grad_output=off_by(dense.grad_output, "nchw", *of_y),
-        )
-        every = [p for p in plans(problem_of(case, t), family.STEM, few()) if p.tile.turned]
-        assert every
-        for chosen in every:
-            wrong = want.why_wrong(run(chosen, t))
-            assert wrong is None, f"{case} {chosen}: {wrong}"
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
@@ -164,7 +130,6 @@ def test_images_are_packed_where_no_tensor_map_describes_them():
         t = operands(case, torch.bfloat16, of_layout, "cpu")
         laid = layout(problem_of(case, t), family.TILES[0])
         assert tuple(at is not None for at in laid.packed[:2]) == packed
-        assert layout(problem_of(case, t), family.TILES[-1]).packed == (None, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +153,6 @@ def test_refusals(changes, target, reason):
         (Case(1, 16, 16, 1, (4, 4), (5, 5), (5, 5)), f"has {MOST_SOURCES} tensor maps"),
         (Case(1, 16, 16, 1, (9, 9), (1, 300)), "do not fit a tensor copy"),
         (Case(1, 16, 16, 1, (9, 9), (60, 60)), "two stages of"),
-        (CASES[0], "turns contiguous images, x is channels_last and y channels_last"),
         (Case(1, 8, 8, 1, (1, 1), (3, 3), (4, 4), (1, 0), (1, 0)), "some taps meet no output"),
         (Case(1, 8, 8), "there is one phase, nothing to fold"),
         (Case(1, 8, 8, 1, (4, 4), (3, 4), (2, 2)), "not 3 with stride 2 and dilation 1"),
@@ -229,8 +193,6 @@ def test_the_packing_counts_its_units_without_wrapping(y_layout):
             beyond = packing.grid * packing.source.threads * 4  # where a thread looks next
             assert index == "long long" or units + beyond < 2**32
             assert index == "int" or units > 2**30, "64 bits take longer"
-
-
 def test_folded_tiles_serve_layers_each_of_whose_taps_meets_an_output():
     # Of the taps of phase 0 none does, but those of phase 1 at the same distance.
     case = Case(1, 8, 8, 1, (2, 2), (4, 4), (2, 2), (3, 0), (1, 0))

@@ -6,7 +6,7 @@ import math
 
 from tconv.jit.target import Target
 from tconv.kernels import costs, family
-from tconv.kernels.engine.layout import layout
+from tconv.kernels.engine.layout import Layout, layout
 from tconv.kernels.engine.tiles import CONSUMERS, Tile
 from tconv.problem import Problem
 
@@ -59,6 +59,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     waves = -(-laid.tiles // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
     modelled = math.hypot(waves * of_tile / fit.clock, laid.call.bytes / (fit.memory * 1e12))
+    modelled *= _longer(laid, tile)
     modelled += fit.launch * 1e-6
     if laid.maps_weights:
         return modelled
@@ -67,3 +68,15 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     rate = fit.fold_images if laid.folds else fit.pack_images
     packing += 4 * laid.image_elements / (rate * 1e12)
     return family.with_host(modelled + packing + fit.pack_launch * 1e-6)
+
+
+def _longer(laid: Layout, tile: Tile) -> float:
+    """How much longer kinds of tiles were measured to take than their parts say."""
+    fit = _COSTS
+    if tile.turned:
+        spread = laid.forward and laid.problem.width.stride > 1 and tile.reach == "image"
+        return fit.turned_phases if spread else fit.turned_tile
+    if laid.unfolds:
+        return fit.unfolded_groups if laid.problem.groups > 1 else fit.unfolded_tile
+    few_positions = tile.positions_are_rows and tile.columns < 256 and laid.group_rows > 32
+    return fit.few_positions if few_positions else 1.0

@@ -12,9 +12,6 @@ from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
 
-UNITS = 128
-"""Units of 8 channels and pixels that are turned at a time."""
-
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of the kernel, and of adding its partial sums."""
@@ -23,20 +20,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     splits = laid.splits(target)
     # Both consumers: 64 channels of 16 positions with the block's take a quarter cycle each.
     products = 2 * laid.consumer_taps * tile.positions / 16 * laid.out_block / 2 * fit.product
-    if tile.turned:
-        n, y, x = laid.box
-        runs = max(map(len, laid.runs))
-        # Units, of which the threads take `UNITS` at a time.
-        patches = ((problem.width.size, n * y * x), *[(problem.width.output_size, 0)] * runs)
-        of_y = n * laid.pitch[0] * laid.run_vectors * 8
-        copied = sum(
-            -(-(units or of_y) // UNITS) * (8 / math.gcd(8, width)) ** fit.short_vectors
-            for width, units in patches
-        )
-        copied *= fit.turning
-    else:
-        copied = laid.stage_bytes / fit.rate
-    of_box = max(products, copied) + fit.box
+    of_box = max(products, laid.stage_bytes / fit.rate) + fit.box
     waves = -(-laid.units * splits // target.multiprocessors)
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
     memory = problem.bytes / (fit.memory * 1e12)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.engine import fold
-from tconv.kernels.engine.launch import image_map, turned_image
+from tconv.kernels.engine.launch import image_map
 from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, MOST_STAGES, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
-from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
+from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.problem import Problem
 
 STEM = "sm90_weight_gradient"
@@ -27,8 +25,15 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     splits = laid.splits(target)
     n, y, x = laid.box
     pitch_y, pitch_x = laid.pitch
+    whole = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        **(_turned(laid) if tile.turned else _maps(laid)),
+        "x": image_map(problem, "x", whole, (1, 1), _box(n, y, x), laid.packed[0]),
+        **{
+            f"y_{i}": image_map(
+                problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
+            )
+            for i, views in enumerate(laid.sources)
+        },
         "partial": Address("partial"),
         "boxes": laid.boxes,
         "boxes_y": laid.counts[1],
@@ -46,12 +51,10 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stages": laid.stages(target),
         "splits": splits,
     }
-    index = family.index_type(problem, problem.in_channels * _columns(problem))
     source = KernelSource(
         stem=STEM,
         constants=(
-            ("Index", index),
-            ("Element", problem.dtype),
+            ("Index", family.index_type(problem, problem.in_channels * _columns(problem))),
             ("bfloat", problem.dtype == "bfloat16"),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
@@ -73,17 +76,14 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("tap_y", tuple(tap.y for tap in laid.taps)),
             ("tap_x", tuple(tap.x for tap in laid.taps)),
             ("tap_index", tuple(tap.weight for tap in laid.taps)),
-            *_turning(laid),
         ),
         arguments=tuple(
             (
                 name,
                 TENSOR_MAP
                 if isinstance(argument, TensorMap)
-                else ("void*" if name == "partial" else "const void*")
+                else "void*"
                 if isinstance(argument, Address)
-                else index
-                if isinstance(argument, Stride)
                 else "int",
             )
             for name, argument in arguments.items()
@@ -95,48 +95,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "kernel", source, laid.units * splits, arguments, splits=splits, taps_first=True
     )
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
-
-
-def _maps(laid: Layout) -> dict[str, Argument]:
-    """Tensor maps of x, and of the phases of y."""
-    problem = laid.problem
-    whole = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
-    of_y = _box(laid.box[0], *laid.pitch)
-    return {
-        "x": image_map(problem, "x", whole, (1, 1), _box(*laid.box), laid.packed[0]),
-        **{
-            f"y_{i}": image_map(problem, "y", views, _strides(problem), of_y, laid.packed[1])
-            for i, views in enumerate(laid.sources)
-        },
-    }
-
-
-def _turned(laid: Layout) -> dict[str, Argument]:
-    """The images that the kernel turns."""
-    n, y, x = laid.box
-    pitch_y = laid.pitch[0]
-    return {
-        **turned_image(laid.problem, "x", "x", n * y, y, x // 8),
-        **turned_image(laid.problem, "y", "y", n * pitch_y, pitch_y, laid.run_vectors),
-        "batch": laid.problem.batch,
-    }
-
-
-def _turning(laid: Layout) -> tuple[tuple[str, Constant], ...]:
-    """What turning knows of the sources: runs of all sets."""
-    pixels = laid.source_pixels or ((0, 0),)
-    runs = [run for of_set in laid.runs for run in of_set]
-    return (
-        ("turned", laid.tile.turned),
-        ("step_y", laid.problem.height.stride),
-        ("step_x", laid.problem.width.stride),
-        ("source_pixel_x", tuple(x for _, x in pixels)),
-        ("set_run", tuple(itertools.accumulate(map(len, laid.runs), initial=0))),
-        ("run_source", tuple(run.start for run in runs)),
-        ("run_length", tuple(map(len, runs))),
-        ("run_y", tuple(pixels[run.start][0] for run in runs)),
-        ("run_x", tuple(min(pixels[source][1] for source in run) for run in runs)),
-    )
 
 
 def _box(n: int, y: int, x: int) -> tuple[int, ...]:

@@ -168,36 +168,6 @@ class Layout:
             found.append(range(min(of_set), max(of_set) + 1))
         return tuple(found)
 
-    @property
-    def source_pixels(self) -> tuple[tuple[int, int], ...]:
-        """Of each source the pixel where its patch begins, in y and x, for a box at (0, 0)."""
-        height, width = self.problem.height, self.problem.width
-        return tuple(
-            (view_y.first + height.stride * y, view_x.first + width.stride * x)
-            for (view_y, view_x), (y, x) in zip(self.sources, self.origins, strict=True)
-        )
-
-    @functools.cached_property
-    def runs(self) -> tuple[tuple[range, ...], ...]:
-        """Runs of each set: neighbouring sources of the same rows, phases along x."""
-        rows = [y for y, _ in self.source_pixels]
-        found = []
-        for sources in self.set_sources:
-            begins = [i for i in sources if i == sources.start or rows[i] != rows[i - 1]]
-            found.append(tuple(map(range, begins, [*begins[1:], sources.stop])))
-        return tuple(found)
-
-    @property
-    def run_vectors(self) -> int:
-        """Vectors of 8 pixels that are read of a row, which may begin within the first."""
-        step, most = self.problem.width.stride, 1
-        for run in (run for of_set in self.runs for run in of_set):
-            # Boxes begin at multiples of 8.
-            columns = [self.source_pixels[source][1] for source in run]
-            apart = max(columns) - min(columns)
-            most = max(most, min(columns) % 8 + apart + step * (self.pitch[1] - 1) + 1)
-        return -(-most // 8)
-
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
         """Images, rows and columns of a box: the one of which the fewest are needed."""
@@ -271,7 +241,7 @@ class Layout:
             (problem.x_shape, problem.in_channels_per_group, problem.x_layout, False),
             (problem.y_shape, problem.out_channels_per_group, problem.y_layout, self.tile.folded),
         ):
-            is_packed = not self.tile.turned and (folds or packs(problem, channels, of_image))
+            is_packed = folds or packs(problem, channels, of_image)
             found.append(end if is_packed else None)
             end += 2 * packed_values(shape, problem.groups) if is_packed else 0
         return found[0], found[1], end
@@ -306,9 +276,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if len(Layout(problem, tile, problem).taps) < problem.taps:
         return "some taps meet no output, and their gradient of zero is written by nobody"
-    if tile.turned and (problem.x_layout, problem.y_layout) != ("contiguous", "contiguous"):
-        return f"turns contiguous images, x is {problem.x_layout} and y {problem.y_layout}"
-    if len(laid.sources) > MOST_SOURCES and not tile.turned:
+    if len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
     if laid.box == (0, 0, 0):
         return f"{tile.positions} positions and the reach {laid.reach} do not fit a tensor copy"

@@ -8,8 +8,7 @@
 // memory, where a tap is a start address. Eight positions in a row follow each other in both, so a
 // product of 16 takes two such groups of y, wherever the second lies.
 //
-//   warp 0            bring: stages by tensor maps; or all of warpgroup 0, which turns images that
-//                     are contiguous
+//   warp 0            bring: stages
 //   warpgroups 1, 2   consumers: each has taps of its own
 //
 // A block has channels, taps and a share of the boxes, and writes its sums as float32.
@@ -17,7 +16,6 @@
 #include <common/counted_ring.cuh>
 #include <common/element.cuh>
 #include <engine/fold.cuh>
-#include <engine/turn.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/mbarrier.cuh>
@@ -64,22 +62,7 @@ struct Share {
     }
 };
 
-// The first image and position of a box.
-struct Box {
-    int image, y, x;
-
-    TCONV_DEVICE Box(const Arguments& arguments, int box) {
-        int rest = box / arguments.boxes_x;
-        x = (box - rest * arguments.boxes_x) * arguments.box_x;
-        image = rest / arguments.boxes_y;
-        y = (rest - image * arguments.boxes_y) * arguments.box_y;
-        image *= arguments.box_n;
-    }
-};
-
-// Templates, as each has its fields only where it is used.
-template <typename Fields>
-TCONV_DEVICE void bring(const Fields& arguments, Shared& shared, unsigned char* memory) {
+TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned char* memory) {
     Share share;
     CountedTurn turn;
     ptx::griddepcontrol_wait();  // the packing may still run
@@ -87,91 +70,25 @@ TCONV_DEVICE void bring(const Fields& arguments, Shared& shared, unsigned char* 
     int first = entry(Layer::set_source, share.set);
     int count = entry(Layer::set_sources, share.set);
     for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
-        Box at(arguments, box);
+        int rest = box / arguments.boxes_x;
+        int x = (box - rest * arguments.boxes_x) * arguments.box_x;
+        int image = rest / arguments.boxes_y;
+        int y = (rest - image * arguments.boxes_y) * arguments.box_y;
+        image *= arguments.box_n;
         uint64_t* full = &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
         ptx::mbarrier_arrive_expect_tx(
             full, Layer::positions * line_bytes + count * arguments.patch_bytes);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
-        ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, at.x, at.y,
-                                                      at.image, share.group, full);
+        ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
+                                                      share.group, full);
         to += Layer::positions * line_bytes;
         for (int source = first; source < first + count; ++source) {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, maps + source, share.out, at.x + entry(Layer::source_x, source),
-                at.y + entry(Layer::source_y, source), at.image, share.group, full);
+                to, maps + source, share.out, x + entry(Layer::source_x, source),
+                y + entry(Layer::source_y, source), image, share.group, full);
             to += arguments.patch_stride;
         }
-        turn.advance(arguments.stages);
-    }
-}
-
-template <typename Fields>
-TCONV_DEVICE void turn_stages(const Fields& arguments, Shared& shared, unsigned char* memory) {
-    using Element = Layer::Element;
-    using OfX = Turning<Layer::in_channels, 8, line_bytes, 1, 1, 1>;
-    using OfY = Turning<Layer::out_channels, 8, line_bytes, Layer::step_y, Layer::step_x, 1>;
-    const TurnedImage image_x = {static_cast<const Element*>(arguments.x),
-                                 arguments.x_stride_n,
-                                 arguments.x_stride_c,
-                                 arguments.x_stride_h,
-                                 arguments.x_stride_w,
-                                 arguments.batch,
-                                 arguments.x_height,
-                                 arguments.x_width,
-                                 arguments.x_lines,
-                                 arguments.x_rows,
-                                 arguments.x_rows_multiplier,
-                                 arguments.x_rows_shift,
-                                 arguments.x_vectors,
-                                 arguments.x_vectors_multiplier,
-                                 arguments.x_vectors_shift,
-                                 arguments.box_x};
-    const TurnedImage image_y = {static_cast<const Element*>(arguments.y),
-                                 arguments.y_stride_n,
-                                 arguments.y_stride_c,
-                                 arguments.y_stride_h,
-                                 arguments.y_stride_w,
-                                 arguments.batch,
-                                 arguments.y_height,
-                                 arguments.y_width,
-                                 arguments.y_lines,
-                                 arguments.y_rows,
-                                 arguments.y_rows_multiplier,
-                                 arguments.y_rows_shift,
-                                 arguments.y_vectors,
-                                 arguments.y_vectors_multiplier,
-                                 arguments.y_vectors_shift,
-                                 arguments.pitch_x};
-    Share share;
-    CountedTurn turn;
-    int longest_x = image_x.longest(), longest_y = image_y.longest();
-    int first = entry(Layer::set_source, share.set);
-    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
-        Box at(arguments, box);
-        unsigned char* to = stage_of(arguments, memory, turn.stage);
-        TurnedBox of_x = {at.image, at.y, at.x, share.group * Layer::in_channels + share.in,
-                          Layer::in_channels - share.in};
-        OfX::bring(
-            image_x, of_x, longest_x, 1,
-            [&] { ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1); },
-            [&](int) { return to; }, [](int) { return 0; });
-        to += Layer::positions * line_bytes;
-#pragma unroll 1
-        for (int run = entry(Layer::set_run, share.set); run < entry(Layer::set_run, share.set + 1);
-             ++run) {
-            int source = entry(Layer::run_source, run), x = entry(Layer::run_x, run);
-            TurnedBox of_y = {
-                at.image, at.y * Layer::step_y + entry(Layer::run_y, run), at.x * Layer::step_x + x,
-                share.group * Layer::out_channels + share.out, Layer::out_channels - share.out};
-            OfY::bring(
-                image_y, of_y, longest_y, entry(Layer::run_length, run), [] {},
-                [&](int i) { return to + (source + i - first) * arguments.patch_stride; },
-                [&](int i) { return entry(Layer::source_pixel_x, source + i) - x; });
-        }
-        ptx::fence_proxy_async_shared();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.full[turn.stage]);
         turn.advance(arguments.stages);
     }
 }
@@ -259,11 +176,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         // products that a branch may leave out (C7519).
 #pragma unroll
         for (int tap = 0; tap < consumer_taps; ++tap) {
-            // Turning leaves no registers for the sums of both.
-            int start = Layer::turned ? ptx::opaque(starts[tap]) : starts[tap];
 #pragma unroll
             for (int step = 0; step < steps; ++step) {
-                uint64_t b = ptx::advance(y, start + of_step[step]);
+                uint64_t b = ptx::advance(y, starts[tap] + of_step[step]);
                 if constexpr (Layer::bfloat) {
                     ptx::wgmma_m64k16_bf16<out_block, true>(sums[tap], a[step], b, true);
                 } else {
@@ -281,14 +196,15 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     write(arguments, share, first, count, sums);
 }
 
-// A template, so that only one of both ways to bring is compiled.
-template <typename Fields>
-TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
+}  // namespace
+
+TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
+    TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     static_assert(sizeof(Shared) <= 1024, "stages begin there");
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < arguments.stages; ++stage) {
-            ptx::mbarrier_init(&shared.full[stage], Layer::turned ? warpgroup / 32 : 1);
+            ptx::mbarrier_init(&shared.full[stage], 1);
             ptx::mbarrier_init(&shared.empty[stage], consumers * warpgroup / 32);
         }
         ptx::fence_mbarrier_init();
@@ -297,21 +213,10 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     int role = threadIdx.x / warpgroup;
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<Layer::turned ? 88 : 24>();
-        if constexpr (Layer::turned) {
-            turn_stages(arguments, shared, memory);
-        } else {
-            if (threadIdx.x == 0) bring(arguments, shared, memory);
-        }
+        ptx::setmaxnreg_dec<24>();
+        if (threadIdx.x == 0) bring(arguments, shared, memory);
     } else {
-        ptx::setmaxnreg_inc<Layer::turned ? 208 : 240>();
+        ptx::setmaxnreg_inc<240>();
         consume(arguments, shared, memory, role - 1);
     }
-}
-
-}  // namespace
-
-TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
-    TCONV_DYNAMIC_SHARED(memory);
-    run(arguments, memory);
 }

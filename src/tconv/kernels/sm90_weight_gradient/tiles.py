@@ -15,23 +15,21 @@ class Tile:
         positions: of a box, a multiple of 16: the depth of a stage's products.
         sums: most sums of a thread, which bound the taps of a consumer.
         folded: whether phases of y are channels (`engine/fold.py`).
-        turned: whether a block reads contiguous images itself, and turns them. Otherwise they are
-            packed first.
     """
 
     positions: int
     sums: int
     folded: bool = False
-    turned: bool = False
 
     def __str__(self) -> str:
         """Positions of a box, and sums of a thread."""
-        way = "/folded" if self.folded else "/turned" if self.turned else ""
-        return f"{self.positions}/{self.sums}{way}"
+        return f"{self.positions}/{self.sums}{'/folded' if self.folded else ''}"
 
 
 TILES = (
-    *(Tile(128, 128), Tile(64, 160), Tile(64, 96)),
-    *(Tile(256, 64, folded=True), Tile(128, 128, folded=True)),
-    Tile(128, 128, turned=True),
+    Tile(128, 128),
+    Tile(64, 160),
+    Tile(64, 96),
+    Tile(256, 64, folded=True),
+    Tile(128, 128, folded=True),
 )
