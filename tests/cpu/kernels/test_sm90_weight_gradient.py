@@ -193,6 +193,8 @@ def test_the_packing_counts_its_units_without_wrapping(y_layout):
             beyond = packing.grid * packing.source.threads * 4  # where a thread looks next
             assert index == "long long" or units + beyond < 2**32
             assert index == "int" or units > 2**30, "64 bits take longer"
+
+
 def test_folded_tiles_serve_layers_each_of_whose_taps_meets_an_output():
     # Of the taps of phase 0 none does, but those of phase 1 at the same distance.
     case = Case(1, 8, 8, 1, (2, 2), (4, 4), (2, 2), (3, 0), (1, 0))
