@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -545,6 +546,23 @@ class Layout:
             return 1.0
         return min(1.0, 1 / self.row_sets + min(target.multiprocessors, self.tiles) / self.tiles)
 
+    def _first_loaded(self, number: int, patches: int) -> int:
+        """Stages of a kind that so many places take before one is handed back: whole runs."""
+        if not self.tile.turned:
+            return patches
+        begin = sum(map(len, self.kinds[:number]))
+        of_kind, at = [], 0
+        for run in self.runs:
+            if begin <= at < begin + len(self.kinds[number]):
+                of_kind.append(len(run))
+            at += len(run)
+        loaded = 0
+        for length in itertools.cycle(of_kind or [patches + 1]):
+            if loaded + length > patches:
+                break
+            loaded += length
+        return loaded
+
     def lead(self, target: Target) -> int:
         """Slots by which the first consumer is ahead; 0 where a block has one tile.
 
@@ -560,10 +578,11 @@ class Layout:
             of_set = self.slots[number * self.tile_groups % self.set_count]
             each = collections.Counter(slot.stage for slot in of_set)
             stages = self.chunks * len(kind)
-            ahead = [each[kind[i % len(kind)]] for i in range(min(patches, stages))]
+            loaded = min(self._first_loaded(number, patches), stages)
+            ahead = [each[kind[i % len(kind)]] for i in range(loaded)]
             # NOTE: the second consumer begins when the first reaches the slot behind these. It must
             # do so in the first ring of stages, as the second hands none back before.
-            behind = 0 if stages + most <= patches else 1
+            behind = 0 if stages + most <= patches and not self.tile.turned else 1
             lead = min(lead, sum(ahead[: (patches + 1) // 2]), max(0, sum(ahead) - behind))
         if self.tile_groups == 1 and not self.resident:
             # Both consumers hand the same weights back.
@@ -775,7 +794,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if tile.turned and laid.read_layout != "contiguous":
         return f"turns contiguous images, what it reads is {laid.read_layout}"
-    if tile.turned and tile.columns == 256 and laid.forward and problem.width.stride > 1:
+    if tile.turned and tile.columns == 256 and problem.width.stride > 1:
         return "with a warpgroup that turns, phases of 512 positions would spill registers"
     if not laid.forward and not tile.turned and len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
