@@ -141,6 +141,9 @@ class Ahead(NamedTuple):
 _lock = threading.Lock()
 _depth = 0
 
+overrides: list[None] = []
+"""Not empty while a block on some thread, such as `own_kernels`, changes who runs calls."""
+
 
 @contextlib.contextmanager
 def own_kernels() -> Iterator[None]:
@@ -153,9 +156,11 @@ def own_kernels() -> Iterator[None]:
     global _depth
     with _lock:
         _depth += 1
+    overrides.append(None)
     try:
         yield
     finally:
+        overrides.pop()
         with _lock:
             _depth -= 1
 

@@ -322,14 +322,14 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
     [
         ((20, 20), (150, 30), True),  # the device is waited for
         ((20, 170), (150, 30), False),  # ours would make it wait for the host
-        ((140, 20), (150, 30), True),
+        ((100, 20), (150, 30), True),
         ((160, 20), (150, 30), False),
-        ((20, 20), (40, 30), True),  # either may be waited for: ours is ahead on both
-        ((20, 28), (40, 30), False),  # its checks take the host longer
+        ((20, 10), (40, 30), True),  # either may be waited for: ours is ahead on both
+        ((20, 12), (40, 30), False),  # its checks take the host longer
         ((45, 10), (40, 30), False),
         ((120, 60), (160, 30), False),  # it saves the device as much as it costs the host
-        ((20, 60), (200, 30), True),
-        ((20, 60), (140, 30), False),  # not five times as long: others may keep the host busy
+        ((20, 50), (200, 30), True),
+        ((20, 50), (140, 30), False),  # not five times as long: others may keep the host busy
     ],
 )
 def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):
