@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tconv import aten, private, tuning
-from tconv.aten import Gradients
 from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import LaunchError
@@ -56,22 +55,20 @@ def gradients(
     input: Tensor,
     weight: Tensor,
     geometry: Geometry,
-    bias: bool,
     channels_last: bool,
-) -> Gradients:
-    """Both gradients, and the bias's if asked for; in one operator where PyTorch runs both."""
+) -> tuple[Tensor, Tensor]:
+    """Both gradients, in one operator where PyTorch runs both."""
     mode = tuning.mode()
-    ways = [choosing.known(call, mode) for call in calls]
-    if all(way is not None and way.candidate is PYTORCH for way in ways):
-        for way in ways:
-            assert way is not None
-            way.served.add()
-        return aten.gradients(grad_output, input, weight, geometry, bias, channels_last)
-    image, kernel = calls[0].shape[2:], calls[1].shape[2:]
+    ways = [way for call in calls if (way := choosing.known(call, mode)) is not None]
+    theirs = [way.served for way in ways if way.candidate is PYTORCH]
+    if len(theirs) == len(calls):
+        for served in theirs:
+            served.add()
+        return aten.gradients(grad_output, input, weight, geometry, channels_last)
+    x, w = calls[0].shape, calls[1].shape
     return (
-        input_gradient(calls[0], grad_output, weight, image, geometry),
-        weight_gradient(calls[1], input, grad_output, kernel, geometry, channels_last),
-        grad_output.sum((0, 2, 3)) if bias else None,
+        input_gradient(calls[0], grad_output, weight, (x[2], x[3]), geometry),
+        weight_gradient(calls[1], input, grad_output, (w[2], w[3]), geometry, channels_last),
     )
 
 
