@@ -11,9 +11,6 @@ from tconv.problem import Geometry, Pair, dense_strides
 # It has no faster name in Python, as `torch.convolution` has.
 _convolution_backward = torch.ops.aten.convolution_backward.default
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of the input, the weight and the bias; None where it is not wanted."""
-
 
 def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """The output, by `aten::convolution`."""
@@ -32,7 +29,7 @@ def input_gradient(
     shape = (grad_output.shape[0], weight.shape[0], *input_size)
     # Only the size and the memory format of this input are read.
     input = empty(grad_output, shape, channels_last)
-    gradient = _backward(grad_output, input, weight, geometry, (True, False, False))[0]
+    gradient = _backward(grad_output, input, weight, geometry, (True, False))[0]
     assert gradient is not None
     return _with_format(gradient, channels_last)
 
@@ -44,7 +41,7 @@ def weight_gradient(
     shape = (input.shape[1], grad_output.shape[1] // geometry[4], *kernel_size)
     # Only the size and the memory format of this weight are read.
     weight = empty(input, shape, channels_last)
-    gradient = _backward(grad_output, input, weight, geometry, (False, True, False))[1]
+    gradient = _backward(grad_output, input, weight, geometry, (False, True))[1]
     assert gradient is not None
     return _with_format(gradient, channels_last)
 
@@ -54,22 +51,19 @@ def gradients(
     input: Tensor,
     weight: Tensor,
     geometry: Geometry,
-    bias: bool,
     channels_last: bool,
-) -> Gradients:
-    """Both gradients, and the bias's if asked for, by one `aten::convolution_backward`.
+) -> tuple[Tensor, Tensor]:
+    """Both gradients by one `aten::convolution_backward`.
 
     Their memory formats are those of `input_gradient` and `weight_gradient`; `channels_last` is of
     the weight's.
     """
-    wanted = (True, True, bias)
-    grad_input, grad_weight, grad_bias = _backward(grad_output, input, weight, geometry, wanted)
+    grad_input, grad_weight = _backward(grad_output, input, weight, geometry, (True, True))
     assert grad_input is not None and grad_weight is not None
     input_format = is_channels_last(grad_output) or is_channels_last(weight)
     return (
         _with_format(grad_input, input_format),
         _with_format(grad_weight, channels_last),
-        grad_bias if bias else None,
     )
 
 
@@ -78,23 +72,24 @@ def _backward(
     input: Tensor,
     weight: Tensor,
     geometry: Geometry,
-    wanted: tuple[bool, bool, bool],
-) -> Gradients:
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the input and the weight; None where it is not wanted."""
     stride, padding, output_padding, dilation, groups = geometry
-    bias_sizes = [weight.shape[1] * groups] if wanted[2] else None
-    return _convolution_backward(
+    grad_input, grad_weight, _ = _convolution_backward(
         grad_output,
         input,
         weight,
-        bias_sizes,
+        None,
         stride,
         padding,
         dilation,
         True,
         output_padding,
         groups,
-        wanted,
+        (*wanted, False),
     )
+    return grad_input, grad_weight
 
 
 def _with_format(tensor: Tensor, channels_last: bool) -> Tensor:

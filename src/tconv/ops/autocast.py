@@ -19,7 +19,7 @@ def dtype_for(tensor: Tensor) -> torch.dtype | None:
     """The dtype that autocast computes a call on this tensor in; None where it is off."""
     if not private.is_any_autocast_enabled():
         return None
-    device = tensor.device.type
+    device = "cuda" if tensor.is_cuda else tensor.device.type  # which makes its name each time
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 

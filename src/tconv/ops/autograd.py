@@ -6,6 +6,7 @@ dispatcher, a function of `compute` or `tconv.run` for one past it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,10 @@ def _sum(terms: list[Tensor]) -> Tensor | None:
 
 
 class TconvForward(_Node):
-    """forward(x, w, b): x's gradient is an input_gradient, w's a weight_gradient, b's a sum."""
+    """forward(x, w, b): x's gradient is an input_gradient, w's a weight_gradient, b's a sum.
+
+    The sum has the bias's dtype, which under autocast may be another than the output's.
+    """
 
     @staticmethod
     def forward(
@@ -79,7 +83,9 @@ class TconvForward(_Node):
         """Compute the output and note what its derivatives need."""
         _save(ctx, input, weight)
         # One attribute: setting one takes as long as most else here.
-        ctx.call = (geometry, input.shape, input.stride(), weight.shape, weight.stride())
+        bias_dtype = None if bias is None else bias.dtype
+        sizes = (input.shape, input.stride(), weight.shape, weight.stride())
+        ctx.call = (geometry, bias_dtype, *sizes)
         return implementation(input, weight, bias, geometry)
 
     @staticmethod
@@ -88,12 +94,13 @@ class TconvForward(_Node):
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
         input, weight = ctx.saved_tensors
-        geometry, input_shape, input_strides, weight_shape, weight_strides = ctx.call
+        geometry, bias_dtype, input_shape, input_strides, weight_shape, weight_strides = ctx.call
         _, needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
         if (needs_input or needs_weight) and lies_channels_last(input_shape, input_strides):
             # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
             grad = grad.contiguous(memory_format=torch.channels_last)
         channels_last = needs_weight and lies_channels_last(weight_shape, weight_strides)
+        grad_bias = grad.sum((0, 2, 3), dtype=bias_dtype) if needs_bias else None
         if (
             needs_input
             and needs_weight
@@ -101,9 +108,8 @@ class TconvForward(_Node):
             and not torch.compiler.is_compiling()
             and unobserved(grad, input, weight)
         ):
-            gradients = compute.gradients(grad, input, weight, geometry, needs_bias, channels_last)
-            return None, *gradients, None
-        grad_bias = grad.sum((0, 2, 3)) if needs_bias else None
+            gradients = compute.gradients(grad, input, weight, geometry, channels_last)
+            return None, *gradients, grad_bias, None
         grad_input = grad_weight = None
         if needs_input:
             grad_input = input_gradient(grad, weight, input_shape[2:], geometry)
@@ -121,7 +127,7 @@ class TconvForward(_Node):
         _geometry: None,
     ) -> Tensor | None:
         """The output's tangent, from those of the input, the weight and the bias."""
-        geometry, input_shape, _, weight_shape, _ = ctx.call
+        geometry, _, input_shape, _, weight_shape, _ = ctx.call
         terms = _product_rule(ctx, input, weight, lambda x, w: forward(x, w, None, geometry))
         if bias is not None:
             spatial = output_size(input_shape[2:], weight_shape[2:], geometry)
@@ -332,11 +338,8 @@ def forward_unobserved(
     For callers that have asked: asking takes longer than everything else here.
     """
     dtype = autocast.dtype_for(input)
-    if dtype is not None:
-        input, weight, bias = _cast(dtype, input, weight, bias)
-    if torch.is_grad_enabled() and private.any_requires_grad(input, weight, bias):
-        return TconvForward.apply(compute.forward, input, weight, bias, geometry)
-    return compute.forward(input, weight, bias, geometry)
+    differentiable = torch.is_grad_enabled() and private.any_requires_grad(input, weight, bias)
+    return _run(compute.forward, differentiable, dtype, input, weight, bias, geometry)
 
 
 def cached_forward(
@@ -369,11 +372,7 @@ def cached_forward(
             leave(served)
         stride, padding, output_padding, dilation, groups = geometry
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if dtype is not None:
-        input, weight, bias = _cast(dtype, input, weight, bias)
-    if differentiable:
-        return TconvForward.apply(run, input, weight, bias, geometry)
-    return run(input, weight, bias, geometry)
+    return _run(run, differentiable, dtype, input, weight, bias, geometry)
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
@@ -388,19 +387,44 @@ def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
     dtype = autocast.dtype_for(input)
     key = (runner.signature(input, weight, bias, geometry), dtype)
     if dtype is not None:
-        input, weight, bias = _cast(dtype, input, weight, bias)
+        input, weight = _cast(dtype, input, weight)
     runner.remember(key, input, weight, bias, geometry)
 
 
-def _cast(
-    dtype: torch.dtype, input: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The tensors as autocast passes them on."""
-    device = input.device.type
+def _run(
+    implementation: Map,
+    differentiable: bool,
+    dtype: torch.dtype | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+) -> Tensor:
+    """A valid call of `forward`, in the dtype that autocast computes it in, if it is on."""
+    if dtype is not None:
+        input, weight = _cast(dtype, input, weight)
+        if bias is not None and bias.dtype is not input.dtype:
+            # Below our node, which needs no second one then to cast the bias's gradient back.
+            implementation = functools.partial(_with_cast_bias, implementation)
+    if differentiable:
+        return TconvForward.apply(implementation, input, weight, bias, geometry)
+    return implementation(input, weight, bias, geometry)
+
+
+def _with_cast_bias(
+    implementation: Map, input: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry
+) -> Tensor:
+    return implementation(input, weight, bias.to(input.dtype), geometry)
+
+
+def _cast(dtype: torch.dtype, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The tensors of a valid call as autocast passes them on."""
+    if input.dtype is torch.float64:  # then all are
+        return input, weight
+    # `to` would take a microsecond to return the tensor itself.
     return (
-        autocast.cast(input, device, dtype),
-        autocast.cast(weight, device, dtype),
-        autocast.cast(bias, device, dtype),
+        input if input.dtype is dtype else input.to(dtype),
+        weight if weight.dtype is dtype else weight.to(dtype),
     )
 
 

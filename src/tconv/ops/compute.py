@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tconv import aten, settings
-from tconv.aten import Gradients
 from tconv.memory_format import sizes_of
 from tconv.ops import fake
 from tconv.problem import Geometry, Pair
@@ -77,17 +76,15 @@ def gradients(
     input: Tensor,
     weight: Tensor,
     geometry: Geometry,
-    bias: bool,
     channels_last: bool,
-) -> Gradients:
-    """The gradients of the input and the weight, and that of the bias if asked for.
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the input and the weight.
 
     Args:
         grad_output, input, weight, geometry: of the layer.
-        bias: whether the bias's gradient is wanted.
         channels_last: the memory format of the weight's gradient.
     """
-    arguments = (grad_output, input, weight, geometry, bias, channels_last)
+    arguments = (grad_output, input, weight, geometry, channels_last)
     if not _runs_our_kernels(input):
         return aten.gradients(*arguments)
     if input.numel() == 0 or grad_output.numel() == 0:
@@ -95,7 +92,6 @@ def gradients(
         return (
             input_gradient(grad_output, weight, image, geometry),
             weight_gradient(input, grad_output, kernel, geometry, channels_last),
-            grad_output.sum((0, 2, 3)) if bias else None,
         )
     return runner().gradients(*arguments)
 

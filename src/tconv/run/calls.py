@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tconv import choice, settings, tuning
-from tconv.aten import Gradients
 from tconv.counts import Counter
 from tconv.flags import is_deterministic, tf32_allowed
 from tconv.memory_format import fits_channels_last, sizes_of
@@ -140,17 +139,15 @@ def gradients(
     input: Tensor,
     weight: Tensor,
     geometry: Geometry,
-    bias: bool,
     channels_last: bool,
-) -> Gradients:
-    """The gradients of the input and the weight, and that of the bias if asked for.
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the input and the weight.
 
     Args:
         grad_output: [N, Cout, OH, OW], any strides.
         input: [N, Cin, H, W], any strides.
         weight: [Cin, Cout/groups, kH, kW], any strides.
         geometry: of the layer.
-        bias: whether the bias's gradient is wanted.
         channels_last: the memory format of the weight's gradient.
 
     Raises:
@@ -167,7 +164,7 @@ def gradients(
             _find_input_gradient(grad_output, weight, image, geometry),
             _find_weight_gradient(input, grad_output, kernel, geometry, channels_last),
         )
-    return execution.gradients(calls, grad_output, input, weight, geometry, bias, channels_last)
+    return execution.gradients(calls, grad_output, input, weight, geometry, channels_last)
 
 
 def known(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tconv import aten, private, tuning
-from tconv.aten import Gradients
 from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import LaunchError
 from tconv.jit import runtime
-from tconv.memory_format import memory_format, sizes_of
+from tconv.memory_format import memory_format
 from tconv.plan import Candidate
 from tconv.problem import Geometry, Pair, Sizes
 from tconv.run import choosing
@@ -25,22 +25,15 @@ def forward(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     """The layer's output."""
-    return _run(
-        call,
-        lambda ours: _forward(ours, input, weight, bias),
-        lambda: aten.forward(input, weight, bias, geometry),
-    )
+    return _run(call, _forward, aten.forward, input, weight, bias, geometry)
 
 
 def input_gradient(
     call: Call, grad_output: Tensor, weight: Tensor, input_size: Pair, geometry: Geometry
 ) -> Tensor:
     """The gradient of the input."""
-    return _run(
-        call,
-        lambda ours: _input_gradient(ours, grad_output, weight),
-        lambda: aten.input_gradient(grad_output, weight, input_size, geometry),
-    )
+    arguments = (grad_output, weight, input_size, geometry)
+    return _run(call, _input_gradient, aten.input_gradient, *arguments)
 
 
 def weight_gradient(
@@ -52,11 +45,8 @@ def weight_gradient(
     channels_last: bool,
 ) -> Tensor:
     """The gradient of the weight, in the memory format asked for."""
-    return _run(
-        call,
-        lambda ours: _weight_gradient(ours, input, grad_output, channels_last),
-        lambda: aten.weight_gradient(input, grad_output, kernel_size, geometry, channels_last),
-    )
+    arguments = (input, grad_output, kernel_size, geometry, channels_last)
+    return _run(call, _weight_gradient, aten.weight_gradient, *arguments)
 
 
 def gradients(
@@ -65,47 +55,48 @@ def gradients(
     input: Tensor,
     weight: Tensor,
     geometry: Geometry,
-    bias: bool,
     channels_last: bool,
-) -> Gradients:
-    """Both gradients, and the bias's if asked for; in one operator where PyTorch runs both."""
+) -> tuple[Tensor, Tensor]:
+    """Both gradients, in one operator where PyTorch runs both."""
     mode = tuning.mode()
-    ways = [choosing.known(call, mode) for call in calls]
-    if all(way is not None and way.candidate is PYTORCH for way in ways):
-        for way in ways:
-            assert way is not None
-            way.served.add()
-        return aten.gradients(grad_output, input, weight, geometry, bias, channels_last)
-    image, kernel = sizes_of(input), sizes_of(weight)
+    ways = [way for call in calls if (way := choosing.known(call, mode)) is not None]
+    theirs = [way.served for way in ways if way.candidate is PYTORCH]
+    if len(theirs) == len(calls):
+        for served in theirs:
+            served.add()
+        return aten.gradients(grad_output, input, weight, geometry, channels_last)
+    x, w = calls[0].shape, calls[1].shape
     return (
-        input_gradient(calls[0], grad_output, weight, image, geometry),
-        weight_gradient(calls[1], input, grad_output, kernel, geometry, channels_last),
-        grad_output.sum((0, 2, 3)) if bias else None,
+        input_gradient(calls[0], grad_output, weight, (x[2], x[3]), geometry),
+        weight_gradient(calls[1], input, grad_output, (w[2], w[3]), geometry, channels_last),
     )
 
 
-def _run(call: Call, ours: Callable[[Call], Tensor], pytorch: Callable[[], Tensor]) -> Tensor:
+def _run(
+    call: Call, ours: Callable[..., Tensor], pytorch: Callable[..., Tensor], *arguments: Any
+) -> Tensor:
     """The result of a call, by whoever is to run it.
 
     Args:
         call: the call.
-        ours: runs a call on our kernels.
-        pytorch: runs PyTorch's operator.
+        ours: runs a call on our kernels: takes it and the arguments.
+        pytorch: runs PyTorch's operator on the arguments.
+        arguments: of the map.
     """
-    way = call.ways.get(tuning.mode())
-    if way is None:
 
-        def launch(candidate: Candidate) -> Tensor:
-            return pytorch() if candidate is PYTORCH else ours(call.on(candidate))
+    def run(candidate: Candidate | None) -> Tensor:
+        if candidate is PYTORCH:
+            return pytorch(*arguments)
+        return ours(call if candidate is None else call.on(candidate), *arguments)
 
-        way = choosing.choose(call, launch)
+    way = call.ways.get(tuning.mode()) or choosing.choose(call, run)
     way.served.add()
-    if way.candidate is None:
-        return ours(call)
-    return pytorch() if way.candidate is PYTORCH else ours(call.on(way.candidate))
+    return run(way.candidate)
 
 
-def _forward(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _forward(
+    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, _geometry: Geometry
+) -> Tensor:
     if bias is not None:
         bias = bias.contiguous()
     output = _empty_strided(input, call.shape, call.result_strides, input.dtype)
@@ -113,13 +104,22 @@ def _forward(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> 
     return output
 
 
-def _input_gradient(call: Call, grad_output: Tensor, weight: Tensor) -> Tensor:
+def _input_gradient(
+    call: Call, grad_output: Tensor, weight: Tensor, _input_size: Pair, _geometry: Geometry
+) -> Tensor:
     gradient = _empty_strided(grad_output, call.shape, call.result_strides, grad_output.dtype)
     _launch(call, gradient, weight, grad_output, None)
     return gradient
 
 
-def _weight_gradient(call: Call, input: Tensor, grad_output: Tensor, channels_last: bool) -> Tensor:
+def _weight_gradient(
+    call: Call,
+    input: Tensor,
+    grad_output: Tensor,
+    _kernel_size: Pair,
+    _geometry: Geometry,
+    channels_last: bool,
+) -> Tensor:
     if call.plan.addition is not None:
         gradient = _empty_strided(input, call.shape, call.result_strides, input.dtype)
         _launch(call, input, gradient, grad_output, None)

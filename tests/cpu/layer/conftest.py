@@ -111,13 +111,12 @@ class RecordingRun(SimpleNamespace):
         )
 
     def gradients(
-        self, grad_output, input, weight, geometry, bias, channels_last
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self, grad_output, input, weight, geometry, channels_last
+    ) -> tuple[Tensor, Tensor]:
         image, kernel = tuple(input.shape[2:]), tuple(weight.shape[2:])
         return (
             self.input_gradient(grad_output, weight, image, geometry),
             self.weight_gradient(input, grad_output, kernel, geometry, channels_last),
-            grad_output.sum((0, 2, 3)) if bias else None,
         )
 
 

@@ -244,6 +244,17 @@ def test_autocast_reaches_the_kernels_in_its_dtype(run, monkeypatch):
     assert output.dtype == torch.bfloat16
 
 
+def test_autocast_sums_the_bias_gradient_in_the_biass_own_dtype(run):
+    input, weight, bias = (operand.requires_grad_() for operand in sample())
+    for _ in range(2):  # the second is a call like one before
+        bias.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            output = tconv.conv_transpose2d(input, weight, bias, **GEOMETRY)
+        gradient = torch.randn_like(output)
+        output.backward(gradient)
+        assert torch.equal(bias.grad, gradient.sum((0, 2, 3), dtype=torch.float32))
+
+
 def test_a_training_step_is_pytorchs(run):
     results = []
     for module in (nn, tconv):
