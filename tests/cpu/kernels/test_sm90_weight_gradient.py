@@ -12,7 +12,7 @@ from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_we
 from layer_cases import Case, by_taps, operands
 from tconv.jit.target import Target
 from tconv.kernels import sm90_weight_gradient as family
-from tconv.kernels.engine.layout import MOST_SOURCES
+from tconv.kernels.engine.layout import MOST_SOURCES, packed_size, packed_values
 from tconv.kernels.sm90_weight_gradient.layout import layout
 from tconv.problem import Axis, Problem
 from tconv.reference import expected
@@ -36,6 +36,10 @@ CASES = (
     Case(2, 3, 21, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
     Case(1, 10, 6, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
     Case(1, 70, 13, 1, (9, 9), (3, 3)),
+    # Of rows and columns that no tap reads.
+    Case(2, 16, 24, 1, (5, 9), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+    Case(1, 8, 13, 2, (3, 4), (1, 2), (3, 4), (0, 1), (2, 3)),
+    Case(2, 8, 8, 1, (4, 8), (3, 2), (2, 4), (2, 3), (1, 2), (2, 2)),
     # Of few channels and a stride, so that phases are folded; several blocks of folded channels.
     Case(2, 16, 1, 1, (5, 7), (9, 9), (3, 3), (4, 4), (2, 2)),
     Case(1, 21, 21, 1, (4, 5), (16, 16), (8, 8), (4, 4)),
@@ -132,6 +136,15 @@ def test_images_are_packed_where_no_tensor_map_describes_them():
         assert tuple(at is not None for at in laid.packed[:2]) == packed
 
 
+def test_rows_and_columns_that_no_tap_reads_are_not_packed():
+    # y has 3 images of 43 x 48 pixels; 25 rows and 28 columns are of the phases 0, 2 and 4 of 5.
+    size = Axis(9, 3, 5, 1, 0, 2), Axis(10, 3, 5, 1, 0, 2)
+    for direction in ("weight_gradient", "input_gradient"):
+        problem = Problem(direction, 3, 32, 64, 1, *size, "bfloat16")
+        assert packed_size(problem, "y") == (25, 28)
+        assert packed_values(problem, "y") == 3 * 64 * 25 * 28
+
+
 @pytest.mark.parametrize(
     ("changes", "target", "reason"),
     (
@@ -210,6 +223,7 @@ LAYERS = {
     "21 to 21, 4x4 s4": Case(4, 21, 21, 1, (64, 64), (4, 4), (4, 4)),
     "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
     "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
+    "32 to 64, 3x3 s5": Case(16, 32, 64, 1, (64, 128), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
     "256 to 256, 2x2 s2": Case(200, 256, 256, 1, (14, 14), (2, 2), (2, 2)),
 }
 

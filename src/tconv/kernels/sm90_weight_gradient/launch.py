@@ -6,7 +6,7 @@ from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.launch import image_map
-from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid
+from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, read_pixels
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, MOST_STAGES, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
@@ -145,6 +145,8 @@ def _pack(laid: Layout) -> Launch:
             *fold.constants(laid.call, laid.tile.folded),
             ("x_channels_last", problem.x_layout == "channels_last"),
             ("y_channels_last", problem.y_layout == "channels_last"),
+            *read_pixels(problem, "x", "x"),
+            *read_pixels(problem, "y", "y"),
         ),
         arguments=tuple(
             (

@@ -22,6 +22,7 @@ from tconv.kernels.engine.layout import (
     packs,
     phase_view,
 )
+from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
 from tconv.problem import Problem
 
@@ -237,13 +238,14 @@ class Layout:
         """
         problem, end = self.problem, 0
         found: list[int | None] = []
-        for shape, channels, of_image, folds in (
-            (problem.x_shape, problem.in_channels_per_group, problem.x_layout, False),
-            (problem.y_shape, problem.out_channels_per_group, problem.y_layout, self.tile.folded),
-        ):
+        sides: tuple[tuple[Operand, int, str, bool], ...] = (
+            ("x", problem.in_channels_per_group, problem.x_layout, False),
+            ("y", problem.out_channels_per_group, problem.y_layout, self.tile.folded),
+        )
+        for operand, channels, of_image, folds in sides:
             is_packed = folds or packs(problem, channels, of_image)
             found.append(end if is_packed else None)
-            end += 2 * packed_values(shape, problem.groups) if is_packed else 0
+            end += 2 * packed_values(problem, operand) if is_packed else 0
         return found[0], found[1], end
 
     @property
