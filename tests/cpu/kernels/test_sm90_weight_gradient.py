@@ -18,6 +18,14 @@ from tconv.problem import Axis, Problem
 from tconv.reference import expected
 from tiers import quick
 
+# Rows of x that are whole vectors: if x is contiguous, boxes of 8 to 64 columns, and parts of them.
+MAPPED = (
+    Case(3, 72, 24, 1, (5, 8), (4, 4), (2, 2), (1, 1)),
+    Case(2, 10, 16, 2, (3, 16), (3, 3), (1, 1), (1, 1)),
+    Case(2, 16, 8, 1, (3, 40), (2, 2), (2, 2)),
+    Case(1, 70, 13, 1, (1, 136), (1, 4), (1, 2), (0, 1)),
+    Case(1, 24, 5, 2, (3, 72), (4, 3), (2, 1), (1, 2), (1, 0)),
+)
 CASES = (
     Case(2, 16, 24, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
     Case(2, 72, 40, 1, (6, 7), (4, 4), (2, 2), (1, 1)),
@@ -44,12 +52,14 @@ CASES = (
     Case(2, 16, 1, 1, (5, 7), (9, 9), (3, 3), (4, 4), (2, 2)),
     Case(1, 21, 21, 1, (4, 5), (16, 16), (8, 8), (4, 4)),
     Case(2, 24, 5, 2, (3, 9), (4, 3), (2, 1), (1, 2), (1, 0)),
+    *MAPPED,
 )
 DTYPES = (torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "strided")
 
 
 def problem_of(case: Case, t, **options) -> Problem:
+    options.setdefault("aligned", all(v.data_ptr() % 16 == 0 for v in (t.x, t.grad_output)))
     return Problem.of(
         "weight_gradient",
         tuple(t.x.shape),
@@ -107,7 +117,7 @@ def test_the_cases_serve_every_tile():
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
-@pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9]), ids=str)
+@pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4]), ids=str)
 def test_result_does_not_depend_on_the_order_of_threads(case, layout):
     t = operands(case, torch.bfloat16, layout, "cpu")
     for plan_ in plans(problem_of(case, t), family.STEM, few()):
@@ -129,6 +139,7 @@ def test_images_are_packed_where_no_tensor_map_describes_them():
     for case, of_layout, packed in (
         (CASES[0], "channels_last", (False, False)),
         (CASES[0], "contiguous", (True, True)),
+        (Case(1, 3, 8, 1, (1, 24)), "contiguous", (False, True)),
         (Case(1, 8, 3), "channels_last", (False, True)),
     ):
         t = operands(case, torch.bfloat16, of_layout, "cpu")
@@ -143,6 +154,18 @@ def test_rows_and_columns_that_no_tap_reads_are_not_packed():
         problem = Problem(direction, 3, 32, 64, 1, *size, "bfloat16")
         assert packed_size(problem, "y") == (25, 28)
         assert packed_values(problem, "y") == 3 * 64 * 25 * 28
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+def test_a_contiguous_x_off_16_bytes_is_packed(layout):
+    case = MAPPED[0]
+    t = operands(case, torch.float16, layout, "cpu")
+    memory = torch.zeros(t.x.untyped_storage().nbytes() // 2 + 1, dtype=t.x.dtype)
+    off = memory[1:].as_strided(t.x.shape, t.x.stride())
+    t = dataclasses.replace(t, x=off.copy_(t.x))
+    problem = problem_of(case, t)
+    assert not problem.x_mapped
+    assert_right(run(plans(problem, family.STEM)[0], t), case, t)
 
 
 @pytest.mark.parametrize(
@@ -239,9 +262,8 @@ def test_compiles_without_spills_or_serialised_products(name, of_layout):
         case.geometry,
         dtype="bfloat16",
     )
-    aligned = of_layout == "channels_last"
     problem = dataclasses.replace(
-        problem, x_layout=of_layout, y_layout=of_layout, source_aligned=aligned
+        problem, x_layout=of_layout, y_layout=of_layout, source_aligned=True
     )
     chosen = plans(problem, family.STEM)
     assert chosen

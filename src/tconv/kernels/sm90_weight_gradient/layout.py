@@ -169,13 +169,21 @@ class Layout:
             found.append(range(min(of_set), max(of_set) + 1))
         return tuple(found)
 
+    @property
+    def maps_x(self) -> bool:
+        """Whether a contiguous x is copied as it lies, by a tensor map."""
+        return self.call.pattern.x_mapped
+
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
-        """Images, rows and columns of a box: the one of which the fewest are needed."""
+        """Images, rows and columns of a box: the one of which the fewest are needed.
+
+        Of an x that is contiguous, lines of 8 columns would be half sectors.
+        """
         positions = self.tile.positions
-        best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
+        best: tuple[tuple[int, bool, int], tuple[int, int, int]] | None = None
         x = 8
-        while x <= positions:
+        while x <= (min(positions, LINE_BYTES // 2) if self.maps_x else positions):
             rows = positions // x
             for y in (1 << k for k in range(rows.bit_length())):
                 n = rows // y
@@ -183,7 +191,7 @@ class Layout:
                 high = (y + self.reach[0], x + self.reach[1], n)
                 if not odd and max(high) <= MOST_BOX:
                     counts = self._counts((n, y, x))
-                    rank = (math.prod(counts), math.prod(high))
+                    rank = (math.prod(counts), self.maps_x and x == 8, math.prod(high))
                     if best is None or rank < best[0]:
                         best = (rank, (n, y, x))
             x *= 2
@@ -243,7 +251,8 @@ class Layout:
             ("y", problem.out_channels_per_group, problem.y_layout, self.tile.folded),
         )
         for operand, channels, of_image, folds in sides:
-            is_packed = folds or packs(problem, channels, of_image)
+            mapped = operand == "x" and self.maps_x
+            is_packed = folds or (not mapped and packs(problem, channels, of_image))
             found.append(end if is_packed else None)
             end += 2 * packed_values(problem, operand) if is_packed else 0
         return found[0], found[1], end
