@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import ops, private, settings, tuning
+from . import choice, ops, private, settings
 from .counts import Counter, counter
 from .problem import Geometry
 
@@ -243,19 +243,24 @@ def _has_valid_output(
 def _left_key(input: Tensor, weight: Tensor) -> tuple[object, ...] | None:
     """The key of a call in `_left_to_pytorch`; None where it may not be looked up.
 
+    Every call that PyTorch runs waits for this, in a program whose caches hold other things: a
+    function called or an object made here takes four times what a loop of such calls shows.
+
     NOTE: None while compiling, so that no graph is guarded by what the table holds.
     """
     if (
         torch.compiler.is_compiling()
         or type(input) is not Tensor
+        or choice.overrides
         or not (input.is_cuda or settings.emulate())
-        or tuning.may_choose()
+        or private.is_cudnn_benchmark()
+        or settings.keeps_to_own_kernels()
     ):
         return None
     try:
         return (
             id(weight),
-            input.shape,
+            input.numel(),
             input.stride(),
             input.dtype,
             _is_grad_enabled(),

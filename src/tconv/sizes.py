@@ -36,6 +36,9 @@ logger = logging.getLogger("tconv")
 COMMON_FACTORS = (1, 3, 5, 7)
 """Odd factors of common sizes: 224 is 7 * 32, 640 is 5 * 128."""
 
+SMALL_SIZE = 16
+"""Pixels along an axis that are few, as in the depth of a network. There are few such sizes."""
+
 MOST_KERNELS = 4
 """Kernels of a layer for sizes that are not common."""
 
@@ -85,9 +88,9 @@ def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
 
 
 def is_common(problem: Problem) -> bool:
-    """Whether both sizes of the image are a small odd number times a power of two."""
+    """Whether both sizes of the image are small, or a small odd number times a power of two."""
     sizes = (problem.height.size, problem.width.size)
-    return all(size // (size & -size) in COMMON_FACTORS for size in sizes)
+    return all(s <= SMALL_SIZE or s // (s & -s) in COMMON_FACTORS for s in sizes)
 
 
 def kernels(problem: Problem, target: Target) -> tuple[Candidate, ...]:

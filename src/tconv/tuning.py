@@ -100,9 +100,11 @@ def autotune() -> Iterator[None]:
     global _depth
     with _lock:
         _depth += 1
+    choice.overrides.append(None)
     try:
         yield
     finally:
+        choice.overrides.pop()
         with _lock:
             _depth -= 1
 
@@ -114,9 +116,11 @@ def using(candidate: Candidate) -> Iterator[None]:
     For measuring candidates one by one. The candidate must be able to run the problem.
     """
     token = _forced.set(candidate)
+    choice.overrides.append(None)
     try:
         yield
     finally:
+        choice.overrides.pop()
         _forced.reset(token)
 
 
@@ -135,13 +139,6 @@ def mode() -> int:
     if _forced.get() is not None:
         return FORCED
     return _epoch if _depth > 0 or private.is_cudnn_benchmark() else DEFAULT
-
-
-def may_choose() -> bool:
-    """Whether anything but the defaults decides who runs a call, on this thread."""
-    return (
-        _depth > 0 or _forced.get() is not None or private.is_cudnn_benchmark() or choice.own_only()
-    )
 
 
 def forced(problem: Problem) -> Candidate | None:

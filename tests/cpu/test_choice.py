@@ -263,7 +263,7 @@ def test_under_autocast_pytorch_casts_by_itself(gpu):
             assert "Tconv" not in type(out.grad_fn).__name__
         expected = F.conv_transpose2d(x, w, b, 2, 1)
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
-    assert served() == {("forward", "pytorch", "short"): 2}
+    assert served() == {("forward", "pytorch", "small"): 2}
 
 
 def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
@@ -284,8 +284,8 @@ def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
 
 
 def test_the_rules(monkeypatch):
-    def of(text, size, stem=None, dtype="float32"):
-        problem = Layer.parse(text, size).problem("forward", dtype)
+    def of(text, size, stem=None, dtype="float32", direction="forward"):
+        problem = Layer.parse(text, size).problem(direction, dtype)
         able = [c for c in candidates(problem, HOPPER) if c.refusal is None]
         chosen = next(c for c in able if stem in (None, c.stem))
         return make_plan(problem, HOPPER, chosen)
@@ -296,8 +296,12 @@ def test_the_rules(monkeypatch):
     assert large.problem.wide_offsets
     assert verdict(large, "any") == Verdict("tconv", "too large")
     for_half = of("64,64,3", "8x64x64", "sm90_forward", "float16")
-    assert verdict(for_half, "any") == Verdict("pytorch", "short")
-    long = of("64,64,3", "8x1024x1024", "sm90_forward", "float16")
+    assert verdict(for_half, "any") == Verdict("timed", "timed")
+    assert choice.is_small(for_half)
+    assert not choice.is_small(of("64,64,3", "8x1024x1024", "sm90_forward", "float16"))
+    gradient = of("64,64,3", "8x64x64", dtype="float16", direction="input_gradient")
+    assert verdict(gradient, "any") == Verdict("pytorch", "short")
+    long = of("64,64,3", "8x1024x1024", dtype="float16", direction="input_gradient")
     assert verdict(long, "any") == Verdict("timed", "timed")
     plan = of("64,64,3", "8x512x512")
     assert verdict(plan, "any") == Verdict("timed", "timed")
@@ -322,14 +326,14 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
     [
         ((20, 20), (150, 30), True),  # the device is waited for
         ((20, 170), (150, 30), False),  # ours would make it wait for the host
-        ((140, 20), (150, 30), True),
+        ((100, 20), (150, 30), True),
         ((160, 20), (150, 30), False),
-        ((20, 20), (40, 30), True),  # either may be waited for: ours is ahead on both
-        ((20, 28), (40, 30), False),  # its checks take the host longer
+        ((20, 5), (40, 30), True),  # either may be waited for: ours is ahead on both
+        ((20, 12), (40, 30), False),  # its checks take the host longer
         ((45, 10), (40, 30), False),
         ((120, 60), (160, 30), False),  # it saves the device as much as it costs the host
-        ((20, 60), (200, 30), True),
-        ((20, 60), (140, 30), False),  # not five times as long: others may keep the host busy
+        ((20, 50), (200, 30), True),
+        ((20, 50), (140, 30), False),  # not five times as long: others may keep the host busy
     ],
 )
 def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):

@@ -156,9 +156,9 @@ def test_kernels_that_cannot_serve():
 
 def test_common_sizes():
     layer = problem("64,64,3")
-    for height, width in ((1, 1), (7, 7), (56, 24), (640, 1024), (5, 6)):
+    for height, width in ((1, 1), (7, 7), (56, 24), (640, 1024), (5, 6), (9, 13)):
         assert sizes.is_common(layer.resized(2, height, width))
-    for height, width in ((9, 8), (8, 11), (33, 33), (30, 64), (1333, 800)):
+    for height, width in ((17, 8), (8, 19), (33, 33), (30, 64), (1333, 800)):
         assert not sizes.is_common(layer.resized(2, height, width))
 
 
@@ -269,11 +269,11 @@ def test_the_third_size_compiles_the_kernels_of_all(no_choices, monkeypatch):
     compiled = []
     monkeypatch.setattr(sizes, "compile_cuda", lambda source, arch: compiled.append(source))
     of_layer = problem("64,3,4,2,1")
-    for batch, height, width in ((1, 9, 9), (2, 9, 9), (1, 8, 8), (1, 9, 11)):
+    for batch, height, width in ((1, 19, 19), (2, 19, 19), (1, 8, 8), (1, 19, 21)):
         sizes.expect(of_layer.resized(batch, height, width), HOPPER)
     assert not compiled
-    for height in (13, 17):  # the third, and a fourth, which has nothing to add
-        sizes.expect(of_layer.resized(1, height, 9), HOPPER)
+    for height in (23, 27):  # the third, and a fourth, which has nothing to add
+        sizes.expect(of_layer.resized(1, height, 19), HOPPER)
     for thread in threading.enumerate():
         if thread.name.startswith("tconv-sizes"):
             thread.join(30)

@@ -95,7 +95,7 @@ def leave_to_pytorch(call: Call, gradients: Callable[[], tuple[Call, Call]] | No
             return None
     if way is not None and way.candidate is PYTORCH:
         return way
-    small = mode == tuning.DEFAULT and call.planned.cost < choice.SMALL
+    small = mode == tuning.DEFAULT and choice.is_small(call.planned)
     return _way(call, PYTORCH, "small") if small else None
 
 

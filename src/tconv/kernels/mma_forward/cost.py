@@ -33,7 +33,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         if laid.tiles < 2 * target.multiprocessors and problem.in_channels_per_group > 64:
             measured *= COSTS.deep  # many sequential steps, and few concurrent tiles
     aligned = problem.pattern.width.output_size % 4 == 0
-    launch = COSTS.launch if aligned else COSTS.launch_unaligned
+    launch = COSTS.launch if aligned and problem.taps > 1 else COSTS.launch_unaligned
     work = max(busy, moved) + min(busy, moved) * COSTS.overlap
     time = COSTS.scale * measured * work + launch
     # `launch` has the weights of an ordinary layer. With many, loading them can be most of a call.

@@ -39,6 +39,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         dearer *= fit.overlapping
     if laid.slots == 1:
         dearer *= fit.one_slot
+        if laid.chunks == tile.pixel_tiles == problem.taps == 1:
+            dearer *= fit.one_chunk
     if len(laid.column_class) > 1:
         dearer *= fit.column_tiles
     device = dearer * (max(busy, moved) + fit.both * min(busy, moved) + packing)
