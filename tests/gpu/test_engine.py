@@ -25,6 +25,9 @@ CASES = (
     ("136,64,3,2,1,1", "9x14x14"),
     ("16,3,4,2,1", "5x20x21"),
     ("256,128,2,2", "30x28x28"),
+    # Rows and columns of y that no tap reads.
+    ("32,64,3,stride=5,padding=1,dilation=2", "3x18x40"),
+    ("24,40,2,2", "6x13x72"),
     # Folded: of few channels, with whole rows and with pieces of them.
     ("56,1,9,3,4,2", "3x40x70"),
     ("21,21,16,8,4", "2x13x21"),

@@ -12,12 +12,20 @@ from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_we
 from layer_cases import Case, by_taps, operands
 from tconv.jit.target import Target
 from tconv.kernels import sm90_weight_gradient as family
-from tconv.kernels.engine.layout import MOST_SOURCES
+from tconv.kernels.engine.layout import MOST_SOURCES, packed_size, packed_values
 from tconv.kernels.sm90_weight_gradient.layout import layout
 from tconv.problem import Axis, Problem
 from tconv.reference import expected
 from tiers import quick
 
+# Rows of x that are whole vectors: if x is contiguous, boxes of 8 to 64 columns, and parts of them.
+MAPPED = (
+    Case(3, 72, 24, 1, (5, 8), (4, 4), (2, 2), (1, 1)),
+    Case(2, 10, 16, 2, (3, 16), (3, 3), (1, 1), (1, 1)),
+    Case(2, 16, 8, 1, (3, 40), (2, 2), (2, 2)),
+    Case(1, 70, 13, 1, (1, 136), (1, 4), (1, 2), (0, 1)),
+    Case(1, 24, 5, 2, (3, 72), (4, 3), (2, 1), (1, 2), (1, 0)),
+)
 CASES = (
     Case(2, 16, 24, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
     Case(2, 72, 40, 1, (6, 7), (4, 4), (2, 2), (1, 1)),
@@ -36,16 +44,22 @@ CASES = (
     Case(2, 3, 21, 1, (5, 9), (4, 4), (2, 2), (1, 1)),
     Case(1, 10, 6, 2, (5, 6), (3, 2), (2, 3), (1, 0)),
     Case(1, 70, 13, 1, (9, 9), (3, 3)),
+    # Of rows and columns that no tap reads.
+    Case(2, 16, 24, 1, (5, 9), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+    Case(1, 8, 13, 2, (3, 4), (1, 2), (3, 4), (0, 1), (2, 3)),
+    Case(2, 8, 8, 1, (4, 8), (3, 2), (2, 4), (2, 3), (1, 2), (2, 2)),
     # Of few channels and a stride, so that phases are folded; several blocks of folded channels.
     Case(2, 16, 1, 1, (5, 7), (9, 9), (3, 3), (4, 4), (2, 2)),
     Case(1, 21, 21, 1, (4, 5), (16, 16), (8, 8), (4, 4)),
     Case(2, 24, 5, 2, (3, 9), (4, 3), (2, 1), (1, 2), (1, 0)),
+    *MAPPED,
 )
 DTYPES = (torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "strided")
 
 
 def problem_of(case: Case, t, **options) -> Problem:
+    options.setdefault("aligned", all(v.data_ptr() % 16 == 0 for v in (t.x, t.grad_output)))
     return Problem.of(
         "weight_gradient",
         tuple(t.x.shape),
@@ -103,7 +117,7 @@ def test_the_cases_serve_every_tile():
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
-@pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9]), ids=str)
+@pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4]), ids=str)
 def test_result_does_not_depend_on_the_order_of_threads(case, layout):
     t = operands(case, torch.bfloat16, layout, "cpu")
     for plan_ in plans(problem_of(case, t), family.STEM, few()):
@@ -125,11 +139,33 @@ def test_images_are_packed_where_no_tensor_map_describes_them():
     for case, of_layout, packed in (
         (CASES[0], "channels_last", (False, False)),
         (CASES[0], "contiguous", (True, True)),
+        (Case(1, 3, 8, 1, (1, 24)), "contiguous", (False, True)),
         (Case(1, 8, 3), "channels_last", (False, True)),
     ):
         t = operands(case, torch.bfloat16, of_layout, "cpu")
         laid = layout(problem_of(case, t), family.TILES[0])
         assert tuple(at is not None for at in laid.packed[:2]) == packed
+
+
+def test_rows_and_columns_that_no_tap_reads_are_not_packed():
+    # y has 3 images of 43 x 48 pixels; 25 rows and 28 columns are of the phases 0, 2 and 4 of 5.
+    size = Axis(9, 3, 5, 1, 0, 2), Axis(10, 3, 5, 1, 0, 2)
+    for direction in ("weight_gradient", "input_gradient"):
+        problem = Problem(direction, 3, 32, 64, 1, *size, "bfloat16")
+        assert packed_size(problem, "y") == (25, 28)
+        assert packed_values(problem, "y") == 3 * 64 * 25 * 28
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "strided"))
+def test_a_contiguous_x_off_16_bytes_is_packed(layout):
+    case = MAPPED[0]
+    t = operands(case, torch.float16, layout, "cpu")
+    memory = torch.zeros(t.x.untyped_storage().nbytes() // 2 + 1, dtype=t.x.dtype)
+    off = memory[1:].as_strided(t.x.shape, t.x.stride())
+    t = dataclasses.replace(t, x=off.copy_(t.x))
+    problem = problem_of(case, t)
+    assert not problem.x_mapped
+    assert_right(run(plans(problem, family.STEM)[0], t), case, t)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +246,7 @@ LAYERS = {
     "21 to 21, 4x4 s4": Case(4, 21, 21, 1, (64, 64), (4, 4), (4, 4)),
     "32 to 32, 3x7": Case(8, 32, 32, 1, (200, 200), (3, 7), (1, 1), (1, 3)),
     "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
+    "32 to 64, 3x3 s5": Case(16, 32, 64, 1, (64, 128), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
     "256 to 256, 2x2 s2": Case(200, 256, 256, 1, (14, 14), (2, 2), (2, 2)),
 }
 
@@ -225,9 +262,8 @@ def test_compiles_without_spills_or_serialised_products(name, of_layout):
         case.geometry,
         dtype="bfloat16",
     )
-    aligned = of_layout == "channels_last"
     problem = dataclasses.replace(
-        problem, x_layout=of_layout, y_layout=of_layout, source_aligned=aligned
+        problem, x_layout=of_layout, y_layout=of_layout, source_aligned=True
     )
     chosen = plans(problem, family.STEM)
     assert chosen

@@ -6,7 +6,7 @@ import math
 
 from tconv.jit.target import Target
 from tconv.kernels import costs, family
-from tconv.kernels.engine.layout import Layout, layout
+from tconv.kernels.engine.layout import Layout, layout, packing_bytes, unread_bytes
 from tconv.kernels.engine.tiles import CONSUMERS, Tile
 from tconv.problem import Problem
 
@@ -58,7 +58,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     of_tile = main + written + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
-    modelled = math.hypot(waves * of_tile / fit.clock, laid.call.bytes / (fit.memory * 1e12))
+    unread = 0 if laid.forward else unread_bytes(problem, columns=not tile.turned)
+    memory = (laid.call.bytes - unread) / (fit.memory * 1e12)
+    modelled = math.hypot(waves * of_tile / fit.clock, memory)
     modelled *= _longer(laid, tile)
     modelled += fit.launch * 1e-6
     if laid.maps_weights:
@@ -66,7 +68,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     weights_moved = 2 * laid.weight_pieces * laid.weight_bytes
     packing = weights_moved / (fit.pack_weights * 1e12)
     rate = fit.fold_images if laid.folds else fit.pack_images
-    packing += 4 * laid.image_elements / (rate * 1e12)
+    if laid.packs_image:
+        packing += packing_bytes(laid.problem, "x" if laid.forward else "y") / (rate * 1e12)
     return family.with_host(modelled + packing + fit.pack_launch * 1e-6)
 
 

@@ -13,6 +13,10 @@ from tconv.kernels.engine.layout import (
     Layout,
     View,
     layout,
+    packed_size,
+    read_before,
+    read_phases,
+    read_pixels,
 )
 from tconv.kernels.engine.tiles import CONSUMERS, Tile
 from tconv.kernels.launch import (
@@ -187,6 +191,7 @@ def _pack_source(laid: Layout) -> KernelSource:
             *_tap_constants(laid),
             ("channels_last", laid.read_layout == "channels_last"),
             ("folds", laid.folds),
+            *read_pixels(problem, "x" if laid.forward else "y", "source"),
         ),
         arguments=tuple(
             (
@@ -374,10 +379,16 @@ def image_map(
             Stride(operand, 0),
             of_group * item,
         )
-        first = (Stride(operand, 2, view_y.first), Stride(operand, 3, view_x.first))
-        return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, first)
+        begin = (Stride(operand, 2, view_y.first), Stride(operand, 3, view_x.first))
+        return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
     line = -(-of_group // 8) * 8 * item
-    pixel, row = groups * line, groups * line * shape[3]
-    address = Address("packed", packed + view_y.first * row + view_x.first * pixel)
-    of_bytes = (step[1] * pixel, step[0] * row, row * shape[2], line)
+    height, width = packed_size(problem, operand)
+    pixel, row = groups * line, groups * line * width
+    first = view_y.first, view_x.first
+    if operand == "y":
+        axes = (problem.height, problem.width)
+        first = read_before(axes[0], first[0]), read_before(axes[1], first[1])
+        step = len(read_phases(axes[0])), len(read_phases(axes[1]))
+    address = Address("packed", packed + first[0] * row + first[1] * pixel)
+    of_bytes = (step[1] * pixel, step[0] * row, row * height, line)
     return TensorMap(address, dims, of_bytes, box, swizzle, problem.dtype)

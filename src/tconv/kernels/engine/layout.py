@@ -12,6 +12,7 @@ pixel q - shift (`tconv.problem`), a phase whose first pixel has q0 gives
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import itertools
@@ -24,6 +25,8 @@ from tconv.jit.target import Target
 from tconv.kernels import family
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.tiles import CONSUMERS, GROUP_ROWS, Tile
+from tconv.kernels.launch import Operand
+from tconv.kernels.source import Constant
 from tconv.problem import Axis, Problem
 
 PIECE_BYTES = 64 * 128
@@ -106,6 +109,22 @@ def phase_view(axis: Axis, phase: int) -> View:
     first = (phase - axis.padding) % axis.stride
     size = max(0, -(-(axis.output_size - first) // axis.stride))
     return View(first, (first + axis.padding) // axis.stride, size)
+
+
+def read_phases(axis: Axis) -> tuple[int, ...]:
+    """The phases of an axis of y that taps read. A packed image has their pixels alone."""
+    return tuple(phase.index for phase in axis.phases if phase.taps)
+
+
+def read_before(axis: Axis, pixel: int) -> int:
+    """How many pixels before this one are of those phases."""
+    phases, cut = read_phases(axis), axis.padding % axis.stride
+
+    def count(end: int) -> int:
+        whole, phase = divmod(end, axis.stride)
+        return whole * len(phases) + bisect.bisect_left(phases, phase)
+
+    return count(pixel + cut) - count(cut)
 
 
 _Value = TypeVar("_Value")
@@ -710,8 +729,7 @@ class Layout:
     def image_elements(self) -> int:
         """16-bit values of the packed image."""
         problem = self.problem
-        shape = problem.x_shape if self.forward else problem.y_shape
-        return packed_values(shape, problem.groups) if self.packs_image else 0
+        return packed_values(problem, "x" if self.forward else "y") if self.packs_image else 0
 
     @property
     def pairs_of_phases(self) -> bool:
@@ -755,10 +773,51 @@ def packs(problem: Problem, channels: int, layout: str) -> bool:
     return layout == "contiguous" or channels % 8 != 0 or not problem.pattern.source_aligned
 
 
-def packed_values(shape: tuple[int, int, int, int], groups: int) -> int:
+def packed_size(problem: Problem, operand: Operand) -> tuple[int, int]:
+    """Rows and columns of a packed image: of y those that taps read."""
+    y, x = problem.height, problem.width
+    if operand == "x":
+        return y.size, x.size
+    # One where there is none, as tensor maps have no empty dimensions.
+    return max(1, read_before(y, y.output_size)), max(1, read_before(x, x.output_size))
+
+
+def packed_values(problem: Problem, operand: Operand) -> int:
     """16-bit values of a packed image: the pixels of each group on 16 bytes."""
-    batch, channels, height, width = shape
-    return batch * height * width * groups * (-(-channels // (8 * groups)) * 8)
+    groups = problem.groups
+    channels = problem.in_channels if operand == "x" else problem.out_channels
+    pixels = problem.batch * math.prod(packed_size(problem, operand))
+    return pixels * groups * (-(-channels // (8 * groups)) * 8)
+
+
+def packing_bytes(problem: Problem, operand: Operand) -> float:
+    """Bytes that packing an image moves. Columns that no tap reads share sectors with others."""
+    width = problem.width.size if operand == "x" else problem.width.output_size
+    return 2 * packed_values(problem, operand) * (1 + width / packed_size(problem, operand)[1])
+
+
+def unread_bytes(problem: Problem, *, columns: bool) -> int:
+    """Bytes of y in rows that no tap reads; with `columns` those in such columns too."""
+    batch, channels, height, width = problem.y_shape
+    rows, of_row = packed_size(problem, "y")
+    return 2 * batch * channels * (height * width - rows * (of_row if columns else width))
+
+
+def read_pixels(
+    problem: Problem, operand: Operand, prefix: str
+) -> tuple[tuple[str, Constant], ...]:
+    """Which rows and columns are packed, as <engine/pack_image.cuh> takes them."""
+    axes = (problem.height, problem.width)
+    found: list[tuple[str, Constant]] = []
+    for name, axis in zip(("rows", "columns"), axes, strict=True):
+        phases = read_phases(axis) if operand == "y" else (0,)
+        stride = axis.stride if operand == "y" and len(phases) < axis.stride else 1
+        found += [
+            (f"{prefix}_{name}_stride", stride),
+            (f"{prefix}_{name}_cut", axis.padding % stride),
+            (f"{prefix}_{name}", phases if stride > 1 else (0,)),
+        ]
+    return tuple(found)
 
 
 def image_pack_grid(values: int) -> int:

@@ -5,8 +5,11 @@
 // each channel a vector of neighbouring pixels, turned in registers into 16 bytes for each pixel.
 // If channels are adjacent in the source, it is an octet of one pixel. Neither shared memory nor
 // a barrier is needed, and a thread's loads are all under way together.
+//
+// Rows and columns that no tap reads are left out. Such rows are not read either.
 #pragma once
 
+#include <common/constant_tables.cuh>
 #include <common/element.cuh>
 
 namespace {
@@ -61,8 +64,40 @@ TCONV_DEVICE uint4 turned_octet(const uint32_t (&values)[8][words], int pixel) {
     return {of[0], of[1], of[2], of[3]};
 }
 
+// The pixels of an axis that are packed: those of whose (pixel + cut) % stride is among `phases`.
+template <int stride, int cut, const auto& phases>
+struct PackedPixels {
+    static constexpr int of_stride = sizeof(phases) / sizeof(phases[0]);
+    static constexpr bool all = of_stride == stride;
+
+    TCONV_DEVICE static constexpr int before(int phase) {
+        int found = 0;
+#pragma unroll
+        for (int i = 0; i < of_stride; ++i) found += phases[i] < phase;
+        return found;
+    }
+
+    // How many there are before a pixel.
+    TCONV_DEVICE static int place(int pixel) {
+        if constexpr (all) return pixel;
+        int whole = (pixel + cut) / stride, phase = pixel + cut - whole * stride;
+        return whole * of_stride + before(phase) - before(cut);
+    }
+
+    TCONV_DEVICE static bool packed(int pixel) { return all || place(pixel + 1) > place(pixel); }
+
+    // The pixel at a place.
+    TCONV_DEVICE static int pixel(int place) {
+        if constexpr (all) return place;
+        place += before(cut);
+        int whole = place / of_stride;
+        return whole * stride + entry(phases, place - whole * of_stride) - cut;
+    }
+};
+
 // Of `channels` channels of a group; `channels_last`: whether they are adjacent in the source.
-template <int channels, bool channels_last>
+// `Rows` and `Columns` are the pixels that are packed.
+template <int channels, bool channels_last, typename Rows, typename Columns>
 struct ImagePacking {
     using Element = Layer::Element;
     using Index = Layer::Index;
@@ -80,9 +115,10 @@ struct ImagePacking {
     // All units of the launch.
     TCONV_DEVICE static void pack(const Image& image) {
         // Where rows follow each other without a gap, an image is one row.
-        bool joined = image.stride_h == Index(image.width) * image.stride_w &&
+        bool joined = Rows::all && Columns::all &&
+                      image.stride_h == Index(image.width) * image.stride_w &&
                       Index(image.height) * image.width <= 0x7fffffff;
-        int rows = joined ? 1 : image.height;
+        int rows = joined ? 1 : Rows::place(image.height);
         int size = joined ? image.height * image.width : image.width;
         // Vectors of a length that divides this start on multiples of it.
         Count aligned = Count(reinterpret_cast<uint64_t>(image.source) / sizeof(Element)) |
@@ -109,17 +145,21 @@ struct ImagePacking {
     template <int vector>
     TCONV_DEVICE static void pack_units(const Image& image, int rows, int size) {
         constexpr int pixels = channels_last ? 1 : vector;
+        int columns = Columns::place(size);
         // Vectors of a row that neighbouring threads take before the next octet's: they read 64
         // bytes, and write the octets of few pixels.
         constexpr int run = channels_last ? 1 : vector == 1 ? 16 : 32 / vector;
         constexpr int units = vector == 8 ? 1 : vector == 4 ? 2 : 4;  // of a thread at a time
         constexpr int words = (pixels + 1) / 2;
-        Count vectors = size / pixels, runs = (vectors + run - 1) / run;
+        // Of a row, vectors of all columns, or the columns that are packed.
+        Count vectors = channels_last ? columns : size / pixels;
+        Count runs = (vectors + run - 1) / run;
         Count count = runs * (run * all_octets) * rows * image.batch;
         for (Count first = Count(blockIdx.x) * (units * Layer::threads) + threadIdx.x;
              first < count; first += Count(gridDim.x) * (units * Layer::threads)) {
             uint32_t values[units][channels_last ? 4 : 8][words];
             uint4* to[units];
+            int at[units];  // the first pixel
 #pragma unroll
             for (int k = 0; k < units; ++k) {
                 Count unit = first + k * Layer::threads, rest = unit / run;
@@ -129,12 +169,13 @@ struct ImagePacking {
                 to[k] = nullptr;
                 if (unit >= count || number >= vectors) continue;
                 Count n = rows == 1 ? next : next / rows, row = next - n * rows;
-                Index pixel = Index(number) * pixels;
+                at[k] = channels_last ? Columns::pixel(number) : int(number) * pixels;
                 to[k] = reinterpret_cast<uint4*>(image.destination) +
-                        (Index(next) * size + pixel) * all_octets + octet;
+                        (Index(next) * columns + Columns::place(at[k])) * all_octets + octet;
                 int channel = octet % octets * 8, exist = channels - channel;
                 const Element* from = image.source + Index(n) * image.stride_n +
-                                      Index(row) * image.stride_h + pixel * image.stride_w +
+                                      Index(Rows::pixel(row)) * image.stride_h +
+                                      Index(at[k]) * image.stride_w +
                                       Index(octet / octets * channels + channel) * image.stride_c;
                 load<vector>(from, image.stride_c, exist, values[k]);
             }
@@ -143,7 +184,9 @@ struct ImagePacking {
                 if (to[k] == nullptr) continue;
 #pragma unroll
                 for (int pixel = 0; pixel < pixels; ++pixel) {
-                    to[k][Index(pixel) * all_octets] = octet_of(values[k], pixel);
+                    if (!Columns::packed(at[k] + pixel)) continue;
+                    to[k][Index(Columns::place(at[k] + pixel) - Columns::place(at[k])) *
+                          all_octets] = octet_of(values[k], pixel);
                 }
             }
         }

@@ -16,7 +16,11 @@ TCONV_DEVICE void pack_image(const Fields& arguments) {
                     arguments.source_stride_w, arguments.batch, arguments.source_height,
                     arguments.source_width, arguments.image_height, arguments.image_width});
     } else if constexpr (Layer::packs_image) {
-        using Packing = ImagePacking<Layer::reduced, Layer::channels_last>;
+        using Rows =
+            PackedPixels<Layer::source_rows_stride, Layer::source_rows_cut, Layer::source_rows>;
+        using Columns = PackedPixels<Layer::source_columns_stride, Layer::source_columns_cut,
+                                     Layer::source_columns>;
+        using Packing = ImagePacking<Layer::reduced, Layer::channels_last, Rows, Columns>;
         Packing::pack({static_cast<const Layer::Element*>(arguments.source),
                        static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,
                        arguments.source_stride_c, arguments.source_stride_h,

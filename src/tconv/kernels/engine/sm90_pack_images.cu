@@ -10,7 +10,10 @@ template <typename Fields>
 TCONV_DEVICE void pack_images(const Fields& arguments) {
     using Element = Layer::Element;
     if constexpr (Layer::packs_x) {
-        using Packing = ImagePacking<Layer::in_channels, Layer::x_channels_last>;
+        using Rows = PackedPixels<Layer::x_rows_stride, Layer::x_rows_cut, Layer::x_rows>;
+        using Columns =
+            PackedPixels<Layer::x_columns_stride, Layer::x_columns_cut, Layer::x_columns>;
+        using Packing = ImagePacking<Layer::in_channels, Layer::x_channels_last, Rows, Columns>;
         Packing::pack({static_cast<const Element*>(arguments.x),
                        static_cast<Element*>(arguments.packed_x), arguments.x_stride_n,
                        arguments.x_stride_c, arguments.x_stride_h, arguments.x_stride_w,
@@ -22,7 +25,10 @@ TCONV_DEVICE void pack_images(const Fields& arguments) {
                     arguments.y_stride_w, arguments.batch, arguments.y_height, arguments.y_width,
                     arguments.image_height, arguments.image_width});
     } else if constexpr (Layer::packs_y) {
-        using Packing = ImagePacking<Layer::out_channels, Layer::y_channels_last>;
+        using Rows = PackedPixels<Layer::y_rows_stride, Layer::y_rows_cut, Layer::y_rows>;
+        using Columns =
+            PackedPixels<Layer::y_columns_stride, Layer::y_columns_cut, Layer::y_columns>;
+        using Packing = ImagePacking<Layer::out_channels, Layer::y_channels_last, Rows, Columns>;
         Packing::pack({static_cast<const Element*>(arguments.y),
                        static_cast<Element*>(arguments.packed_y), arguments.y_stride_n,
                        arguments.y_stride_c, arguments.y_stride_h, arguments.y_stride_w,

@@ -6,6 +6,8 @@ import math
 
 from tconv.jit.target import Target
 from tconv.kernels import costs
+from tconv.kernels.engine.layout import packing_bytes, unread_bytes
+from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.layout import layout
 from tconv.kernels.sm90_weight_gradient.tiles import Tile
 from tconv.problem import Problem
@@ -23,9 +25,12 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     of_box = max(products, laid.stage_bytes / fit.rate) + fit.box
     waves = -(-laid.units * splits // target.multiprocessors)
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
-    memory = problem.bytes / (fit.memory * 1e12)
+    memory = (problem.bytes - unread_bytes(problem, columns=True)) / (fit.memory * 1e12)
     partial = 4 * splits * math.prod(problem.w_shape) / (fit.partial * 1e12)
-    folded = laid.packed[2] - (laid.packed[1] or 0) if tile.folded else 0
-    packing = 2 * (laid.packed[2] - folded) / (fit.packing * 1e12)
-    packing += 2 * folded / (fit.folding * 1e12)
+    packing = 0.0
+    operands: tuple[Operand, Operand] = ("x", "y")
+    for operand, at in zip(operands, laid.packed[:2], strict=True):
+        rate = fit.folding if operand == "y" and tile.folded else fit.packing
+        if at is not None:
+            packing += packing_bytes(laid.problem, operand) / (rate * 1e12)
     return max(cycles / fit.clock, memory) + packing + partial + fit.launch * 1e-6

@@ -6,12 +6,18 @@ from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.launch import image_map
-from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid
+from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, read_pixels
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
-from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, MOST_STAGES, Layout, layout
+from tconv.kernels.sm90_weight_gradient.layout import (
+    IN_BLOCK,
+    LINE_BYTES,
+    MOST_STAGES,
+    Layout,
+    layout,
+)
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
 from tconv.kernels.source import TENSOR_MAP, KernelSource
-from tconv.problem import Problem
+from tconv.problem import ITEM_BYTES, Problem
 
 STEM = "sm90_weight_gradient"
 PACK_STEM = "sm90_pack_images"
@@ -27,7 +33,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     pitch_y, pitch_x = laid.pitch
     whole = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        "x": image_map(problem, "x", whole, (1, 1), _box(n, y, x), laid.packed[0]),
+        "x": _contiguous_map(laid)
+        if laid.maps_x
+        else image_map(problem, "x", whole, (1, 1), _box(n, y, x), laid.packed[0]),
         **{
             f"y_{i}": image_map(
                 problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
@@ -56,6 +64,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         constants=(
             ("Index", family.index_type(problem, problem.in_channels * _columns(problem))),
             ("bfloat", problem.dtype == "bfloat16"),
+            ("maps_x", laid.maps_x),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
             ("out_channels", problem.out_channels_per_group),
@@ -95,6 +104,19 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "kernel", source, laid.units * splits, arguments, splits=splits, taps_first=True
     )
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
+
+
+def _contiguous_map(laid: Layout) -> TensorMap:
+    """A contiguous x: columns, channels, rows, images, groups. A box has lines of columns."""
+    problem = laid.problem
+    n, y, x = laid.box
+    channels = problem.in_channels_per_group
+    dims = (problem.width.size, channels, problem.height.size, problem.batch, problem.groups)
+    of_strides = (Stride("x", 1), Stride("x", 2), Stride("x", 0), Stride("x", 1, channels))
+    line = x * ITEM_BYTES[problem.dtype]
+    swizzle = line if line > 16 else 0
+    box = (x, IN_BLOCK, y, n, 1)
+    return TensorMap(Address("x"), dims, of_strides, box, swizzle, problem.dtype)
 
 
 def _box(n: int, y: int, x: int) -> tuple[int, ...]:
@@ -145,6 +167,8 @@ def _pack(laid: Layout) -> Launch:
             *fold.constants(laid.call, laid.tile.folded),
             ("x_channels_last", problem.x_layout == "channels_last"),
             ("y_channels_last", problem.y_layout == "channels_last"),
+            *read_pixels(problem, "x", "x"),
+            *read_pixels(problem, "y", "y"),
         ),
         arguments=tuple(
             (

@@ -22,6 +22,7 @@ from tconv.kernels.engine.layout import (
     packs,
     phase_view,
 )
+from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
 from tconv.problem import Problem
 
@@ -168,13 +169,22 @@ class Layout:
             found.append(range(min(of_set), max(of_set) + 1))
         return tuple(found)
 
+    @property
+    def maps_x(self) -> bool:
+        """Whether a contiguous x is copied as it lies, by a tensor map."""
+        return self.call.pattern.x_mapped
+
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
-        """Images, rows and columns of a box: the one of which the fewest are needed."""
+        """Images, rows and columns of a box: the one of which the fewest are needed.
+
+        Of those the one of the fewest positions of y. Copies of short lines are slow: by a guess, a
+        line of an x that is contiguous takes a quarter of the time of a position of y.
+        """
         positions = self.tile.positions
         best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
         x = 8
-        while x <= positions:
+        while x <= (min(positions, LINE_BYTES // 2) if self.maps_x else positions):
             rows = positions // x
             for y in (1 << k for k in range(rows.bit_length())):
                 n = rows // y
@@ -182,7 +192,8 @@ class Layout:
                 high = (y + self.reach[0], x + self.reach[1], n)
                 if not odd and max(high) <= MOST_BOX:
                     counts = self._counts((n, y, x))
-                    rank = (math.prod(counts), math.prod(high))
+                    lines = IN_BLOCK * n * y if self.maps_x else 0
+                    rank = (math.prod(counts), math.prod(high) + lines // 4)
                     if best is None or rank < best[0]:
                         best = (rank, (n, y, x))
             x *= 2
@@ -237,13 +248,15 @@ class Layout:
         """
         problem, end = self.problem, 0
         found: list[int | None] = []
-        for shape, channels, of_image, folds in (
-            (problem.x_shape, problem.in_channels_per_group, problem.x_layout, False),
-            (problem.y_shape, problem.out_channels_per_group, problem.y_layout, self.tile.folded),
-        ):
-            is_packed = folds or packs(problem, channels, of_image)
+        sides: tuple[tuple[Operand, int, str, bool], ...] = (
+            ("x", problem.in_channels_per_group, problem.x_layout, False),
+            ("y", problem.out_channels_per_group, problem.y_layout, self.tile.folded),
+        )
+        for operand, channels, of_image, folds in sides:
+            mapped = operand == "x" and self.maps_x
+            is_packed = folds or (not mapped and packs(problem, channels, of_image))
             found.append(end if is_packed else None)
-            end += 2 * packed_values(shape, problem.groups) if is_packed else 0
+            end += 2 * packed_values(problem, operand) if is_packed else 0
         return found[0], found[1], end
 
     @property

@@ -11,6 +11,8 @@
 //   warp 0            bring: stages
 //   warpgroups 1, 2   consumers: each has taps of its own
 //
+// An x that is contiguous need not be turned: its tensor map copies lines of positions.
+//
 // A block has channels, taps and a share of the boxes, and writes its sums as float32.
 #include <common/constant_tables.cuh>
 #include <common/counted_ring.cuh>
@@ -80,8 +82,13 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         ptx::mbarrier_arrive_expect_tx(
             full, Layer::positions * line_bytes + count * arguments.patch_bytes);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
-        ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
-                                                      share.group, full);
+        if constexpr (Layer::maps_x) {
+            ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, x, share.in, y, image,
+                                                          share.group, full);
+        } else {
+            ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
+                                                          share.group, full);
+        }
         to += Layer::positions * line_bytes;
         for (int source = first; source < first + count; ++source) {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
@@ -90,6 +97,29 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
             to += arguments.patch_stride;
         }
         turn.advance(arguments.stages);
+    }
+}
+
+// x of each step, as the wgmma takes it from registers. A stage has 8 channels of a position in a
+// row of a matrix. Of a contiguous x it has 8 positions of a channel, [row][channel][column], and
+// the tensor map swizzled the channels' lines of `octets` rows of a matrix.
+TCONV_DEVICE void load_x(const unsigned char* x, int octets, uint32_t (&a)[steps][4]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    if constexpr (Layer::maps_x) {
+        int last = octets - 1, line = (warp * 16 + lane % 16) * octets, swizzle = line / 8 & last;
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            int octet = step * 2 + lane / 16, of_line = octet & last;
+            int at = (octet - of_line) * in_block + line + (of_line ^ swizzle);
+            ptx::ldmatrix_x4(a[step], x + at * 16);
+        }
+    } else {
+        int position = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
+        x += position * line_bytes + (chunk ^ position % 8) * 16;
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            ptx::ldmatrix_x4_trans(a[step], x + step * 16 * line_bytes);
+        }
     }
 }
 
@@ -158,19 +188,15 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
 #pragma unroll
         for (float& sum : of_tap) sum = 0.0f;
     }
-    int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
-    int position = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
-    int own = position * line_bytes + (chunk ^ position % 8) * 16;
+    int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
         ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
-        const unsigned char* x = stage_of(arguments, memory, turn.stage) + own;
+        const unsigned char* x = stage_of(arguments, memory, turn.stage);
         uint64_t y = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
         uint32_t a[steps][4];
-#pragma unroll
-        for (int step = 0; step < steps; ++step) {
-            ptx::ldmatrix_x4_trans(a[step], x + step * 16 * line_bytes);
-        }
+        // NOTE: opaque, so that no register remembers where each step begins.
+        load_x(x, ptx::opaque(arguments.box_x) / 8, a);
         ptx::wgmma_fence();
         // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
         // products that a branch may leave out (C7519).
