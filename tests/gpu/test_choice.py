@@ -44,7 +44,7 @@ def test_training_in_bfloat16_is_pytorchs():
     for _ in range(2):
         out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
         assert type(out.grad_fn).__name__ == "ConvolutionBackward0"
-    assert reasons() == {"short"}
+    assert reasons() == {"small"}
 
 
 def test_a_forward_in_float32_is_timed_once():
