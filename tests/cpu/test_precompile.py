@@ -346,7 +346,7 @@ def test_only_a_module_is_a_model():
 
 def test_kernels_are_found_by_a_second_call_and_by_the_calls_plans(folder, monkeypatch):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), up())
-    example = torch.rand(2, 3, 11, 11)
+    example = torch.rand(2, 3, 21, 21)
     archs = ("sm_80", "sm_90:114")
     with choice.own_kernels():
         first = tconv.precompile(model, example, arch=archs)
@@ -381,7 +381,7 @@ def test_kernels_are_found_by_a_second_call_and_by_the_calls_plans(folder, monke
 def test_processes_share_the_search_for_kernels_of_many_layers(monkeypatch):
     monkeypatch.setattr(filling, "LEAST_SEARCHES", 1)
     target = Target.named("sm_80")
-    layers = [Layer.parse(text, "1x11x11") for text in ("2,3,3", "3,2,3", "2,2,5")]
+    layers = [Layer.parse(text, "1x19x19") for text in ("2,3,3", "3,2,3", "2,2,5")]
     problems = [layer.problem("weight_gradient") for layer in layers]
     assert not any(sizes.are_found(problem, target) for problem in problems)
     filling._search(problems, [target], jobs=1)  # one gains nothing
