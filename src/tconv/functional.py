@@ -43,6 +43,10 @@ _MAX_STEP = 2**31 - 1
 
 _is_grad_enabled = torch.is_grad_enabled
 
+# What may keep calls to our kernels, even if it is set to nothing: then calls take the longer way.
+_environment = settings.environment
+_STRICT, _KERNEL = settings.own_kernels_keys
+
 _declined: set[str] = set()
 
 _left_to_pytorch: dict[tuple[object, ...], Counter] = {}
@@ -246,23 +250,24 @@ def _left_key(input: Tensor, weight: Tensor) -> tuple[object, ...] | None:
     Every call that PyTorch runs waits for this, in a program whose caches hold other things: a
     function called or an object made here takes four times what a loop of such calls shows.
 
-    NOTE: None while compiling, so that no graph is guarded by what the table holds.
+    NOTE: None under torch.compile, so that no graph is guarded by what the table holds.
     """
     if (
-        torch.compiler.is_compiling()
+        torch.compiler.is_dynamo_compiling()
         or type(input) is not Tensor
         or choice.overrides
         or not (input.is_cuda or settings.emulate())
         or private.is_cudnn_benchmark()
-        or settings.keeps_to_own_kernels()
+        or _STRICT in _environment
+        or _KERNEL in _environment
     ):
         return None
     try:
+        # The dtype is the weight's, or autocast's.
         return (
             id(weight),
             input.numel(),
             input.stride(),
-            input.dtype,
             _is_grad_enabled(),
             private.is_any_autocast_enabled(),
         )

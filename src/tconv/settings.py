@@ -280,11 +280,14 @@ def keeps_to_own_kernels() -> bool:
 
     It parses nothing, since every call asks.
     """
-    return bool(_environment.get(_strict.key) or _environment.get(_kernel.key))
+    return bool(environment.get(_strict.key) or environment.get(_kernel.key))
 
 
 # What `os.environ.get` looks in, which takes a microsecond to say that there is nothing.
-_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+
+own_kernels_keys = (_strict.key, _kernel.key)
+"""The keys, in `environment`, of what `keeps_to_own_kernels` asks for."""
 
 
 def current() -> dict[str, str]:
