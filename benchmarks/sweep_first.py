@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import fnmatch
 import sys
 from collections import Counter
@@ -150,7 +151,8 @@ def main() -> None:
     else:
         wanted = parsed.only.split(",")
         layers = [
-            layer
+            # As `tconv bench`: PyTorch needs a pass of its own for a bias.
+            dataclasses.replace(layer, bias=False)
             for layer in read_layers(parsed.layers)
             if any(fnmatch.fnmatch(layer.name, one) for one in wanted)
         ]
