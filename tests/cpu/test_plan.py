@@ -104,10 +104,9 @@ def test_no_kernel_launches_more_blocks_than_outputs_and_weights_need(
             "weight_gradient": (made.splits, *problem.w_shape),
         }[direction]
         assert made.kernel.grid <= prod(written), made
-        for launch in made.launches:
-            assert launch.grid <= prod(written) + prod(problem.w_shape) + prod(problem.x_shape), (
-                made
-            )
+        # A packing also lays out the rows of a tile that do not exist, by up to 16 blocks.
+        most = prod(written) + prod(problem.w_shape) + prod(problem.x_shape) + 16
+        assert all(launch.grid <= most for launch in made.launches), made
 
 
 def test_a_long_stride_on_one_pixel_costs_what_a_short_one_does():

@@ -27,7 +27,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     blocks = -(-laid.grid // target.multiprocessors)
     held = laid.blocks(target)
     waits = 1 + (-(-blocks // held) - 1) / held
-    busy = (blocks * block + COSTS.wait * waits) / COSTS.clock
+    turns = laid.depth / (8 * tile.splits * tile.ahead)
+    busy = (blocks * block + (COSTS.wait + COSTS.turn * turns) * waits) / COSTS.clock
     # Each block reads its weights, each tile of channels the pixels: from L2 but for the first.
     again = laid.grid * laid.depth * (tile.rows + laid.tile_pixels) * 4
     parts = (busy, problem.bytes / COSTS.memory_rate, again / COSTS.l2_rate)

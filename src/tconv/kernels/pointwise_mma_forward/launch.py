@@ -41,6 +41,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("pixels", tile.pixels),
             ("splits", tile.splits),
             ("pixel_warps", tile.pixel_warps),
+            ("ahead", tile.ahead),
             ("pitch", laid.pitch),
         ),
         arguments=fields(arguments, index),

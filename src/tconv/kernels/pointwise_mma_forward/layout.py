@@ -34,6 +34,11 @@ class Tile:
     pixel_warps: int = 1
 
     @property
+    def ahead(self) -> int:
+        """Steps whose weights are under way: one where sums or many warps leave few registers."""
+        return 1 if self.pixels // self.pixel_warps > 64 or self.splits == 1 else 2
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return self.rows * self.splits * self.pixel_warps
@@ -47,6 +52,7 @@ TILES = (
     Tile(rows=64, pixels=64, splits=4, blocks=2),
     Tile(rows=64, pixels=80, splits=4, blocks=2),
     Tile(rows=128, pixels=64, splits=4, blocks=1),
+    Tile(rows=128, pixels=56, splits=4, blocks=1),
     Tile(rows=32, pixels=64, splits=2, blocks=8),
     Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4),
     Tile(rows=32, pixels=128, splits=1, blocks=6, pixel_warps=4),
