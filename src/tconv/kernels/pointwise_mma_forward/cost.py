@@ -28,7 +28,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     held = laid.blocks(target)
     waits = 1 + (-(-blocks // held) - 1) / held
     turns = laid.depth / (8 * tile.splits * tile.ahead)
-    busy = (blocks * block + (COSTS.wait + COSTS.turn * turns) * waits) / COSTS.clock
+    # Vectors of which some outputs have no pixel: a thread makes one after the other.
+    sparse = 0 if laid.dense else written / tile.threads
+    wait = COSTS.wait + COSTS.turn * turns + COSTS.sparse * sparse
+    busy = (blocks * block + wait * waits) / COSTS.clock
     # Each block reads its weights, each tile of channels the pixels: from L2 but for the first.
     again = laid.grid * laid.depth * (tile.rows + laid.tile_pixels) * 4
     parts = (busy, problem.bytes / COSTS.memory_rate, again / COSTS.l2_rate)

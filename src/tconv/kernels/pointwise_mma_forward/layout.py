@@ -52,7 +52,6 @@ TILES = (
     Tile(rows=64, pixels=64, splits=4, blocks=2),
     Tile(rows=64, pixels=80, splits=4, blocks=2),
     Tile(rows=128, pixels=64, splits=4, blocks=1),
-    Tile(rows=128, pixels=56, splits=4, blocks=1),
     Tile(rows=32, pixels=64, splits=2, blocks=8),
     Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4),
     Tile(rows=32, pixels=128, splits=1, blocks=6, pixel_warps=4),

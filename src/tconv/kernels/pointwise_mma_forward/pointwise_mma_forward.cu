@@ -36,11 +36,6 @@ constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 constexpr int tile_channels = Layer::rows / taps;
 constexpr int steps = (Layer::in_channels + 7) / 8;
 constexpr int ahead = Layer::ahead;  // steps whose weights are under way
-// Of many input channels the first half is multiplied while the second is on its way.
-constexpr int round_steps = ahead * splits;  // of all warps, before a loop's next turn
-constexpr int rounds = (steps + round_steps - 1) / round_steps;
-constexpr int parts = rounds > 2 ? 2 : 1;
-constexpr int part_steps = (rounds + parts - 1) / parts * round_steps;
 // Whether pixels are rounded before they are multiplied: it pays where several warps read them.
 constexpr bool rounds_first = row_warps > 2;
 
@@ -67,20 +62,17 @@ struct Tile {
     }
 };
 
-// Calls `of(channel, column, place)` for the vectors of a part of [8 * steps][pitch] that are this
-// thread's.
+// Calls `of(channel, column, place)` for the vectors of [8 * steps][pitch] that are this thread's.
 template <int vector, typename Of>
-TCONV_DEVICE void each_vector(float* shared, int part, Of of) {
+TCONV_DEVICE void each_vector(float* shared, Of of) {
     constexpr int columns = pixels / vector;
     constexpr int rows = threads / columns;
     static_assert(rows > 0, "a thread has a column");
     int row = int(threadIdx.x) / columns, column = int(threadIdx.x) % columns * vector;
     if (row >= rows) return;
-    int first = part * (8 * part_steps);
-    int end = first + 8 * part_steps < 8 * steps ? first + 8 * part_steps : 8 * steps;
-    float* place = shared + (first + row) * pitch + column;
+    float* place = shared + row * pitch + column;
 #pragma unroll 4
-    for (int k = first + row; k < end; k += rows) {
+    for (int k = row; k < 8 * steps; k += rows) {
         of(k, column, place);
         place += rows * pitch;
     }
@@ -89,12 +81,12 @@ TCONV_DEVICE void each_vector(float* shared, int part, Of of) {
 // Copies in vectors, zeros for channels and pixels that do not exist.
 template <int vector>
 TCONV_DEVICE void load_vectors(const Arguments& a, const Tile& tile, const float* source,
-                               float* shared, int part) {
+                               float* shared) {
     int place = int(threadIdx.x) % (pixels / vector) * vector;
     int pixel = tile.first_pixel + (place < tile.count ? place : 0);
     int y = pixel / a.source_width, x = pixel - y * a.source_width;
     source += y * a.source_stride_h + x * a.source_stride_w;
-    each_vector<vector>(shared, part, [&](int k, int column, float* to) {
+    each_vector<vector>(shared, [&](int k, int column, float* to) {
         bool valid = column < tile.count && k < Layer::in_channels;
         const float* from = source + (valid ? k * a.source_stride_c : 0);
         if constexpr (vector == 4) {
@@ -107,8 +99,8 @@ TCONV_DEVICE void load_vectors(const Arguments& a, const Tile& tile, const float
 
 // Rounds the values that this thread copied, which no other has read yet.
 template <int vector>
-TCONV_DEVICE void round_vectors(float* shared, int part) {
-    each_vector<vector>(shared, part, [](int, int, float* place) {
+TCONV_DEVICE void round_vectors(float* shared) {
+    each_vector<vector>(shared, [](int, int, float* place) {
         auto values = *reinterpret_cast<Vector<float, vector>*>(place);
 #pragma unroll
         for (float& value : values.values) value = __uint_as_float(tf32_bits(value));
@@ -300,12 +292,8 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
                           tile.image * arguments.source_stride_n +
                           Index(tile.group) * Layer::in_channels * arguments.source_stride_c;
     int vector = longest_vector(arguments, tile, source);
-    for (int part = 0; part < parts; ++part) {
-        with_vector(vector, [&](auto length) {
-            load_vectors<length.value>(arguments, tile, source, shared, part);
-        });
-        ptx::cp_async_commit_group();
-    }
+    with_vector(vector,
+                [&](auto length) { load_vectors<length.value>(arguments, tile, source, shared); });
 
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     int split = warp / (row_warps * Layer::pixel_warps);
@@ -316,31 +304,22 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
 #pragma unroll
     for (int u = 0; u < ahead; ++u) weights.load(split + u * splits, next[u]);
     float sums[2][fragments][4] = {};
+    ptx::cp_async_wait_all();
+    if constexpr (rounds_first) {
+        with_vector(vector, [&](auto length) { round_vectors<length.value>(shared); });
+    }
+    __syncthreads();
     const float* of_lane = shared + lane % 4 * pitch + first_pixel + lane / 4;
-    int step = split;
 #pragma unroll 1
-    for (int part = 0; part < parts; ++part) {
-        if (part + 1 < parts) {
-            ptx::cp_async_wait_group<1>();
-        } else {
-            ptx::cp_async_wait_all();
-        }
-        if constexpr (rounds_first) {
-            with_vector(vector, [&](auto length) { round_vectors<length.value>(shared, part); });
-        }
-        __syncthreads();
-        int end = part + 1 < parts ? part_steps : steps;
-#pragma unroll 1
-        for (; step < end; step += round_steps) {
+    for (int step = split; step < steps; step += ahead * splits) {
 #pragma unroll
-            for (int u = 0; u < ahead; ++u) {
-                uint32_t now[2][4];
+        for (int u = 0; u < ahead; ++u) {
+            uint32_t now[2][4];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) now[i / 4][i % 4] = next[u][i / 4][i % 4];
-                int own = step + u * splits;
-                weights.load(own + round_steps, next[u]);
-                if (own < steps) multiply(of_lane + own * (8 * pitch), now, sums);
-            }
+            for (int i = 0; i < 8; ++i) now[i / 4][i % 4] = next[u][i / 4][i % 4];
+            int own = step + u * splits;
+            weights.load(own + ahead * splits, next[u]);
+            if (own < steps) multiply(of_lane + own * (8 * pitch), now, sums);
         }
     }
 
