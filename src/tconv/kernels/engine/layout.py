@@ -482,8 +482,10 @@ class Layout:
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of a piece that is written: 64 positions of 64 channels, or of all."""
-        return -(-128 * self.group_rows // 1024) * 1024 if self.unfolds else PIECE_BYTES
+        """Half the bytes that a consumer writes through: pieces, or all if the result is folded."""
+        if self.unfolds:
+            return -(-self.tile.columns * self.group_rows // 1024) * 1024
+        return PIECE_BYTES
 
     @functools.cached_property
     def fixed_bytes(self) -> int:

@@ -19,6 +19,12 @@ constexpr int products_columns = positions_are_rows ? group_rows : columns;
 using Block = float[products_columns / 2];
 using Sums = Block[tile_results][blocks];
 
+using Element = Layer::Element;
+
+TCONV_DEVICE uint32_t narrowed(float low, float high) {
+    return Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high) : ptx::cvt_rn_f16x2_f32(low, high);
+}
+
 // The slots of a row group: its set's, the first and the end.
 struct Slots {
     int begin, end;

@@ -18,12 +18,6 @@
 
 namespace {
 
-using Element = Layer::Element;
-
-TCONV_DEVICE uint32_t narrowed(float low, float high) {
-    return Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high) : ptx::cvt_rn_f16x2_f32(low, high);
-}
-
 constexpr int phases = Layer::paired ? 2 : 1;  // whose pixels a line of a piece has in turn
 constexpr int step_x = Layer::step_x / phases;  // from a value of a line to the next, in pixels
 
@@ -285,7 +279,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
     int row_group = at.row_group(consumer);
     if (row_group >= row_groups) return;
     if constexpr (unfolds) {
-        unfold_pieces(arguments, shared, at, consumer, row_group, sums[0]);
+        unfold(arguments, shared, at, consumer, row_group, sums[0]);
     } else {
         unsigned aligned = Layer::contiguous ? alignment_of(arguments) : 0;
         store_pieces(arguments, shared, at, consumer, row_group, sums, aligned);

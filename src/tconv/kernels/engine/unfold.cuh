@@ -1,6 +1,6 @@
 // Store of a folded result: a position's columns are the values of all phases, or of some lines of
-// them (<engine/fold.cuh>). They go through shared memory, where a line's values of 64 positions
-// follow each other as they do in a row of y.
+// them (<engine/fold.cuh>). They go through shared memory, where a line's values of a consumer's
+// positions follow each other as they do in a row of y.
 #pragma once
 
 #include <common/division.cuh>
@@ -15,32 +15,39 @@ namespace {
 constexpr int block_lines = Layer::block_rows / fold_run;
 constexpr int folded_vector = 4;  // values of a row of y that a thread writes at a time
 
-// Lays a piece of the sums out as lines.
+// Lays 64 positions of the sums out, from `first` on.
 TCONV_DEVICE void stage_lines(const Arguments& arguments, const Position& at, int row_block,
-                              Layer::Element* lines, const Block& sums) {
-    constexpr int pair = fold_run % 2 == 0 ? 2 : 1;  // columns of one line, written as a word
+                              Element* lines, int first, const Block& sums) {
+    constexpr bool pairs = fold_run % 2 == 0;  // both columns of a lane are of one line
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
 #pragma unroll
-    for (int from = 0; from < group_rows / 2; from += pair) {
-        int column = from / 4 * 8 + lane % 4 * 2 + from % 2;
-        int position = warp * 16 + from % 4 / 2 * 8 + lane / 4;
-        int line = column / fold_run;
-        if (column >= Layer::block_rows) continue;
-        Vector<Layer::Element, pair> values;
+    for (int from = 0; from < group_rows / 2; from += 2) {
+        int column = from / 4 * 8 + lane % 4 * 2;
+        int position = first + warp * 16 + from % 4 / 2 * 8 + lane / 4;
+        float values[2] = {sums[from], sums[from + 1]};
+        if constexpr (Layer::bias) {
 #pragma unroll
-        for (int i = 0; i < pair; ++i) {
-            float sum = sums[from + i];
-            if constexpr (Layer::bias) {
+            for (int i = 0; i < 2; ++i) {
                 int row = row_block * Layer::block_rows + column + i;
                 int channel = at.group * Layer::fold_channels + Unfolded(row).channel;
-                if (row < Layer::rows) {
-                    sum += widen(static_cast<const Layer::Element*>(arguments.bias)[channel]);
+                if (column + i < Layer::block_rows && row < Layer::rows) {
+                    values[i] += widen(static_cast<const Element*>(arguments.bias)[channel]);
                 }
             }
-            narrow(sum, values.values[i]);
         }
-        int place = (line * piece_positions + position) * fold_run + column - line * fold_run;
-        *reinterpret_cast<Vector<Layer::Element, pair>*>(lines + place) = values;
+        // NOTE: both together: ptxas serialises all products (C7514) if one is converted alone.
+        uint32_t word = narrowed(values[0], values[1]);
+#pragma unroll
+        for (int i = 0; i < 2; i += pairs ? 2 : 1) {
+            int line = (column + i) / fold_run;
+            if (column + i >= Layer::block_rows) continue;
+            auto* to = lines + (line * columns + position - line) * fold_run + column + i;
+            if constexpr (pairs) {
+                *reinterpret_cast<uint32_t*>(to) = word;
+            } else {
+                *reinterpret_cast<uint16_t*>(to) = uint16_t(word >> 16 * i);
+            }
+        }
     }
 }
 
@@ -50,89 +57,95 @@ struct Run {
     int count;
 };
 
-// Writes the values of a run, which begin at `lines`, for each line.
-TCONV_DEVICE void write_run(const Arguments& arguments, const Position& at, int row_block,
-                            const Layer::Element* lines, const Run& run) {
-    using Values = Vector<Layer::Element, folded_vector>;
+constexpr int run_positions = 64;  // at most
+// Threads that write a line of a run: where there are few of both, several warps.
+constexpr int run_lines = block_lines * (columns / run_positions);
+constexpr int line_threads = run_lines >= 4 ? 32 : run_lines >= 2 ? 64 : 128;
+
+// Writes a line's values of a run, which begin at `from`.
+TCONV_DEVICE void write_line(const Arguments& arguments, const Position& at, int row_block,
+                             int line, const Element* from, const Run& run) {
+    using Values = Vector<Element, folded_vector>;
     constexpr int of_pixel = Layer::fold_channels_last ? Layer::fold_channels : 1;
-    constexpr int threads = block_lines == 1 ? 128 : block_lines == 2 ? 64 : 32;  // of a line
+    int row = (row_block * block_lines + line) * fold_run;
+    Unfolded of(row);
+    int y = run.y * Layer::fold_y - Layer::cut_y + of.y;
+    if (row >= Layer::rows || y < 0 || y >= arguments.destination_height) return;
+    int pixel = run.x * Layer::fold_x - Layer::cut_x;
+    auto* to = static_cast<Element*>(arguments.destination) +
+               Index(run.image) * arguments.destination_stride_n +
+               Index(y) * arguments.destination_stride_h +
+               Index(pixel) * arguments.destination_stride_w +
+               Index(at.group * Layer::fold_channels + of.channel) * arguments.destination_stride_c;
+    // The values that exist, and of these the vectors that lie on multiples of their size.
+    int low = max(0, -pixel) * of_pixel;
+    int high = min(run.count * Layer::fold_x, arguments.destination_width - pixel) * of_pixel;
+    int before = reinterpret_cast<uint64_t>(to + low) / sizeof(*to) % folded_vector;
+    int first = low + (folded_vector - before) % folded_vector, end = first;
     // Whether a line's values have no gaps in memory.
     bool dense = arguments.destination_stride_w == of_pixel &&
                  (of_pixel == 1 || arguments.destination_stride_c == 1);
-    int pixel = run.x * Layer::fold_x - Layer::cut_x;
-    int low = max(0, -pixel) * of_pixel;
-    int high = min(run.count * Layer::fold_x, arguments.destination_width - pixel) * of_pixel;
-    int thread = threadIdx.x % warpgroup;
-#pragma unroll 1
-    for (int line = thread / threads; line < block_lines; line += warpgroup / threads) {
-        int row = (row_block * block_lines + line) * fold_run;
-        if (row >= Layer::rows) break;
-        Unfolded of(row);
-        int y = run.y * Layer::fold_y - Layer::cut_y + of.y;
-        if (y < 0 || y >= arguments.destination_height) continue;
-        auto* to =
-            static_cast<Layer::Element*>(arguments.destination) +
-            Index(run.image) * arguments.destination_stride_n +
-            Index(y) * arguments.destination_stride_h +
-            Index(pixel) * arguments.destination_stride_w +
-            Index(at.group * Layer::fold_channels + of.channel) * arguments.destination_stride_c;
-        const auto* from = lines + line * (piece_positions * fold_run);
-        // Vectors start on multiples of their size in memory, the first perhaps before the line.
-        int before = reinterpret_cast<uint64_t>(to) / sizeof(*to) % folded_vector;
-        bool likewise = reinterpret_cast<uint64_t>(from - before) % sizeof(Values) == 0;
-        for (int value = thread % threads * folded_vector - before; value < high;
-             value += threads * folded_vector) {
-            if (dense && value >= low && value + folded_vector <= high) {
-                Values values;
-                if (likewise) {
-                    values = *reinterpret_cast<const Values*>(from + value);
-                } else {
+    if (dense && first < high) end = high - (high - first) % folded_vector;
+    if (end <= first) first = end = low;
+    int thread = threadIdx.x % line_threads;
+    bool likewise = reinterpret_cast<uint64_t>(from + first) % sizeof(Values) == 0;
+#pragma unroll 4
+    for (int value = first + thread * folded_vector; value < end;
+         value += line_threads * folded_vector) {
+        Values values;
+        if (likewise) {
+            values = *reinterpret_cast<const Values*>(from + value);
+        } else {
 #pragma unroll
-                    for (int k = 0; k < folded_vector; ++k) values.values[k] = from[value + k];
-                }
-                *reinterpret_cast<Values*>(to + value) = values;
-                continue;
-            }
-#pragma unroll
-            for (int k = 0; k < folded_vector; ++k) {
-                if (value + k < low || value + k >= high) continue;
-                int of_row = (value + k) / of_pixel, channel = value + k - of_row * of_pixel;
-                to[Index(of_row) * arguments.destination_stride_w +
-                   Index(channel) * arguments.destination_stride_c] = from[value + k];
-            }
+            for (int k = 0; k < folded_vector; ++k) values.values[k] = from[value + k];
         }
+        *reinterpret_cast<Values*>(to + value) = values;
+    }
+    // Those beside the vectors.
+    int left = first - low;
+#pragma unroll 1
+    for (int i = thread; i < left + high - end; i += line_threads) {
+        int value = i < left ? low + i : end + i - left;
+        int of_row = value / of_pixel, channel = value - of_row * of_pixel;
+        to[Index(of_row) * arguments.destination_stride_w +
+           Index(channel) * arguments.destination_stride_c] = from[value];
     }
 }
 
-// Writes the positions of a piece, from `place` on among those of the patch.
+// Writes a consumer's positions, from `first` on among those of the patch.
 TCONV_DEVICE void write_runs(const Arguments& arguments, const Position& at, int row_block,
-                             const Layer::Element* lines, int place) {
-    for (int begin = place, end = place + piece_positions; begin < end;) {
+                             const Element* lines, int first) {
+    int own = threadIdx.x % warpgroup / line_threads, number = 0;
+    for (int begin = first, end = first + columns; begin < end;) {
         int n = divide(begin, arguments.pitch_multiplier, arguments.pitch_shift);
         int rest = begin - n * arguments.pitch;
         int y = divide(rest, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
         int x = rest - y * arguments.pitch_x;
-        int next = min(end, begin + arguments.pitch_x - x);
+        int next = min(min(end, begin + run_positions), begin + arguments.pitch_x - x);
         Run run = {at.image + n, at.y + y, at.x + x, min(next - begin, arguments.box_x - x)};
-        if (n < arguments.box_n && run.image < arguments.batch && y < arguments.box_y) {
-            write_run(arguments, at, row_block, lines + (begin - place) * fold_run, run);
+        if (n < arguments.box_n && run.image < arguments.batch && y < arguments.box_y &&
+            run.count > 0) {
+#pragma unroll 1
+            for (int line = 0; line < block_lines; ++line) {
+                if (number++ % (warpgroup / line_threads) != own) continue;
+                const auto* from = lines + (line * columns + begin - first) * fold_run;
+                write_line(arguments, at, row_block, line, from, run);
+            }
         }
         begin = next;
     }
 }
 
-template <int piece = 0>
-TCONV_DEVICE void unfold_pieces(const Arguments& arguments, Shared& shared, const Position& at,
-                                int consumer, int row_block, const Block (&sums)[blocks]) {
-    if constexpr (piece < blocks) {
-        auto* lines = reinterpret_cast<Layer::Element*>(shared.outputs[consumer][piece % 2]);
-        stage_lines(arguments, at, row_block, lines, sums[piece]);
-        // Nobody writes the other piece's lines again before all have read them.
-        ptx::bar_sync(1 + consumer, warpgroup);
-        int place = consumer * columns + piece * piece_positions;
-        write_runs(arguments, at, row_block, lines, place);
-        unfold_pieces<piece + 1>(arguments, shared, at, consumer, row_block, sums);
+TCONV_DEVICE void unfold(const Arguments& arguments, Shared& shared, const Position& at,
+                         int consumer, int row_block, const Block (&sums)[blocks]) {
+    static_assert(!Layer::unfolds || columns * group_rows <= piece_bytes, "two pieces have all");
+    auto* lines = reinterpret_cast<Element*>(shared.outputs[consumer][0]);
+#pragma unroll
+    for (int block = 0; block < blocks; ++block) {
+        stage_lines(arguments, at, row_block, lines, block * 64, sums[block]);
     }
+    ptx::bar_sync(1 + consumer, warpgroup);
+    write_runs(arguments, at, row_block, lines, consumer * columns);
 }
 
 }  // namespace
