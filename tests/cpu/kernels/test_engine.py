@@ -578,6 +578,14 @@ def test_compiles_without_spills_or_serialised_products(direction, name, part):
         assert_compiled_well(chosen)
 
 
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+@pytest.mark.parametrize("name", ("64 to 8, 4x4 s2", "56 to 1, 9x9 s3"))
+def test_folded_results_without_a_bias_compile_likewise(name, layout):
+    problem = LAYERS[name].layer.problem("forward", "bfloat16", layout)
+    for chosen in folded(dataclasses.replace(problem, bias=False)):
+        assert_compiled_well(chosen)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_with_wide_offsets_it_compiles_likewise(direction):
     every = served(of_shape(direction, LAYERS["64 to 64, 3x3"], wide_offsets=True))
