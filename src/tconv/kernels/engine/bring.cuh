@@ -24,6 +24,9 @@ TCONV_DEVICE void prefetch_maps(const Fields& arguments) {
     if constexpr (Layer::maps_weights) {
         if (map == Layer::sources) ptx::prefetch_tensormap(&arguments.weights);
     }
+    if constexpr (Layer::maps_result) {
+        if (0 <= map && map < Layer::results) ptx::prefetch_tensormap(&arguments.result_0 + map);
+    }
 }
 
 template <typename Fields>

@@ -25,6 +25,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
         store(arguments, shared, at, consumer, sums);
     }
     if (consumer == 0 && until_lead >= 0) hand_back(&shared.leading);
+    if constexpr (Layer::maps_result) ptx::cp_async_bulk_wait_group<0>();
 }
 
 // Registers of a thread. With a warpgroup more, 128 on the average, else 168.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
@@ -107,6 +108,9 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("turned", laid.tile.turned),
             ("vector", laid.vector),
             ("unfolds", laid.unfolds),
+            ("maps_result", laid.maps_result),
+            ("part_line", laid.part_line),
+            ("part_bytes", -(-laid.part_lines * laid.part_line // 1024) * 1024),
             ("piece_bytes", laid.piece_bytes),
             ("fixed_bytes", laid.fixed_bytes),
             ("most_patch_stages", MOST_PATCH_STAGES),
@@ -255,6 +259,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
             else {f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))}
         ),
         **({"weights": _weight_map(laid)} if laid.maps_weights else {"packed": Address("packed")}),
+        **(_result_maps(laid, made) if laid.maps_result else {}),
         "bias": Address("bias"),
         "destination": Address(made),
         "tiles": laid.tiles,
@@ -263,6 +268,10 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "box_n": box_n,
         "box_y": box_y,
         "box_x": box_x,
+        **dict(zip(("part_n", "part_y", "part_x"), laid.part_steps, strict=True)),
+        "parts": laid.parts,
+        "part_lines": math.prod(laid.part),
+        "part_positions": laid.part_positions,
         "pitch": laid.pitch,
         "pitch_multiplier": pitch[0],
         "pitch_shift": pitch[1],
@@ -332,6 +341,17 @@ def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
     )
 
 
+def _result_maps(laid: Layout, made: Operand) -> dict[str, Argument]:
+    """Views of what is made, by parts of a box."""
+    problem = laid.problem
+    step = (problem.height.stride, problem.width.stride) if laid.forward else (1, 1)
+    n, y, x = laid.part
+    return {
+        f"result_{i}": image_map(problem, made, views, step, (laid.group_rows, x, y, n, 1), None)
+        for i, views in enumerate(itertools.product(*laid.results))
+    }
+
+
 def _weight_map(laid: Layout) -> TensorMap:
     """A layer's weight: output channels, columns, rows, input channels, groups."""
     problem = laid.problem
@@ -363,7 +383,7 @@ def image_map(
         problem: the call's.
         operand: "x" or "y".
         views, step: the pixels of height and width.
-        box: of one copy; lines as long as the swizzle.
+        box: of one copy, whose lines take the span of a swizzle.
         packed: where the image lies in the workspace, in bytes, if it is packed.
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
@@ -371,7 +391,7 @@ def image_map(
     view_y, view_x = views
     of_group = shape[1] // groups
     dims = (of_group, view_x.size, view_y.size, problem.batch, groups)
-    swizzle = box[0] * item
+    swizzle = max(32, 1 << (box[0] * item - 1).bit_length())
     if packed is None:
         of_strides = (
             Stride(operand, 3, step[1]),

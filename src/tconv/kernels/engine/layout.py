@@ -50,6 +50,15 @@ LONG_ROW = 32
 By a guess, short ones take twice their number's time. From long ones on there is no difference.
 """
 
+PART_BYTES = 2 * PIECE_BYTES
+"""What a consumer has of a result that tensor maps write, until they have read it."""
+
+MOST_PARTS = 4
+"""Parts of a consumer's box, each written by one copy."""
+
+MOST_MAPS = 28
+"""Tensor maps of a kernel, of its 4 KB of arguments."""
+
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
 
@@ -425,39 +434,104 @@ class Layout:
         """Columns of a tile."""
         return self.tile.columns * (CONSUMERS if self.tile.positions_are_rows else 1)
 
-    @functools.cached_property
+    @property
+    def maps_result(self) -> bool:
+        """Whether tensor maps write the result, one for each of its phases."""
+        if self.contiguous or self.unfolds or self.rows % 8 != 0:
+            return False
+        sources = 0 if self.tile.turned else len(self.sources)
+        return sources + self.maps_weights + self.result_count <= MOST_MAPS
+
+    @property
+    def part_line(self) -> int:
+        """Bytes of a position in a part: the span of its swizzle."""
+        return max(32, 1 << (2 * self.group_rows - 1).bit_length())
+
+    @property
+    def part_lines(self) -> int:
+        """Positions that a part has room for."""
+        return min(self.tile.columns, PART_BYTES // self.part_line)
+
+    @property
     def box(self) -> tuple[int, int, int]:
-        """Images, rows and columns of a tile: the box that needs the fewest tiles.
+        """Images, rows and columns of a tile."""
+        return self._cut_box[0]
+
+    @functools.cached_property
+    def _cut_box(self) -> tuple[tuple[int, int, int], int, int, int]:
+        """A tile's box, that which needs the fewest tiles, and how it is cut where maps write it.
+
+        Then consumers with other positions have other parts, all of the same size: of whole images,
+        of rows of one, or of columns of one. Found: the axis, a part's size along it, and the parts
+        of a consumer.
 
         Of a contiguous result, short rows are pieces of sectors: long ones are worth more tiles.
         """
         height = max(view.size for view in self.results[0])
         width = max(view.size for view in self.results[1])
-        batch, most = self.problem.batch, self.positions
-        reach_y, reach_x = self.reach
-        granule, of_pixel = self.granule, 2 if self.paired else 1
-        best: tuple[tuple[float, int], tuple[int, int, int]] | None = None
-        for x in (width, *range(min(most, MOST_BOX) // granule * granule, 0, -granule)):
-            parts = -(-width // x)
-            even = width if parts == 1 else -(-width // (parts * granule)) * granule
+        sizes = (self.problem.batch, height, width)
+        (reach_y, reach_x), granule, of_pixel = self.reach, self.granule, 2 if self.paired else 1
+        shares = CONSUMERS if self.maps_result and self.tile.positions_are_rows else 1
+        most_parts, lines = (MOST_PARTS, self.part_lines) if self.maps_result else (1, 1 << 30)
+        room = self.positions // shares
+        best: tuple[tuple[float, ...], tuple[tuple[int, int, int], int, int, int]] | None = None
+        for x in (width, *range(min(room * shares, MOST_BOX) // granule * granule, 0, -granule)):
+            count = -(-width // x)
+            even = width if count == 1 else -(-width // (count * granule)) * granule
             pitch = -(-(x + reach_x) // granule) * granule
-            if x > most or pitch > MOST_BOX or x != even:
+            if x > room * shares or pitch > MOST_BOX or x != even:
                 continue
-            rows = min(height, (most - x) // pitch + 1, MOST_BOX - reach_y)
-            if rows < 1:
-                continue
-            y = -(-height // -(-height // rows))
-            n = 1
-            if y == height:
-                image = (y + reach_y) * pitch
-                n = min(batch, (most - (y - 1) * pitch - x) // image + 1, MOST_BOX)
-                n = -(-batch // -(-batch // n))
-            tiles = -(-width // x) * -(-height // y) * -(-batch // n)
             pieces = SHORT_ROW / min(LONG_ROW, x * of_pixel) if self.contiguous else 0
-            rank = (tiles * (1 + pieces), n * (y + reach_y) * pitch)
-            if best is None or rank < best[0]:
-                best = (rank, (n, y, x))
-        return (0, 0, 0) if best is None else best[1]
+            image = (height + reach_y) * pitch
+            # Of each axis: all, positions of one and from one to the next, its lines of a part.
+            for axis, (total, one, each, of_part, most) in enumerate(
+                (
+                    (sizes[0], (height - 1) * pitch + x, image, height * x, MOST_BOX),
+                    (height, x, pitch, x, MOST_BOX - reach_y),
+                    (x, 1, 1, 1, MOST_BOX - reach_x),
+                )
+            ):
+                fit = (room - one) // each + 1 if one <= room else 0
+                for parts in range(1, most_parts + 1):
+                    cuts = shares * parts
+                    size = min(lines // of_part, fit // parts, most // cuts)
+                    if size < 1 or (axis == 2 and size * cuts < x):
+                        continue
+                    size = -(-total // (cuts * -(-total // (cuts * size))))
+                    y = (height, size * cuts, 1)[axis]
+                    box = (size * cuts if axis == 0 else 1, y, size * cuts if axis == 2 else x)
+                    if y + reach_y > MOST_BOX:
+                        continue
+                    tiles = math.prod(-(-s // b) for s, b in zip(sizes, box, strict=True))
+                    rank = (tiles * (1 + pieces), parts, box[0] * (y + reach_y) * pitch)
+                    if best is None or rank < best[0]:
+                        best = rank, (box, axis, size, parts)
+        return ((0, 0, 0), 0, 0, 0) if best is None else best[1]
+
+    @property
+    def parts(self) -> int:
+        """Parts of a consumer's box."""
+        return self._cut_box[3]
+
+    @property
+    def part(self) -> tuple[int, int, int]:
+        """Images, rows and columns of a part."""
+        box, axis, size, _ = self._cut_box
+        n, y, x = (size if i == axis else whole for i, whole in enumerate(box))
+        return n, y, x
+
+    @property
+    def part_steps(self) -> tuple[int, int, int]:
+        """Images, rows and columns from one part to the next."""
+        _, axis, size, _ = self._cut_box
+        n, y, x = (size if i == axis else 0 for i in range(3))
+        return n, y, x
+
+    @property
+    def part_positions(self) -> int:
+        """Positions of the patch from one part to the next."""
+        n, y, x = self.part_steps
+        return n * self.pitch + y * self.pitch_x + x
 
     @functools.cached_property
     def pitch_x(self) -> int:
@@ -492,12 +566,14 @@ class Layout:
         """Shared memory of a block besides its stages."""
         barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
         fixed = 2 * CONSUMERS * self.piece_bytes + 4 * max(1, self.slot_count) + 8 + 8 * barriers
+        fixed += 160 + 2 * (self.tile.columns + 15) if self.maps_result else 48
         return -(-fixed // 1024) * 1024
 
     def rings(self, target: Target) -> tuple[int, int]:
         """Stages of patches, and of each ring of weights; (0, 0) where they do not fit."""
         weights = self.tile_groups * self.weight_bytes
-        free = target.shared_per_block - 2048 - self.fixed_bytes
+        free = target.shared_per_block - 1024 - self.fixed_bytes
+        free -= 1024 if weights % 1024 else 0  # before `first_patch`
         if self.resident:
             patches = (free - self.all_pieces * weights) // self.stage_bytes
             return min(MOST_PATCH_STAGES, patches), self.all_pieces

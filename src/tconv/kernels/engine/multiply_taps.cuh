@@ -39,10 +39,22 @@ struct Slots {
     }
 };
 
+// A consumer's first position in a patch.
+TCONV_DEVICE int first_position(const Arguments& arguments, int consumer) {
+    if (!positions_are_rows) return 0;
+    return consumer * (Layer::maps_result ? arguments.parts * arguments.part_positions : columns);
+}
+
 TCONV_DEVICE void find_starts(const Arguments& arguments, Shared& shared) {
     for (int slot = threadIdx.x; slot < Layer::slots; slot += Layer::threads) {
         int position = entry(Layer::slot_y, slot) * arguments.pitch_x + entry(Layer::slot_x, slot);
         shared.starts[slot] = position * line_bytes + entry(Layer::slot_number, slot);
+    }
+    for (int position = threadIdx.x; position < boxed_positions; position += Layer::threads) {
+        Place place(arguments, position);
+        int boxed = (place.n * arguments.box_y + place.y) * arguments.box_x + place.x;
+        shared.boxed[position] =
+            place.in_box(arguments) && position < columns ? boxed : 0xffff;
     }
 }
 
@@ -98,7 +110,7 @@ struct Multiplier {
 
     TCONV_DEVICE Multiplier(const Arguments& arguments, Shared& shared, int consumer)
         : consumer(consumer), ring(positions_are_rows ? 0 : consumer) {
-        int first = positions_are_rows ? consumer * columns * line_bytes : 0;
+        int first = first_position(arguments, consumer) * line_bytes;
         patch_matrix = ptx::matrix_descriptor(patch_of(arguments, shared, 0) + first, 16,
                                               8 * line_bytes, swizzle_of(line_bytes));
         weight_matrix = ptx::matrix_descriptor(weights_of(arguments, shared, ring), 16,

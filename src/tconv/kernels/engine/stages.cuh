@@ -12,6 +12,7 @@
 
 #include <common/constant_tables.cuh>
 #include <common/counted_ring.cuh>
+#include <common/division.cuh>
 #include <ptx/matrix_descriptor.cuh>
 #include <ptx/mbarrier.cuh>
 
@@ -55,6 +56,9 @@ constexpr int piece_positions = 64;  // written at a time
 constexpr int piece_line = 128;
 constexpr int piece_bytes = Layer::piece_bytes;
 
+constexpr int boxed_positions = Layer::maps_result ? (columns + 15) / 16 * 16 : 0;
+constexpr int beside_bytes = Layer::maps_result ? 128 : 16;
+
 // The stages of both consumers' weights follow it in shared memory, then those of patches.
 struct alignas(1024) Shared {
     unsigned char outputs[consumers][2][piece_bytes];
@@ -66,6 +70,10 @@ struct alignas(1024) Shared {
     uint64_t weights_full[weight_rings][Layer::most_weight_stages];
     uint64_t weights_empty[weight_rings][Layer::most_weight_stages];
     uint64_t leading;
+    // If tensor maps write the result: where a consumer's positions are in its box, and where those
+    // go that are beside it.
+    uint16_t boxed[boxed_positions + 1];
+    alignas(16) unsigned char beside[beside_bytes];
 };
 static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
 static_assert(Layer::stages * tile_results <= line_bytes, "`starts` holds numbers beside bytes");
@@ -131,6 +139,23 @@ struct Position {
     // Which stages its results need.
     TCONV_DEVICE int first_stage() const { return entry(Layer::kind_begin, row_set % kinds); }
     TCONV_DEVICE int end_stage() const { return entry(Layer::kind_begin, row_set % kinds + 1); }
+};
+
+// A position of a tile: images, rows and columns beyond the first.
+struct Place {
+    int n, y, x;
+
+    TCONV_DEVICE Place(const Arguments& arguments, int position) {
+        n = divide(position, arguments.pitch_multiplier, arguments.pitch_shift);
+        int rest = position - n * arguments.pitch;
+        y = divide(rest, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
+        x = rest - y * arguments.pitch_x;
+    }
+
+    // Whether it is none of those between two rows.
+    TCONV_DEVICE bool in_box(const Arguments& arguments) const {
+        return n < arguments.box_n && y < arguments.box_y && x < arguments.box_x;
+    }
 };
 
 // Hands a stage back, or on. Called by each warp that has read or written it.

@@ -47,17 +47,13 @@ struct Destination {
 // A position of a tile among the patch's, as the result's pixel; null where there is none.
 TCONV_DEVICE Element* pixel_of(const Arguments& arguments, const Position& at,
                                const Destination& to, unsigned position, int phase = 0) {
-    unsigned n = divide(position, arguments.pitch_multiplier, arguments.pitch_shift);
-    unsigned rest = position - n * arguments.pitch;
-    unsigned y = divide(rest, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
-    unsigned x = rest - y * arguments.pitch_x;
-    bool exists = n < unsigned(arguments.box_n) && y < unsigned(arguments.box_y) &&
-                  x < unsigned(arguments.box_x) && at.image + int(n) < arguments.batch &&
-                  at.y + int(y) < to.height && (at.x + int(x)) * phases + phase < to.width;
+    Place place(arguments, position);
+    int n = at.image + place.n, y = at.y + place.y, x = (at.x + place.x) * phases + phase;
+    bool exists = place.in_box(arguments) && n < arguments.batch && y < to.height && x < to.width;
     if (!exists) return nullptr;
-    return to.first + Index(at.image + n) * arguments.destination_stride_n +
-           Index(at.y + y) * (Layer::step_y * arguments.destination_stride_h) +
-           Index((at.x + x) * phases + phase) * (step_x * arguments.destination_stride_w);
+    return to.first + Index(n) * arguments.destination_stride_n +
+           Index(y) * (Layer::step_y * arguments.destination_stride_h) +
+           Index(x) * (step_x * arguments.destination_stride_w);
 }
 
 // Where 8 values of a line lie in a piece: a line has the channels of a position, or the positions
@@ -70,65 +66,75 @@ TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int line, int chunk) 
     return lines + line * piece_line + (chunk ^ line % 8) * 16;
 }
 
-// The bias of a channel of a row group.
-TCONV_DEVICE float bias_of(const Arguments& arguments, const Position& at, int row_group,
-                           int channel) {
-    if constexpr (!Layer::bias) return 0.0f;
-    channel += row_group / sets * group_rows;
-    if (channel >= Layer::rows) return 0.0f;
-    return widen(static_cast<const Element*>(arguments.bias)[at.group * Layer::rows + channel]);
-}
+// The bias of a thread's channels: of two rows; or of two columns among 8, for all.
+struct Biases {
+    float of[positions_are_rows ? group_rows / 4 : 2] = {};
 
-// Lays a piece of the sums out as lines.
-template <int piece>
-TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, int row_group,
-                              unsigned char* lines, const Block (&sums)[blocks]) {
+    TCONV_DEVICE Biases(const Arguments& arguments, const Position& at, int row_group) {
+        if constexpr (!Layer::bias) return;
+        int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32, i = 0;
+#pragma unroll
+        for (float& value : of) {
+            int own = positions_are_rows ? i / 2 * 8 + lane % 4 * 2 + i % 2
+                                         : warp * 16 + i * 8 + lane / 4;
+            int channel = row_group / sets * group_rows + own;
+            if (channel < Layer::rows) {
+                channel += at.group * Layer::rows;
+                value = widen(static_cast<const Element*>(arguments.bias)[channel]);
+            }
+            ++i;
+        }
+    }
+};
+
+// Lays a piece of the sums out as lines. `chunk_at(position, channel)` says where 8 values go from
+// there on, `skips(position)` whether none of 16 positions do.
+template <int piece, typename ChunkAt, typename Skips>
+TCONV_DEVICE void stage_piece(const Biases& bias, const Block (&sums)[blocks], ChunkAt chunk_at,
+                              Skips skips) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    constexpr int first = piece * piece_positions;
     if constexpr (positions_are_rows) {
         const Block& of_piece = sums[piece];
+        if (skips(first + warp * 16)) return;
 #pragma unroll
         for (int channel = 0; channel < group_rows; channel += 16) {
             uint32_t values[4] = {};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int first = channel + i / 2 * 8;
-                if (first < group_rows) {
-                    int from = first / 2 + i % 2 * 2, own = first + lane % 4 * 2;
-                    values[i] =
-                        narrowed(of_piece[from] + bias_of(arguments, at, row_group, own),
-                                 of_piece[from + 1] + bias_of(arguments, at, row_group, own + 1));
+                int octet = channel / 8 + i / 2, from = octet * 4 + i % 2 * 2;
+                if (octet * 8 < group_rows) {
+                    values[i] = narrowed(of_piece[from] + bias.of[octet * 2],
+                                         of_piece[from + 1] + bias.of[octet * 2 + 1]);
                 }
             }
             if constexpr (Layer::contiguous) {
                 int own = channel + lane / 16 * 8 + lane % 8;
-                ptx::stmatrix_x4_trans(chunk_of(lines, own, warp * 2 + lane / 8 % 2), values);
+                ptx::stmatrix_x4_trans(chunk_at(first + warp * 16 + lane / 8 % 2 * 8, own), values);
             } else {
-                int position = warp * 16 + lane % 16;
-                ptx::stmatrix_x4(chunk_of(lines, position, channel / 8 + lane / 16), values);
+                int position = first + warp * 16 + lane % 16;
+                ptx::stmatrix_x4(chunk_at(position, channel + lane / 16 * 8), values);
             }
         }
     } else {
-        constexpr int first = piece * piece_positions;
-        int row = warp * 16 + lane / 4;
-        float bias[2] = {bias_of(arguments, at, row_group, row),
-                         bias_of(arguments, at, row_group, row + 8)};
 #pragma unroll
         for (int column = 0; column < piece_positions && first + column < columns; column += 16) {
+            if (skips(first + column)) continue;
             uint32_t values[4] = {};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int from = (first + column) / 2 + i / 2 * 4 + i % 2 * 2;
                 if (first + column + i / 2 * 8 < columns) {
-                    values[i] =
-                        narrowed(sums[0][from] + bias[i % 2], sums[0][from + 1] + bias[i % 2]);
+                    values[i] = narrowed(sums[0][from] + bias.of[i % 2],
+                                         sums[0][from + 1] + bias.of[i % 2]);
                 }
             }
             if constexpr (Layer::contiguous) {
                 int channel = warp * 16 + lane % 16;
-                ptx::stmatrix_x4(chunk_of(lines, channel, column / 8 + lane / 16), values);
+                ptx::stmatrix_x4(chunk_at(first + column + lane / 16 * 8, channel), values);
             } else {
-                int position = column + lane / 16 * 8 + lane % 8;
-                ptx::stmatrix_x4_trans(chunk_of(lines, position, warp * 2 + lane / 8 % 2), values);
+                int position = first + column + lane / 16 * 8 + lane % 8;
+                ptx::stmatrix_x4_trans(chunk_at(position, warp * 16 + lane / 8 % 2 * 8), values);
             }
         }
     }
@@ -139,19 +145,18 @@ TCONV_DEVICE void stage_piece(const Arguments& arguments, const Position& at, in
 constexpr int pair_channels = piece_positions / 2;
 
 template <int first>
-TCONV_DEVICE void stage_pair(const Arguments& arguments, const Position& at, int row_group,
-                             unsigned char* lines, const Block& low, const Block& high) {
+TCONV_DEVICE void stage_pair(const Biases& bias, unsigned char* lines, const Block& low,
+                             const Block& high) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
 #pragma unroll
     for (int channel = 0; channel < pair_channels && first + channel < group_rows; channel += 8) {
         int own = channel + lane % 4 * 2;
-        float bias[2] = {bias_of(arguments, at, row_group, first + own),
-                         bias_of(arguments, at, row_group, first + own + 1)};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            float more = bias.of[(first + channel) / 4 + i % 2];
             int from = (first + channel) / 2 + i, position = warp * 16 + i / 2 * 8 + lane / 4;
             auto* chunk = reinterpret_cast<uint32_t*>(chunk_of(lines, own + i % 2, position / 4));
-            chunk[position % 4] = narrowed(low[from] + bias[i % 2], high[from] + bias[i % 2]);
+            chunk[position % 4] = narrowed(low[from] + more, high[from] + more);
         }
     }
 }
@@ -243,7 +248,8 @@ constexpr int pieces = places * parts;  // of a result, or of two
 // Stores from piece `number` of all results' on.
 template <int number = 0>
 TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const Position& at,
-                               int consumer, int row_group, const Sums& sums, unsigned aligned) {
+                               int consumer, int row_group, const Biases& bias, const Sums& sums,
+                               unsigned aligned) {
     if constexpr (number < pieces * tile_results / phases) {
         constexpr int result = number / pieces * phases, piece = number % pieces / parts;
         constexpr int first = number % parts * pair_channels;  // channel, if paired
@@ -253,11 +259,16 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
         unsigned char* lines = shared.outputs[consumer][number % 2];
         if constexpr (Layer::paired) {
             constexpr int low = Layer::result_x[0] != 0;
-            stage_pair<first>(arguments, at, row_group, lines, sums[result + low][piece],
+            stage_pair<first>(bias, lines, sums[result + low][piece],
                               sums[result + 1 - low][piece]);
             to.first += first * arguments.destination_stride_c;
         } else {
-            stage_piece<piece>(arguments, at, row_group, lines, sums[result]);
+            auto chunk_at = [&](int position, int channel) {
+                position -= piece * piece_positions;
+                return Layer::contiguous ? chunk_of(lines, channel, position / 8)
+                                         : chunk_of(lines, position, channel / 8);
+            };
+            stage_piece<piece>(bias, sums[result], chunk_at, [](int) { return false; });
         }
         // Nobody writes the other piece's lines again before all have read them.
         ptx::bar_sync(1 + consumer, warpgroup);
@@ -268,7 +279,63 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
         } else {
             write_channels(arguments, at, to, lines, place, positions);
         }
-        store_pieces<number + 1>(arguments, shared, at, consumer, row_group, sums, aligned);
+        store_pieces<number + 1>(arguments, shared, at, consumer, row_group, bias, sums, aligned);
+    }
+}
+
+// If tensor maps write the result, a consumer's positions are a box, cut into parts. A part's lines
+// have the channels of a position, and a few of them go by turns through a consumer's outputs.
+constexpr int areas = 2 * piece_bytes / Layer::part_bytes;
+
+template <int piece = 0>
+TCONV_DEVICE void stage_part(const Arguments& arguments, Shared& shared, unsigned char* lines,
+                             int part, const Biases& bias, const Block (&sums)[blocks]) {
+    if constexpr (piece < places) {
+        int first = part * arguments.part_positions, end = first + arguments.part_positions;
+        auto chunk_at = [&](int position, int channel) -> unsigned char* {
+            unsigned line = shared.boxed[position] - part * arguments.part_lines;
+            if (line >= unsigned(arguments.part_lines)) return shared.beside + threadIdx.x % 8 * 16;
+            unsigned chunk = (channel / 8 ^ line / (128 / Layer::part_line));
+            return lines + line * Layer::part_line + chunk % (Layer::part_line / 16) * 16;
+        };
+        stage_piece<piece>(bias, sums, chunk_at, [&](int position) {
+            return position + 16 <= first || position >= end;
+        });
+        stage_part<piece + 1>(arguments, shared, lines, part, bias, sums);
+    }
+}
+
+template <typename Fields>
+TCONV_DEVICE void store_parts(const Fields& arguments, Shared& shared, const Position& at,
+                              int consumer, int row_group, const Biases& bias, const Sums& sums) {
+    bool copies = threadIdx.x % warpgroup == 0;
+    int step = 0;
+#pragma unroll
+    for (int result = 0; result < tile_results; ++result) {
+        const ptx::TensorMap* map =
+            &arguments.result_0 + (row_group % sets * tile_results + result);
+#pragma unroll 1
+        for (int part = 0; part < arguments.parts; ++part, ++step) {
+            // Until copies have read what was there.
+            if (step == 0 || step >= areas) {
+                if (copies && step == 0) ptx::cp_async_bulk_wait_group_read<0>();
+                if (copies && step > 0) ptx::cp_async_bulk_wait_group_read<areas - 1>();
+                ptx::bar_sync(1 + consumer, warpgroup);
+            }
+            unsigned char* lines =
+                shared.outputs[consumer][0] + step % areas * Layer::part_bytes;
+            stage_part(arguments, shared, lines, part, bias, sums[result]);
+            ptx::fence_proxy_async_shared();
+            ptx::bar_sync(1 + consumer, warpgroup);
+            if (copies) {
+                int number = part + (positions_are_rows ? consumer * arguments.parts : 0);
+                ptx::cp_async_bulk_tensor_5d_shared_to_global(
+                    map, row_group / sets * group_rows, at.x + number * arguments.part_x,
+                    at.y + number * arguments.part_y, at.image + number * arguments.part_n,
+                    at.group, lines);
+                ptx::cp_async_bulk_commit_group();
+            }
+        }
     }
 }
 
@@ -281,8 +348,13 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared, const Positi
     if constexpr (unfolds) {
         unfold(arguments, shared, at, consumer, row_group, sums[0]);
     } else {
+        Biases bias(arguments, at, row_group);
+        if constexpr (Layer::maps_result) {
+            store_parts(arguments, shared, at, consumer, row_group, bias, sums);
+            return;
+        }
         unsigned aligned = Layer::contiguous ? alignment_of(arguments) : 0;
-        store_pieces(arguments, shared, at, consumer, row_group, sums, aligned);
+        store_pieces(arguments, shared, at, consumer, row_group, bias, sums, aligned);
     }
     ptx::bar_sync(1 + consumer, warpgroup);  // the next tile's first piece has the same lines
 }
