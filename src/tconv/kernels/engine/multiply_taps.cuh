@@ -53,8 +53,7 @@ TCONV_DEVICE void find_starts(const Arguments& arguments, Shared& shared) {
     for (int position = threadIdx.x; position < boxed_positions; position += Layer::threads) {
         Place place(arguments, position);
         int boxed = (place.n * arguments.box_y + place.y) * arguments.box_x + place.x;
-        shared.boxed[position] =
-            place.in_box(arguments) && position < columns ? boxed : 0xffff;
+        shared.boxed[position] = place.in_box(arguments) && position < columns ? boxed : 0xffff;
     }
 }
 

@@ -298,9 +298,8 @@ TCONV_DEVICE void stage_part(const Arguments& arguments, Shared& shared, unsigne
             unsigned chunk = (channel / 8 ^ line / (128 / Layer::part_line));
             return lines + line * Layer::part_line + chunk % (Layer::part_line / 16) * 16;
         };
-        stage_piece<piece>(bias, sums, chunk_at, [&](int position) {
-            return position + 16 <= first || position >= end;
-        });
+        stage_piece<piece>(bias, sums, chunk_at,
+                           [&](int position) { return position + 16 <= first || position >= end; });
         stage_part<piece + 1>(arguments, shared, lines, part, bias, sums);
     }
 }
@@ -322,8 +321,7 @@ TCONV_DEVICE void store_parts(const Fields& arguments, Shared& shared, const Pos
                 if (copies && step > 0) ptx::cp_async_bulk_wait_group_read<areas - 1>();
                 ptx::bar_sync(1 + consumer, warpgroup);
             }
-            unsigned char* lines =
-                shared.outputs[consumer][0] + step % areas * Layer::part_bytes;
+            unsigned char* lines = shared.outputs[consumer][0] + step % areas * Layer::part_bytes;
             stage_part(arguments, shared, lines, part, bias, sums[result]);
             ptx::fence_proxy_async_shared();
             ptx::bar_sync(1 + consumer, warpgroup);
