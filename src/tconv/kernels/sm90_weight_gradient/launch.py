@@ -45,7 +45,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             for i, views in enumerate(laid.sources)
         },
         "result": Address("w" if whole else "partial"),
-        "gradient_stride_out": Stride("w", 1),
         "boxes": laid.boxes,
         "boxes_y": laid.counts[1],
         "boxes_x": laid.counts[2],
@@ -61,6 +60,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stage_bytes": laid.stage_bytes,
         "stages": laid.stages(target),
         "splits": splits,
+        # NOTE: the last: before the others, which are then paired otherwise as they are read,
+        # tiles of many taps spilled.
+        "gradient_stride_out": Stride("w", 1),
     }
     source = KernelSource(
         stem=STEM,
