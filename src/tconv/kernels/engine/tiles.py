@@ -57,15 +57,9 @@ TILES = (
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
     *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
-    *(Tile(columns, "image", turned=True) for columns in (224, 200, 128)),
-    *(Tile(columns, "image", turned=True, depth=32) for columns in (200, 128)),
-    *(Tile(columns, "tap", turned=True) for columns in (256, 128)),
-    Tile(256, "column", turned=True),
+    *(Tile(columns, "image", turned=True) for columns in (224, 128)),
+    Tile(128, "tap", turned=True),
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
-    *(
-        Tile(columns, "image", positions_are_rows=True, turned=True, depth=32)
-        for columns in (256, 128)
-    ),
+    Tile(256, "image", positions_are_rows=True, turned=True, depth=32),
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
-    *(Tile(columns, "column", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )

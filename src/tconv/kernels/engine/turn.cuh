@@ -9,8 +9,8 @@
 //
 // Pieces go round among the warps. Each has some of its own under way, in memory that no other warp
 // reads, so that it waits for nobody before a piece is turned. A matrix of 8 channels and the
-// pixels of an octet is read turned by ldmatrix, and stmatrix writes each of its pixels to the patch
-// of its phase.
+// pixels of an octet is read turned by ldmatrix, and stmatrix writes each of its pixels to the
+// patch of its phase.
 #pragma once
 
 #include <engine/stages.cuh>
@@ -203,8 +203,8 @@ struct Turning {
     static constexpr int of_octet = depth / 8 < 4 ? depth / 8 : 4, abreast = 4 / of_octet;
     static constexpr int together = 4;
 
-    // Writes a piece to the patches of its run. `phase`: of the first octet; `skipped`: pixels of it
-    // that are before the run's first.
+    // Writes a piece to the patches of its run. `phase`: of the first octet; `skipped`: pixels of
+    // it that are before the run's first.
     TCONV_DEVICE void turn(int number, int place, int length, int stage, int skipped, Phase phase) {
         Piece of(arguments, number);
         int matrix = lane / 8, row = lane % 8, more = matrix / of_octet;
