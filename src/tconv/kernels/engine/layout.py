@@ -951,10 +951,10 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
     laid = layout(problem, tile)
-    if tile.depth < 64 and laid.reduced <= tile.depth:
-        return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
     if tile.turned and laid.read_layout != "contiguous":
         return f"turns contiguous images, what it reads is {laid.read_layout}"
+    if tile.depth < 64 and laid.reduced <= tile.depth:
+        return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
     if not laid.forward and not tile.turned and len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
     numbers = len(laid.stages) * laid.tile_results
