@@ -711,6 +711,15 @@ def test_refusals_of_tiles(direction, case, reason):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+def test_shorter_stages_for_fewer_channels_are_refused(direction):
+    case = Case(1, 32, 32, 1, (9, 9), (3, 3))
+    problem = case.layer.problem(direction, "bfloat16", "contiguous")
+    found = candidates(problem, HOPPER, (FAMILIES[direction],))
+    reason = "has stages of 32 channels, those of 32 are no longer"
+    assert any(c.refusal is not None and reason in c.refusal for c in found)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_more_tiles_than_a_grid_has_are_refused(direction):
     family = FAMILIES[direction]
     problem = of_shape(direction, dataclasses.replace(SMALL, batch=2**31 - 1, size=(64, 64)))

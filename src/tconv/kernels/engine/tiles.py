@@ -27,6 +27,7 @@ class Tile:
         folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
         turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
             packed first.
+        depth: channels of a stage, at most. Shorter stages leave room for more of them.
     """
 
     columns: int
@@ -34,13 +35,15 @@ class Tile:
     positions_are_rows: bool = False
     folded: bool = False
     turned: bool = False
+    depth: int = 64
 
     def __str__(self) -> str:
         """Positions of a block, where channels are the columns; else rows x positions."""
         rows = "" if self.positions_are_rows else f"{CONSUMERS * GROUP_ROWS}x"
         columns = (CONSUMERS if self.positions_are_rows else 1) * self.columns
         way = "/folded" if self.folded else "/turned" if self.turned else ""
-        return f"{rows}{columns}/{self.reach}{way}"
+        depth = f"/{self.depth}" if self.depth < 64 else ""
+        return f"{rows}{columns}/{self.reach}{way}{depth}"
 
 
 TILES = (
@@ -54,10 +57,9 @@ TILES = (
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
     *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
-    # NOTE: with a warpgroup more, ptxas has no registers for longer products: it refuses 224
-    # columns (C7602) and spills with 168.
-    *(Tile(columns, "image", turned=True) for columns in (160, 128)),
+    *(Tile(columns, "image", turned=True) for columns in (224, 128)),
     Tile(128, "tap", turned=True),
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
+    Tile(256, "image", positions_are_rows=True, turned=True, depth=32),
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )
