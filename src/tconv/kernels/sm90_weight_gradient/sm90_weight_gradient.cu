@@ -12,8 +12,8 @@
 //
 // An x that is contiguous need not be turned: its tensor map copies lines of positions.
 //
-// A block has channels, taps and a share of the boxes, and writes its sums as float32. If it has all
-// boxes, it writes the gradient.
+// A block has channels, taps and a share of the boxes, and writes its sums as float32. If it has
+// all boxes, it writes the gradient.
 #include <common/constant_tables.cuh>
 #include <common/counted_ring.cuh>
 #include <common/element.cuh>
