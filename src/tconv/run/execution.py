@@ -120,7 +120,7 @@ def _weight_gradient(
     _geometry: Geometry,
     channels_last: bool,
 ) -> Tensor:
-    if call.plan.addition is not None:
+    if call.partial_shape is None or call.plan.addition is not None:
         gradient = _empty_strided(input, call.shape, call.result_strides, input.dtype)
         _launch(call, input, gradient, grad_output, None)
         return gradient

@@ -582,7 +582,9 @@ def test_compiles_without_spills_or_serialised_products(direction, name, part):
 @pytest.mark.parametrize("name", ("64 to 8, 4x4 s2", "56 to 1, 9x9 s3"))
 def test_folded_results_without_a_bias_compile_likewise(name, layout):
     problem = LAYERS[name].layer.problem("forward", "bfloat16", layout)
-    for chosen in folded(dataclasses.replace(problem, bias=False)):
+    every = folded(dataclasses.replace(problem, bias=False))
+    assert every
+    for chosen in every:
         assert_compiled_well(chosen)
 
 
@@ -728,12 +730,22 @@ def test_refusals_of_tiles(direction, case, reason):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+def test_shorter_stages_for_fewer_channels_are_refused(direction):
+    case = Case(1, 32, 32, 1, (9, 9), (3, 3))
+    problem = case.layer.problem(direction, "bfloat16", "contiguous")
+    found = candidates(problem, HOPPER, (FAMILIES[direction],))
+    reason = "has stages of 32 channels, those of 32 are no longer"
+    assert any(c.refusal is not None and reason in c.refusal for c in found)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_more_tiles_than_a_grid_has_are_refused(direction):
     family = FAMILIES[direction]
     problem = of_shape(direction, dataclasses.replace(SMALL, batch=2**31 - 1, size=(64, 64)))
     refused = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
     assert all(
-        reason is not None and any(part in reason for part in ("over 32 bits", "nothing", "turns", "pairs"))
+        reason is not None
+        and any(part in reason for part in ("over 32 bits", "nothing", "turns", "pairs"))
         for reason in refused
     )
     assert limits.MAX_GRID == 2**31 - 1

@@ -13,7 +13,9 @@ from layer_cases import Case, by_taps, operands
 from tconv.jit.target import Target
 from tconv.kernels import sm90_weight_gradient as family
 from tconv.kernels.engine.layout import MOST_SOURCES, packed_size, packed_values
+from tconv.kernels.sm90_weight_gradient import launch
 from tconv.kernels.sm90_weight_gradient.layout import layout
+from tconv.memory_format import is_channels_last
 from tconv.problem import Axis, Problem
 from tconv.reference import expected
 from tiers import quick
@@ -76,20 +78,33 @@ def few() -> Target:
     return dataclasses.replace(HOPPER, multiprocessors=2)
 
 
+@pytest.fixture(params=("one split", "most splits"))
+def of_splits(request, monkeypatch):
+    """Plans have so many, whatever the model says."""
+
+    def splits(problem, target, tile):
+        return 1 if request.param == "one split" else layout(problem, tile).most_splits(target)
+
+    monkeypatch.setattr(launch, "best_splits", splits)
+    return request.param
+
+
 def run(chosen, t, schedule="forward", sanitize=False):
-    """The sum of the partial results, rounded once."""
+    """The gradient, dense as t.w: what the kernel writes, or its partial results' sum."""
+    form = torch.channels_last if is_channels_last(t.w) else torch.contiguous_format
+    gradient = torch.full_like(t.w, math.nan, memory_format=form)
     partial = torch.empty_strided((chosen.splits, *t.w.shape), chosen.partial_strides)
     partial.fill_(math.nan)
-    named = {"x": t.x, "w": t.w, "y": t.grad_output, "partial": partial}
+    named = {"x": t.x, "w": gradient, "y": t.grad_output, "partial": partial}
     if chosen.packed:
         named["packed"] = torch.full((chosen.packed,), math.nan)
     memory = allocations(list(named.values()))
-    for launch in chosen.launches:
-        arguments = arguments_of(launch, **named)
-        emulated(launch.source, sanitize).launch(
-            launch.grid, arguments, allocations=memory, schedule=schedule
+    for step in chosen.launches:
+        arguments = arguments_of(step, **named)
+        emulated(step.source, sanitize).launch(
+            step.grid, arguments, allocations=memory, schedule=schedule
         )
-    return partial.sum(0).to(t.w.dtype)
+    return partial.sum(0).to(t.w.dtype) if chosen.splits else gradient
 
 
 def assert_right(out, case: Case, t) -> None:
@@ -100,7 +115,7 @@ def assert_right(out, case: Case, t) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_tile_that_serves(case, dtype, layout):
+def test_every_tile_that_serves(case, dtype, layout, of_splits):
     t = operands(case, dtype, layout, "cpu")
     chosen = plans(problem_of(case, t), family.STEM)
     assert chosen
@@ -118,7 +133,7 @@ def test_the_cases_serve_every_tile():
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4]), ids=str)
-def test_result_does_not_depend_on_the_order_of_threads(case, layout):
+def test_result_does_not_depend_on_the_order_of_threads(case, layout, of_splits):
     t = operands(case, torch.bfloat16, layout, "cpu")
     for plan_ in plans(problem_of(case, t), family.STEM, few()):
         first = run(plan_, t, sanitize=True)
@@ -127,12 +142,36 @@ def test_result_does_not_depend_on_the_order_of_threads(case, layout):
             assert torch.equal(run(plan_, t, schedule), first)
 
 
-def test_splits_take_turns():
+@pytest.mark.parametrize("of_splits", ("most splits",), indirect=True)
+def test_splits_take_turns(of_splits):
     case = CASES[12]
     t = operands(case, torch.float16, "channels_last", "cpu")
     shares = {p.splits for p in plans(problem_of(case, t), family.STEM)}
     assert max(shares) > 1
-    assert {p.splits for p in plans(problem_of(case, t), family.STEM, few())} <= {1, 2}
+    assert {p.splits for p in plans(problem_of(case, t), family.STEM, few())} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("of_splits", ("one split",), indirect=True)
+def test_of_one_split_nothing_is_added(of_splits):
+    for case in (CASES[1], MAPPED[0]):
+        t = operands(case, torch.float16, "channels_last", "cpu")
+        found = plans(problem_of(case, t), family.STEM)
+        assert {p.tile for p in found} == set(family.TILES)
+        for chosen in found:
+            assert chosen.splits == chosen.tile.folded
+            assert (chosen.addition is None) == (not chosen.tile.folded)
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    (("2048 to 256, 4x4 s2", True), ("512 to 256, 16 s8", True), ("64 to 64, 3x3", False)),
+)
+def test_few_pixels_of_many_weights_have_one_split(name, one):
+    case = LAYERS[name]
+    problem = Problem.of(
+        "weight_gradient", case.layer.x_shape, case.layer.w_shape, case.geometry, dtype="bfloat16"
+    )
+    assert (plans(problem, family.STEM)[0].splits == 0) == one
 
 
 def test_images_are_packed_where_no_tensor_map_describes_them():

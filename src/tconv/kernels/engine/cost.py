@@ -12,9 +12,6 @@ from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
 
-UNITS = 256
-"""Units of 8 channels and pixels that a block turns at a time."""
-
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel, and of the host where there are two launches."""
@@ -32,12 +29,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     stages *= laid.patch_loads(target)
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
     if tile.turned:
-        rows = laid.box[0] * (laid.box[1] + laid.reach[0])
-        units = rows * laid.run_vectors * laid.depth // 8
         width = problem.width.size if laid.forward else problem.width.output_size
-        turning = len(laid.runs) / len(laid.kinds) * laid.chunks * -(-units // UNITS)
-        turning *= fit.turning * (8 / math.gcd(8, width)) ** fit.short_vectors
-        copied = max(copied, turning)
+        turning = fit.turning * laid.depth / 64 * (8 / math.gcd(8, width)) ** fit.short_vectors
+        turning *= len(laid.runs) / len(laid.kinds) * laid.chunks * laid.patch_loads(target)
+        copied = max(copied, turning * laid.pieces[1] / laid.turning_warps)
     patch_stages = max(1, laid.rings(target)[0])
     products += fit.step * slots
     # From one turn of the ring to the next, a stage is copied and multiplied.
@@ -75,9 +70,6 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 def _longer(laid: Layout, tile: Tile) -> float:
     """How much longer kinds of tiles were measured to take than their parts say."""
     fit = _COSTS
-    if tile.turned:
-        spread = laid.forward and laid.problem.width.stride > 1 and tile.reach == "image"
-        return fit.turned_phases if spread else fit.turned_tile
     if laid.unfolds:
         return fit.unfolded_groups if laid.problem.groups > 1 else fit.unfolded_tile
     few_positions = tile.positions_are_rows and tile.columns < 256 and laid.group_rows > 32

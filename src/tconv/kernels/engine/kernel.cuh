@@ -3,12 +3,14 @@
 //   warp 0            bring: patches by tensor maps
 //   warps 1, 2        weights of each consumer, or of both
 //   warpgroups 1, 2   consumers: multiply, then store
-//   warpgroup 3       bring: patches of a source that is turned
+//
+// If the source is turned, the first warp or two have the weights, and the others bring.
 //
 // The second consumer starts `lead` slots after the first: in step both would wait and write at
 // the same time.
 #pragma once
 
+#include <engine/turn.cuh>
 #include <ptx/setmaxnreg.cuh>
 
 namespace {
@@ -28,10 +30,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
     if constexpr (Layer::maps_result) ptx::cp_async_bulk_wait_group<0>();
 }
 
-// Registers of a thread. With a warpgroup more, 128 on the average, else 168.
-constexpr int bringing_registers = Layer::turned ? 24 : 40;
-constexpr int turning_registers = 104;
-constexpr int consuming_registers = Layer::turned ? 192 : 232;
+// Registers of a thread, 168 on the average.
+constexpr int bringing_registers = Layer::turned ? 104 : 40;
+constexpr int consuming_registers = Layer::turned ? 200 : 232;
 
 // A template, so that only one of both ways to bring is compiled.
 template <typename Fields>
@@ -45,17 +46,14 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
         ptx::setmaxnreg_dec<bringing_registers>();
-        int warp = threadIdx.x / 32;
-        if constexpr (!Layer::turned) {
-            if (threadIdx.x % 32 == 0 && warp == 0) bring_patches(arguments, shared);
+        int warp = threadIdx.x / 32, ring = Layer::turned ? warp : warp - 1;
+        if (threadIdx.x % 32 == 0 && ring >= 0 && ring < weight_rings) {
+            bring_weights(arguments, shared, ring);
         }
-        if (threadIdx.x % 32 == 0 && warp >= 1 && warp <= weight_rings) {
-            bring_weights(arguments, shared, warp - 1);
-        }
-    } else if (Layer::turned && role > consumers) {
         if constexpr (Layer::turned) {
-            ptx::setmaxnreg_dec<turning_registers>();
-            turn_patches(arguments, shared);
+            if (ring >= weight_rings) turn_patches(arguments, shared, ring - weight_rings);
+        } else {
+            if (threadIdx.x == 0) bring_patches(arguments, shared);
         }
     } else {
         ptx::setmaxnreg_inc<consuming_registers>();

@@ -11,6 +11,7 @@ from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import (
     MOST_PATCH_STAGES,
     PACK_THREADS,
+    RAW_PIECES,
     Layout,
     View,
     layout,
@@ -107,6 +108,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("rows_adjacent", laid.rows_adjacent),
             ("weight_line", laid.weight_line),
             ("turned", laid.tile.turned),
+            ("raw_pieces", RAW_PIECES),
             ("vector", laid.vector),
             ("unfolds", laid.unfolds),
             ("maps_result", laid.maps_result),
@@ -144,7 +146,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
         ),
         shared_bytes=laid.shared_bytes,
-        threads=THREADS + 128 * laid.tile.turned,
+        threads=THREADS,
     )
 
 
@@ -248,14 +250,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     pitch, pitch_x = hopper.division(laid.pitch), hopper.division(laid.pitch_x)
     return {
         **(
-            turned_image(
-                problem,
-                "source",
-                read,
-                laid.box[0] * (box_y + laid.reach[0]),
-                box_y + laid.reach[0],
-                laid.run_vectors,
-            )
+            _turned_image(laid, read)
             if laid.tile.turned
             else {f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))}
         ),
@@ -296,32 +291,28 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     }
 
 
-def turned_image(
-    problem: Problem, prefix: str, operand: Operand, lines: int, rows: int, vectors: int
-) -> dict[str, Argument]:
-    """The fields of an image that a kernel turns.
-
-    Args:
-        problem: the call's.
-        prefix: of the fields' names.
-        operand: "x" or "y".
-        lines, rows: of a patch, and of each of its images.
-        vectors: of 8 pixels, that are read of a row.
-    """
+def _turned_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
+    """The image that a kernel turns: the rows of a patch, and the pieces of a run."""
+    problem = laid.problem
     shape = problem.x_shape if operand == "x" else problem.y_shape
-    of_rows, of_vectors = hopper.division(rows), hopper.division(vectors)
+    rows = laid.box[1] + laid.reach[0]
+    blocks, pieces = laid.pieces
+    of_rows, of_blocks = hopper.division(rows), hopper.division(blocks)
     return {
-        prefix: Address(operand),
-        **strides(prefix, "n c h w", operand),
-        f"{prefix}_height": shape[2],
-        f"{prefix}_width": shape[3],
-        f"{prefix}_lines": lines,
-        f"{prefix}_rows": rows,
-        f"{prefix}_rows_multiplier": of_rows[0],
-        f"{prefix}_rows_shift": of_rows[1],
-        f"{prefix}_vectors": vectors,
-        f"{prefix}_vectors_multiplier": of_vectors[0],
-        f"{prefix}_vectors_shift": of_vectors[1],
+        "source": Address(operand),
+        **strides("source", "n c h w", operand),
+        "source_height": shape[2],
+        "source_width": shape[3],
+        "source_lines": laid.box[0] * rows,
+        "source_rows": rows,
+        "source_rows_multiplier": of_rows[0],
+        "source_rows_shift": of_rows[1],
+        "source_piece_lines": laid.piece[0],
+        "source_piece_octets": laid.piece[1],
+        "source_blocks": blocks,
+        "source_blocks_multiplier": of_blocks[0],
+        "source_blocks_shift": of_blocks[1],
+        "source_pieces": pieces,
     }
 
 

@@ -59,6 +59,9 @@ MOST_PARTS = 4
 MOST_MAPS = 28
 """Tensor maps of a kernel, of its 4 KB of arguments."""
 
+RAW_PIECES = 6
+"""Pieces of a contiguous source that are copied before they are turned, of all warps."""
+
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
 
@@ -197,7 +200,7 @@ class Layout:
         """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
         if self.reduced <= 16 and len(self.stages) * self.tile_results <= 32:
             return 16
-        return 32 if self.reduced <= 32 else 64
+        return min(32 if self.reduced <= 32 else 64, self.tile.depth)
 
     @property
     def line_bytes(self) -> int:
@@ -567,6 +570,7 @@ class Layout:
         barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
         fixed = 2 * CONSUMERS * self.piece_bytes + 4 * max(1, self.slot_count) + 8 + 8 * barriers
         fixed += 160 + 2 * (self.tile.columns + 15) if self.maps_result else 48
+        fixed += 128 + RAW_PIECES * 128 * self.depth if self.tile.turned else 64
         return -(-fixed // 1024) * 1024
 
     def rings(self, target: Target) -> tuple[int, int]:
@@ -804,6 +808,24 @@ class Layout:
         return -(-most // 8)
 
     @property
+    def piece(self) -> tuple[int, int]:
+        """Rows, and vectors of each, that a warp copies and turns at a time: 8 of them at most."""
+        vectors = self.run_vectors
+        return max(1, 8 // vectors), -(-vectors // -(-vectors // 8))
+
+    @property
+    def pieces(self) -> tuple[int, int]:
+        """Pieces of a run: of some rows, and all."""
+        lines, vectors = self.piece
+        blocks = -(-self.run_vectors // vectors)
+        return blocks, -(-self.box[0] * (self.box[1] + self.reach[0]) // lines) * blocks
+
+    @property
+    def turning_warps(self) -> int:
+        """Warps that turn: those of a warpgroup that have no ring of weights."""
+        return 4 - self.tile_groups
+
+    @property
     def image_elements(self) -> int:
         """16-bit values of the packed image."""
         problem = self.problem
@@ -933,8 +955,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return "pairs the pixels of two phases in x of a contiguous result, there are no such two"
     if tile.turned and laid.read_layout != "contiguous":
         return f"turns contiguous images, what it reads is {laid.read_layout}"
-    if tile.turned and tile.columns == 256 and problem.width.stride > 1:
-        return "with a warpgroup that turns, phases of 512 positions would spill registers"
+    if tile.depth < 64 and laid.reduced <= tile.depth:
+        return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
     if not laid.forward and not tile.turned and len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
     numbers = len(laid.stages) * laid.tile_results

@@ -57,7 +57,12 @@ constexpr int piece_line = 128;
 constexpr int piece_bytes = Layer::piece_bytes;
 
 constexpr int boxed_positions = Layer::maps_result ? (columns + 15) / 16 * 16 : 0;
-constexpr int beside_bytes = Layer::maps_result ? 128 : 16;
+constexpr int beside_bytes = Layer::maps_result || Layer::turned ? 128 : 16;
+
+// Of a source that is turned: the warps that do it, and the pieces that each has under way.
+constexpr int turning_warps = warpgroup / 32 - weight_rings;
+constexpr int raw_pieces = Layer::turned ? Layer::raw_pieces / turning_warps : 1;
+constexpr int raw_bytes = Layer::turned ? 128 * depth : 16;
 
 // The stages of both consumers' weights follow it in shared memory, then those of patches.
 struct alignas(1024) Shared {
@@ -70,10 +75,11 @@ struct alignas(1024) Shared {
     uint64_t weights_full[weight_rings][Layer::most_weight_stages];
     uint64_t weights_empty[weight_rings][Layer::most_weight_stages];
     uint64_t leading;
-    // If tensor maps write the result: where a consumer's positions are in its box, and where those
-    // go that are beside it.
+    // If tensor maps write the result: where a consumer's positions are in its box.
     uint16_t boxed[boxed_positions + 1];
+    // Where those go that do not exist.
     alignas(16) unsigned char beside[beside_bytes];
+    alignas(16) unsigned char raw[turning_warps][raw_pieces][raw_bytes];
 };
 static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
 static_assert(Layer::stages * tile_results <= line_bytes, "`starts` holds numbers beside bytes");
@@ -168,7 +174,7 @@ TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {
     constexpr int warps = warpgroup / 32;
     int first = threadIdx.x;
     for (int stage = first; stage < arguments.patch_stages; stage += Layer::threads) {
-        ptx::mbarrier_init(&shared.patches_full[stage], Layer::turned ? warps : 1);
+        ptx::mbarrier_init(&shared.patches_full[stage], Layer::turned ? turning_warps : 1);
         ptx::mbarrier_init(&shared.patches_empty[stage], consumers * warps);
     }
     for (int ring = 0; ring < weight_rings; ++ring) {

@@ -30,6 +30,7 @@ class Tile:
         folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
         turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
             packed first.
+        depth: channels of a stage, at most. Shorter stages leave room for more of them.
     """
 
     columns: int
@@ -38,6 +39,7 @@ class Tile:
     paired: bool = False
     folded: bool = False
     turned: bool = False
+    depth: int = 64
 
     @property
     def row_groups(self) -> int:
@@ -54,7 +56,8 @@ class Tile:
         rows = "" if self.positions_are_rows else f"{self.row_groups * GROUP_ROWS}x"
         way = "/folded" if self.folded else "/turned" if self.turned else ""
         paired = "/paired" if self.paired else ""
-        return f"{rows}{self.positions}/{self.reach}{paired}{way}"
+        depth = f"/{self.depth}" if self.depth < 64 else ""
+        return f"{rows}{self.positions}/{self.reach}{paired}{way}{depth}"
 
 
 TILES = (
@@ -68,11 +71,10 @@ TILES = (
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
     *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
-    # NOTE: with a warpgroup more, ptxas has no registers for longer products: it refuses 224
-    # columns (C7602) and spills with 168.
-    *(Tile(columns, "image", turned=True) for columns in (160, 128)),
+    *(Tile(columns, "image", turned=True) for columns in (224, 128)),
     Tile(128, "tap", turned=True),
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
+    Tile(256, "image", positions_are_rows=True, turned=True, depth=32),
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )
 
@@ -81,4 +83,5 @@ FORWARD_TILES = (
     *(Tile(columns, "image", paired=True) for columns in (128, 96, 64)),
     *(Tile(columns, "column", paired=True) for columns in (128, 64)),
     *(Tile(columns, "tap", paired=True) for columns in (128, 64)),
+    *(Tile(128, reach, paired=True, turned=True) for reach in ("image", "tap")),
 )

@@ -15,22 +15,35 @@ from tconv.problem import Problem
 _COSTS = costs.load(__file__)
 
 
+def best_splits(problem: Problem, target: Target, tile: Tile) -> int:
+    """Shares of the boxes: one, whose sums are the gradient, or as many as give each SM a block."""
+    most = layout(problem, tile).most_splits(target)
+    return min((1, most), key=lambda splits: _seconds(problem, target, tile, splits))
+
+
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of the kernel, and of adding its partial sums."""
+    return _seconds(problem, target, tile, best_splits(problem, target, tile))
+
+
+def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float:
     fit = _COSTS
     laid = layout(problem, tile)
-    splits = laid.splits(target)
     # Both consumers: 64 channels of 16 positions with the block's take a quarter cycle each.
     products = 2 * laid.consumer_taps * tile.positions / 16 * laid.out_block / 2 * fit.product
     of_box = max(products, laid.stage_bytes / fit.rate) + fit.box
     waves = -(-laid.units * splits // target.multiprocessors)
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
     memory = (problem.bytes - unread_bytes(problem, columns=True)) / (fit.memory * 1e12)
-    partial = 4 * splits * math.prod(problem.w_shape) / (fit.partial * 1e12)
+    weights = math.prod(problem.w_shape)
+    if laid.writes_gradient(splits):
+        sums = 2 * weights / (fit.memory * 1e12)
+    else:
+        sums = 4 * splits * weights / (fit.partial * 1e12) + fit.addition * 1e-6
     packing = 0.0
     operands: tuple[Operand, Operand] = ("x", "y")
     for operand, at in zip(operands, laid.packed[:2], strict=True):
         rate = fit.folding if operand == "y" and tile.folded else fit.packing
         if at is not None:
             packing += packing_bytes(laid.problem, operand) / (rate * 1e12)
-    return max(cycles / fit.clock, memory) + packing + partial + fit.launch * 1e-6
+    return max(cycles / fit.clock, memory) + packing + sums + fit.launch * 1e-6

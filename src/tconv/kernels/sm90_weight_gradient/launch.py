@@ -8,6 +8,7 @@ from tconv.kernels.engine import fold
 from tconv.kernels.engine.launch import image_map
 from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, read_pixels
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
+from tconv.kernels.sm90_weight_gradient.cost import best_splits
 from tconv.kernels.sm90_weight_gradient.layout import (
     IN_BLOCK,
     LINE_BYTES,
@@ -25,24 +26,25 @@ THREADS = 128 * (1 + CONSUMERS)
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The kernel, whose partial sums are added in the order of the splits."""
+    """The kernel, whose partial sums are added in the order of the splits, if there are several."""
+    splits = best_splits(problem, target, tile)
     laid = layout(problem, tile)
     problem = laid.problem
-    splits = laid.splits(target)
+    whole = laid.writes_gradient(splits)
     n, y, x = laid.box
     pitch_y, pitch_x = laid.pitch
-    whole = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
+    whole_x = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
         "x": _contiguous_map(laid)
         if laid.maps_x
-        else image_map(problem, "x", whole, (1, 1), _box(n, y, x), laid.packed[0]),
+        else image_map(problem, "x", whole_x, (1, 1), _box(n, y, x), laid.packed[0]),
         **{
             f"y_{i}": image_map(
                 problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
             )
             for i, views in enumerate(laid.sources)
         },
-        "partial": Address("partial"),
+        "result": Address("w" if whole else "partial"),
         "boxes": laid.boxes,
         "boxes_y": laid.counts[1],
         "boxes_x": laid.counts[2],
@@ -58,6 +60,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stage_bytes": laid.stage_bytes,
         "stages": laid.stages(target),
         "splits": splits,
+        # NOTE: the last: before the others, which are then paired otherwise as they are read,
+        # tiles of many taps spilled.
+        "gradient_stride_out": Stride("w", 1),
     }
     source = KernelSource(
         stem=STEM,
@@ -85,6 +90,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("tap_y", tuple(tap.y for tap in laid.taps)),
             ("tap_x", tuple(tap.x for tap in laid.taps)),
             ("tap_index", tuple(tap.weight for tap in laid.taps)),
+            ("tap_place", tuple(place for of_set in laid.set_places for place in of_set)),
+            ("place_tap", tuple(tap for of_set in laid.set_weights for tap in of_set)),
+            ("places_pair", laid.places_pair),
         ),
         arguments=tuple(
             (
@@ -101,7 +109,12 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         threads=THREADS,
     )
     kernel = Launch(
-        "kernel", source, laid.units * splits, arguments, splits=splits, taps_first=True
+        "kernel",
+        source,
+        laid.units * splits,
+        arguments,
+        splits=0 if whole else splits,
+        taps_first=True,
     )
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
 

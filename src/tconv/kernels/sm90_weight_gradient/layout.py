@@ -7,6 +7,7 @@ where they are those of the input gradient).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -169,6 +170,37 @@ class Layout:
             found.append(range(min(of_set), max(of_set) + 1))
         return tuple(found)
 
+    @functools.cached_property
+    def set_weights(self) -> tuple[tuple[int, ...], ...]:
+        """The weights' indices of each set's taps, in the order of the weight."""
+        begins = self.set_taps[::CONSUMERS]
+        return tuple(
+            tuple(sorted(tap.weight for tap in self.taps[first:end]))
+            for first, end in itertools.pairwise(begins)
+        )
+
+    @property
+    def set_places(self) -> tuple[tuple[int, ...], ...]:
+        """For each set's taps, their places among `set_weights`."""
+        begins = self.set_taps[::CONSUMERS]
+        return tuple(
+            tuple(weights.index(tap.weight) for tap in self.taps[first:end])
+            for weights, (first, end) in zip(
+                self.set_weights, itertools.pairwise(begins), strict=True
+            )
+        )
+
+    @property
+    def places_pair(self) -> bool:
+        """Whether places 0 and 1 of a set, 2 and 3, and so on are neighbours in each weight."""
+        return self.sets == 1 or all(
+            len(weights) % 2 == 0
+            and all(
+                a % 2 == 0 and b == a + 1 for a, b in zip(weights[::2], weights[1::2], strict=True)
+            )
+            for weights in self.set_weights
+        )
+
     @property
     def maps_x(self) -> bool:
         """Whether a contiguous x is copied as it lies, by a tensor map."""
@@ -267,13 +299,20 @@ class Layout:
         out_blocks = -(-problem.out_channels_per_group // self.out_block)
         return problem.groups * in_blocks * out_blocks * self.sets
 
-    def splits(self, target: Target) -> int:
+    def most_splits(self, target: Target) -> int:
         """Shares of the boxes: as many as give each SM a block."""
         weight_bytes = 4 * math.prod(self.problem.w_shape)
         wanted = max(1, target.multiprocessors // self.units)
         most = min(MOST_SPLITS, self.boxes, max(1, MOST_PARTIAL_BYTES // weight_bytes))
         # As many boxes for each, but for the last.
         return -(-self.boxes // -(-self.boxes // min(wanted, most)))
+
+    def writes_gradient(self, splits: int) -> bool:
+        """Whether the kernel rounds its sums and writes the gradient, as nothing is to be added.
+
+        Not where phases are channels: their lines have weights all over the gradient.
+        """
+        return splits == 1 and not self.tile.folded
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
@@ -295,6 +334,6 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"{tile.positions} positions and the reach {laid.reach} do not fit a tensor copy"
     if laid.stages(target) < 2:
         return f"two stages of {laid.stage_bytes} bytes do not fit {target.arch}"
-    if laid.units * laid.splits(target) > family.MAX_GRID:
+    if laid.units * laid.most_splits(target) > family.MAX_GRID:
         return f"{laid.units} blocks of a split are over 32 bits"
     return None

@@ -1,5 +1,4 @@
-// Partial sums of the weight's gradient of 16-bit tensors in channels_last, on Hopper's tensor
-// cores:
+// The weight's gradient of 16-bit tensors in channels_last, on Hopper's tensor cores:
 //
 //   sums[tap][64 in][out] += x[positions][64 in]^T * y[positions + shift][out]
 //
@@ -13,11 +12,14 @@
 //
 // An x that is contiguous need not be turned: its tensor map copies lines of positions.
 //
-// A block has channels, taps and a share of the boxes, and writes its sums as float32.
+// A block has channels, taps and a share of the boxes, and writes its sums as float32. If it has
+// all boxes, it writes the gradient.
 #include <common/constant_tables.cuh>
 #include <common/counted_ring.cuh>
 #include <common/element.cuh>
 #include <engine/fold.cuh>
+#include <ptx/barrier.cuh>
+#include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/mbarrier.cuh>
@@ -37,7 +39,7 @@ constexpr int in_block = 64, out_block = Layer::out_block;
 constexpr int in_blocks = (Layer::in_channels + in_block - 1) / in_block;
 constexpr int out_blocks = (Layer::out_channels + out_block - 1) / out_block;
 constexpr int consumer_taps = Layer::consumer_taps;  // at most
-constexpr int steps = Layer::positions / 16;         // of 16 positions, in a box
+constexpr int steps = Layer::positions / 16;  // of 16 positions, in a box
 
 struct Shared {
     uint64_t full[Layer::most_stages];
@@ -133,7 +135,7 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
     constexpr int vector = Layer::out_channels % 2 == 0 && !is_folded ? 2 : 1;
     constexpr int all_in = Layer::groups * Layer::in_channels;
     int of_group = share.group * Layer::in_channels;
-    auto* partial = static_cast<float*>(arguments.partial);
+    auto* partial = static_cast<float*>(arguments.result);
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
         if (tap >= count) break;
@@ -154,6 +156,80 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
             to += of.channel;
             *reinterpret_cast<Vector<float, vector>*>(to) = values;
         }
+    }
+}
+
+using Bits = unsigned short;  // of a value of the gradient
+
+// The gradient is dense: weights of an input channel have their taps adjacent, or their output
+// channels. A block's are a line in that order, taps by their place in the block's set.
+constexpr int set_taps = Layer::sets == 1 ? Layer::taps : consumers * consumer_taps;  // at most
+constexpr int line_weights = set_taps * out_block;
+
+// Neighbouring threads write neighbouring weights.
+template <int vector, bool taps_adjacent>
+TCONV_DEVICE void write_lines(const Arguments& arguments, const Share& share, const Bits* lines,
+                              int pitch) {
+    constexpr int warps = consumers * warpgroup / 32;
+    int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 - warpgroup / 32;
+    int rows = min(in_block, Layer::in_channels - share.in);
+    int outs = min(out_block, Layer::out_channels - share.out);
+    int first = entry(Layer::set_tap, share.set * consumers);
+    int taps = entry(Layer::set_tap, (share.set + 1) * consumers) - first;
+    constexpr Index row_weights = Index(Layer::out_channels) * Layer::taps;
+    auto* gradient = static_cast<Bits*>(arguments.result) +
+                     (share.group * Layer::in_channels + share.in + first_row) * row_weights;
+#pragma unroll 1
+    for (int i = lane * vector; i < line_weights; i += 32 * vector) {
+        int out = taps_adjacent ? i / set_taps : i % out_block;
+        int place = taps_adjacent ? i % set_taps : i / out_block;
+        if (out >= outs || place >= taps) continue;
+        int tap = Layer::sets == 1 ? place : entry(Layer::place_tap, first + place);
+        Bits* to = gradient + (taps_adjacent ? (share.out + out) * Layer::taps + tap
+                                             : tap * Layer::out_channels + share.out + out);
+        using Values = Vector<Bits, vector>;
+#pragma unroll 4
+        for (int row = first_row; row < rows; row += warps) {
+            *reinterpret_cast<Values*>(to) =
+                *reinterpret_cast<const Values*>(lines + row * pitch + i);
+            to += warps * row_weights;
+        }
+    }
+}
+
+// The gradient itself, of sums of all boxes.
+TCONV_DEVICE void write_gradient(const Arguments& arguments, unsigned char* memory,
+                                 const Share& share, int first, int count, const Sums& sums) {
+    int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
+    bool taps_adjacent = arguments.gradient_stride_out != 1;
+    int of_out = taps_adjacent ? set_taps : 1, of_tap = taps_adjacent ? 1 : out_block;
+    // Lines begin one bank or four apart: of the eight that a warp writes at a time, so are most.
+    int pitch = (line_weights + 63) / 64 * 64 + (taps_adjacent ? 2 : 8);
+    static_assert(is_folded || in_block * (line_weights + 72) * sizeof(Bits) <= 96 << 10,
+                  "stages have room");
+    auto* lines = reinterpret_cast<Bits*>(stage_of(arguments, memory, 0));
+    ptx::bar_sync(1, consumers * warpgroup);  // the other consumer may still read a stage
+#pragma unroll
+    for (int tap = 0; tap < consumer_taps; ++tap) {
+        if (tap >= count) break;
+        Bits* to = lines + row * pitch + lane % 4 * 2 * of_out;
+        to += Layer::tap_place[first + tap] * of_tap;
+#pragma unroll
+        for (int i = 0; i < out_block / 2; i += 2) {
+            float low = sums[tap][i], high = sums[tap][i + 1];
+            uint32_t pair = Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high)
+                                          : ptx::cvt_rn_f16x2_f32(low, high);
+            Bits* of_pair = to + i / 2 % 2 * 8 * pitch + i / 4 * 8 * of_out;
+            of_pair[0] = Bits(pair);
+            of_pair[of_out] = Bits(pair >> 16);
+        }
+    }
+    ptx::bar_sync(1, consumers * warpgroup);
+    constexpr bool even = Layer::out_channels % 2 == 0;
+    if (taps_adjacent) {
+        write_lines<even && Layer::places_pair ? 2 : 1, true>(arguments, share, lines, pitch);
+    } else {
+        write_lines<even ? 2 : 1, false>(arguments, share, lines, pitch);
     }
 }
 
@@ -219,6 +295,12 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     }
 #pragma unroll
     for (auto& of_tap : sums) ptx::fence_registers(of_tap);
+    if constexpr (!is_folded) {
+        if (arguments.splits == 1) {
+            write_gradient(arguments, memory, share, first, count, sums);
+            return;
+        }
+    }
     write(arguments, share, first, count, sums);
 }
 
