@@ -605,6 +605,20 @@ def test_for_contiguous_tensors_it_compiles_likewise(direction, wide):
             assert_compiled_well(chosen)
 
 
+@pytest.mark.parametrize("wide", quick((False, True), 1), ids=("int", "long long"))
+@pytest.mark.parametrize(
+    "name", quick(("256 to 128, 3x3 s2", "512 to 256, 4x4 s2", "1024 to 512, 2x2 s2"), 0, 2)
+)
+def test_tiles_of_both_phases_compile_likewise(name, wide):
+    problem = LAYERS[name].layer.problem("forward", "float16", "contiguous")
+    for bias in (False, True):
+        every = served(dataclasses.replace(problem, wide_offsets=wide, bias=bias))
+        every = [chosen for chosen in every if chosen.tile.paired]
+        assert every
+        for chosen in every:
+            assert_compiled_well(chosen)
+
+
 # Strides of 1, 2 and 4 along x; fewer channels than a stage, and more.
 TURNED = ("64 to 64, 3x3", "256 to 128, 3x3 s2", "24 to 24, 16x16 s4", "1024 to 512, 2x2 s2")
 
@@ -682,6 +696,11 @@ def test_refusals(direction, changes, target, reason):
         ),
         (
             "forward",
+            Case(1, 16, 16, 1, (9, 9), (4, 4), (2, 2)),
+            "pairs the pixels of two phases in x of a contiguous result",
+        ),
+        (
+            "forward",
             Case(1, 16, 16, 1, (9, 9), (2, 2), (2, 2)),
             "all taps have the same distance: nothing is gained by stages of several",
         ),
@@ -725,7 +744,8 @@ def test_more_tiles_than_a_grid_has_are_refused(direction):
     problem = of_shape(direction, dataclasses.replace(SMALL, batch=2**31 - 1, size=(64, 64)))
     refused = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
     assert all(
-        reason is not None and any(part in reason for part in ("over 32 bits", "nothing", "turns"))
+        reason is not None
+        and any(part in reason for part in ("over 32 bits", "nothing", "turns", "pairs"))
         for reason in refused
     )
     assert limits.MAX_GRID == 2**31 - 1

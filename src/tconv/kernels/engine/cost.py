@@ -7,7 +7,7 @@ import math
 from tconv.jit.target import Target
 from tconv.kernels import costs, family
 from tconv.kernels.engine.layout import Layout, layout, packing_bytes, unread_bytes
-from tconv.kernels.engine.tiles import CONSUMERS, Tile
+from tconv.kernels.engine.tiles import Tile
 from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
@@ -20,11 +20,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Averages over the row sets of a tile's positions.
     stages = laid.chunks * sum(map(len, laid.kinds)) / len(laid.kinds)
     slots = laid.chunks * laid.slot_count * laid.row_blocks / laid.row_sets
+    cycles = tile.positions  # of the consumers that have a slot
     if tile.positions_are_rows:
-        # Both consumers; reading 64 rows takes as long as products with 32 columns.
-        cycles = CONSUMERS * tile.columns / 64 * max(laid.group_rows, 32)
-    else:
-        cycles = tile.columns
+        # Reading 64 rows takes as long as products with 32 columns.
+        cycles *= max(laid.group_rows, 32) / 64
     products = slots * cycles * laid.depth / 64 * fit.product
     weights = 0 if laid.resident else slots * laid.weight_bytes
     stages *= laid.patch_loads(target)

@@ -100,6 +100,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("bias", problem.bias),
             ("columns", laid.tile.columns),
             ("positions_are_rows", laid.tile.positions_are_rows),
+            ("tile_groups", laid.tile_groups),
             ("contiguous", laid.contiguous),
             ("paired", laid.paired),
             ("resident", laid.resident),

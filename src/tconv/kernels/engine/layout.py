@@ -268,7 +268,7 @@ class Layout:
     def tile_results(self) -> int:
         """Results of a tile, a set: as many as there are registers for."""
         if not self.tile.positions_are_rows:
-            return 1
+            return 2 if self.tile.paired else 1
         sums = self.tile.columns // 64 * self.group_rows // 2
         count = self.result_count
         fit = [k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS]
@@ -407,7 +407,7 @@ class Layout:
     @property
     def tile_groups(self) -> int:
         """Row groups of a tile."""
-        return 1 if self.tile.positions_are_rows else CONSUMERS
+        return self.tile.row_groups
 
     @property
     def row_sets(self) -> int:
@@ -434,8 +434,8 @@ class Layout:
 
     @property
     def positions(self) -> int:
-        """Columns of a tile."""
-        return self.tile.columns * (CONSUMERS if self.tile.positions_are_rows else 1)
+        """Positions of a tile."""
+        return self.tile.positions
 
     @property
     def maps_result(self) -> bool:
@@ -951,6 +951,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
     laid = layout(problem, tile)
+    if tile.paired and not laid.pairs_of_phases:
+        return "pairs the pixels of two phases in x of a contiguous result, there are no such two"
     if tile.turned and laid.read_layout != "contiguous":
         return f"turns contiguous images, what it reads is {laid.read_layout}"
     if tile.depth < 64 and laid.reduced <= tile.depth:

@@ -41,7 +41,7 @@ struct Slots {
 
 // A consumer's first position in a patch.
 TCONV_DEVICE int first_position(const Arguments& arguments, int consumer) {
-    if (!positions_are_rows) return 0;
+    if (tile_groups > 1) return 0;
     return consumer * (Layer::maps_result ? arguments.parts * arguments.part_positions : columns);
 }
 
@@ -108,7 +108,7 @@ struct Multiplier {
     int consumer, ring;
 
     TCONV_DEVICE Multiplier(const Arguments& arguments, Shared& shared, int consumer)
-        : consumer(consumer), ring(positions_are_rows ? 0 : consumer) {
+        : consumer(consumer), ring(consumer % weight_rings) {
         int first = first_position(arguments, consumer) * line_bytes;
         patch_matrix = ptx::matrix_descriptor(patch_of(arguments, shared, 0) + first, 16,
                                               8 * line_bytes, swizzle_of(line_bytes));

@@ -31,9 +31,9 @@ constexpr ptx::Swizzle swizzle_of(int line) {
                         : ptx::Swizzle::bytes_32;
 }
 
-// Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels, other
-// ones for each consumer; or they are its rows, 64 at a time, and both consumers have the same
-// channels as columns.
+// Positions of a consumer. Either they are the wgmma's columns, and its 64 rows are channels; or
+// they are its rows, 64 at a time, and channels its columns. Each consumer has a row group of its
+// own; or both have the same and other positions.
 constexpr int columns = Layer::columns;
 constexpr bool positions_are_rows = Layer::positions_are_rows;
 constexpr int group_rows = Layer::group_rows;  // channels of a row group
@@ -47,7 +47,7 @@ constexpr int row_blocks = (Layer::rows + Layer::block_rows - 1) / Layer::block_
 constexpr int tile_results = Layer::tile_results;
 constexpr int sets = Layer::results / tile_results;
 constexpr int row_groups = row_blocks * sets;
-constexpr int tile_groups = positions_are_rows ? 1 : consumers;  // row groups of a tile
+constexpr int tile_groups = Layer::tile_groups;  // row groups of a tile
 constexpr int row_sets = (row_groups + tile_groups - 1) / tile_groups;
 constexpr int kinds = sets % tile_groups == 0 ? sets / tile_groups : sets;  // row sets repeat them
 constexpr int weight_rings = tile_groups;
@@ -139,7 +139,7 @@ struct Position {
 
     // The row group of a consumer. One beyond the last has nothing to compute.
     TCONV_DEVICE int row_group(int consumer) const {
-        return positions_are_rows ? row_set : row_set * consumers + consumer;
+        return row_set * tile_groups + consumer % tile_groups;
     }
 
     // Which stages its results need.

@@ -61,7 +61,8 @@ TCONV_DEVICE Element* pixel_of(const Arguments& arguments, const Position& at,
 // neither side has bank conflicts.
 TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int line, int chunk) {
     if constexpr (Layer::paired) {
-        return lines + line * (2 * piece_line) + (chunk ^ line / 2 % 4 * 2) * 16;
+        // Of four lines that follow each other, or are two apart, each has chunks of its own.
+        return lines + line * (2 * piece_line) + (chunk ^ (line + line / 4) % 4 * 2) * 16;
     }
     return lines + line * piece_line + (chunk ^ line % 8) * 16;
 }
@@ -140,23 +141,32 @@ TCONV_DEVICE void stage_piece(const Biases& bias, const Block (&sums)[blocks], C
     }
 }
 
-// Lays a piece of the sums of two phases out: words of both for 64 positions of 32 channels, from
-// `first` on. `low`: of the phase that has column 0.
-constexpr int pair_channels = piece_positions / 2;
-
-template <int first>
-TCONV_DEVICE void stage_pair(const Biases& bias, unsigned char* lines, const Block& low,
-                             const Block& high) {
+// Lays a piece of the sums of two phases out: words of both for 64 positions of each channel.
+// `low`: of the phase that has column 0.
+template <int piece>
+TCONV_DEVICE void stage_pair(const Biases& bias, unsigned char* lines, const Block (&low)[blocks],
+                             const Block (&high)[blocks]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    if constexpr (positions_are_rows) {
 #pragma unroll
-    for (int channel = 0; channel < pair_channels && first + channel < group_rows; channel += 8) {
-        int own = channel + lane % 4 * 2;
+        for (int from = 0; from < group_rows / 2; ++from) {
+            float more = bias.of[from / 4 * 2 + from % 2];
+            int channel = from / 4 * 8 + lane % 4 * 2 + from % 2;
+            int position = warp * 16 + from / 2 % 2 * 8 + lane / 4;
+            auto* chunk = reinterpret_cast<uint32_t*>(chunk_of(lines, channel, position / 4));
+            chunk[position % 4] = narrowed(low[piece][from] + more, high[piece][from] + more);
+        }
+    } else {
+        constexpr int first = piece * piece_positions / 2;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float more = bias.of[(first + channel) / 4 + i % 2];
-            int from = (first + channel) / 2 + i, position = warp * 16 + i / 2 * 8 + lane / 4;
-            auto* chunk = reinterpret_cast<uint32_t*>(chunk_of(lines, own + i % 2, position / 4));
-            chunk[position % 4] = narrowed(low[from] + more, high[from] + more);
+        for (int from = first; from < first + piece_positions / 2 && from < columns / 2;
+             from += 2) {
+            float more = bias.of[from / 2 % 2];
+            int channel = warp * 16 + from / 2 % 2 * 8 + lane / 4;
+            int position = (from - first) / 4 * 8 + lane % 4 * 2;
+            auto* chunk = reinterpret_cast<uint2*>(chunk_of(lines, channel, position / 4));
+            chunk[position / 2 % 2] = {narrowed(low[0][from] + more, high[0][from] + more),
+                                       narrowed(low[0][from + 1] + more, high[0][from + 1] + more)};
         }
     }
 }
@@ -241,9 +251,7 @@ TCONV_DEVICE void write_channels(const Arguments& arguments, const Position& at,
     }
 }
 
-constexpr int places = (columns + piece_positions - 1) / piece_positions;
-constexpr int parts = Layer::paired ? (group_rows + pair_channels - 1) / pair_channels : 1;
-constexpr int pieces = places * parts;  // of a result, or of two
+constexpr int pieces = (columns + piece_positions - 1) / piece_positions;  // of a result, or of two
 
 // Stores from piece `number` of all results' on.
 template <int number = 0>
@@ -251,17 +259,16 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
                                int consumer, int row_group, const Biases& bias, const Sums& sums,
                                unsigned aligned) {
     if constexpr (number < pieces * tile_results / phases) {
-        constexpr int result = number / pieces * phases, piece = number % pieces / parts;
-        constexpr int first = number % parts * pair_channels;  // channel, if paired
+        constexpr int result = number / pieces * phases, piece = number % pieces;
         constexpr int left = columns - piece * piece_positions;
         constexpr int positions = left < piece_positions ? left : piece_positions;
         Destination to(arguments, at, row_group, result);
-        unsigned char* lines = shared.outputs[consumer][number % 2];
+        // A piece of two phases takes both outputs.
+        unsigned char* lines = shared.outputs[consumer][Layer::paired ? 0 : number % 2];
         if constexpr (Layer::paired) {
             constexpr int low = Layer::result_x[0] != 0;
-            stage_pair<first>(bias, lines, sums[result + low][piece],
-                              sums[result + 1 - low][piece]);
-            to.first += first * arguments.destination_stride_c;
+            if (number > 0) ptx::bar_sync(1 + consumer, warpgroup);
+            stage_pair<piece>(bias, lines, sums[result + low], sums[result + 1 - low]);
         } else {
             auto chunk_at = [&](int position, int channel) {
                 position -= piece * piece_positions;
@@ -272,10 +279,9 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
         }
         // Nobody writes the other piece's lines again before all have read them.
         ptx::bar_sync(1 + consumer, warpgroup);
-        int place = (positions_are_rows ? consumer * columns : 0) + piece * piece_positions;
+        int place = first_position(arguments, consumer) + piece * piece_positions;
         if constexpr (Layer::contiguous) {
-            int channels = Layer::paired ? min(pair_channels, to.channels - first) : to.channels;
-            write_lines(arguments, at, to, lines, place, positions, channels, aligned);
+            write_lines(arguments, at, to, lines, place, positions, to.channels, aligned);
         } else {
             write_channels(arguments, at, to, lines, place, positions);
         }
@@ -290,7 +296,7 @@ constexpr int areas = 2 * piece_bytes / Layer::part_bytes;
 template <int piece = 0>
 TCONV_DEVICE void stage_part(const Arguments& arguments, Shared& shared, unsigned char* lines,
                              int part, const Biases& bias, const Block (&sums)[blocks]) {
-    if constexpr (piece < places) {
+    if constexpr (piece < pieces) {
         int first = part * arguments.part_positions, end = first + arguments.part_positions;
         auto chunk_at = [&](int position, int channel) -> unsigned char* {
             unsigned line = shared.boxed[position] - part * arguments.part_lines;

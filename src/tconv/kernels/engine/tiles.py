@@ -24,6 +24,9 @@ class Tile:
             columns. Consumers then have the same channels and half of the positions each, and a
             tile all results for which there are registers. Otherwise 64 channels are the rows,
             other ones for each consumer, and positions the columns.
+        paired: whether a tile whose rows are channels has two results, whose pixels follow each
+            other in turn in a contiguous y. Consumers then have the same channels, as above: with
+            other ones, weights would take all that L2 gives.
         folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
         turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
             packed first.
@@ -33,17 +36,28 @@ class Tile:
     columns: int
     reach: Reach = "image"
     positions_are_rows: bool = False
+    paired: bool = False
     folded: bool = False
     turned: bool = False
     depth: int = 64
 
+    @property
+    def row_groups(self) -> int:
+        """Blocks of channels: of each consumer, or one if they have other positions."""
+        return 1 if self.positions_are_rows or self.paired else CONSUMERS
+
+    @property
+    def positions(self) -> int:
+        """Of a block."""
+        return self.columns * CONSUMERS // self.row_groups
+
     def __str__(self) -> str:
         """Positions of a block, where channels are the columns; else rows x positions."""
-        rows = "" if self.positions_are_rows else f"{CONSUMERS * GROUP_ROWS}x"
-        columns = (CONSUMERS if self.positions_are_rows else 1) * self.columns
+        rows = "" if self.positions_are_rows else f"{self.row_groups * GROUP_ROWS}x"
         way = "/folded" if self.folded else "/turned" if self.turned else ""
+        paired = "/paired" if self.paired else ""
         depth = f"/{self.depth}" if self.depth < 64 else ""
-        return f"{rows}{columns}/{self.reach}{way}{depth}"
+        return f"{rows}{self.positions}/{self.reach}{paired}{way}{depth}"
 
 
 TILES = (
@@ -62,4 +76,12 @@ TILES = (
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
     Tile(256, "image", positions_are_rows=True, turned=True, depth=32),
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
+)
+
+FORWARD_TILES = (
+    *TILES,
+    *(Tile(columns, "image", paired=True) for columns in (128, 96, 64)),
+    *(Tile(columns, "column", paired=True) for columns in (128, 64)),
+    *(Tile(columns, "tap", paired=True) for columns in (128, 64)),
+    *(Tile(128, reach, paired=True, turned=True) for reach in ("image", "tap")),
 )
