@@ -80,8 +80,6 @@ TILES = (
 
 FORWARD_TILES = (
     *TILES,
-    *(Tile(columns, "image", paired=True) for columns in (128, 96, 64)),
-    *(Tile(columns, "column", paired=True) for columns in (128, 64)),
-    *(Tile(columns, "tap", paired=True) for columns in (128, 64)),
+    *(Tile(128, reach, paired=True) for reach in ("image", "column")),
     *(Tile(128, reach, paired=True, turned=True) for reach in ("image", "tap")),
 )
