@@ -20,7 +20,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Averages over the row sets of a tile's positions.
     stages = laid.chunks * sum(map(len, laid.kinds)) / len(laid.kinds)
     slots = laid.chunks * laid.slot_count * laid.row_blocks / laid.row_sets
-    cycles = tile.positions  # of the consumers that have a slot
+    cycles = float(tile.positions)  # of the consumers that have a slot
     if tile.positions_are_rows:
         # Reading 64 rows takes as long as products with 32 columns.
         cycles *= max(laid.group_rows, 32) / 64
