@@ -6,6 +6,7 @@ import math
 
 from tconv.jit.target import Target
 from tconv.kernels import costs, family
+from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import Layout, layout, packing_bytes, unread_bytes
 from tconv.kernels.engine.tiles import Tile
 from tconv.problem import Problem
@@ -42,7 +43,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         pieces = tile.columns / 64
         runs = 1 + 64 / laid.pitch_x  # of a piece
         vectors = laid.block_rows * 64 / 4 / 128 + 2 * runs  # of a thread
-        written = pieces * (laid.group_rows / 2 * fit.staged + vectors * fit.unfolded)
+        lines = laid.block_rows // fold.run(laid.call)
+        written = laid.group_rows / 2 * fit.staged + vectors * fit.unfolded
+        written = pieces * (written + lines * runs * fit.unfolded_line)
     elif laid.contiguous:
         vectors = tile.columns * laid.tile_results * laid.group_rows / laid.neighbours
         written = vectors * (fit.turned if laid.adjacent else fit.scattered)
