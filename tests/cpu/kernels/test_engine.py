@@ -874,25 +874,25 @@ def turned(given: Setting, target: Target = HOPPER) -> list:
     return [chosen for chosen in served(problem_of(given), target) if chosen.tile.turned]
 
 
-# Rows of 1, 2, 4 and 8 times an odd number of pixels, several tiles along each axis, and images of
-# which a tile has several; one channel, and more than two stages of them in groups; strides of 1 to
-# 5, phases without a tap, and taps that are dilated.
+# Rows of one octet and of more, several tiles along each axis, and images of which a tile has
+# several; one channel, and more than two stages of them in groups; strides of 1 to 8, phases without
+# a tap, and taps that are dilated.
 SOURCES = {
     "forward": (
-        Case(3, 1, 8, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
+        Case(3, 1, 8, 1, (5, 8), (3, 3), (1, 1), (1, 1)),
         Case(2, 70, 72, 1, (9, 40), (3, 5), (1, 1), (0, 2)),
-        Case(1, 40, 16, 2, (7, 300), (2, 2), (2, 2)),
-        Case(70, 24, 8, 1, (2, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
-        Case(1, 136, 70, 1, (4, 12), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
+        Case(1, 40, 16, 2, (7, 304), (2, 2), (2, 2)),
+        Case(70, 24, 8, 1, (2, 8), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 136, 70, 1, (4, 16), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
         Case(1, 8, 8, 1, (40, 16), (3, 3), (1, 1), (2, 2), (0, 0), (2, 2)),
     ),
     "input_gradient": (
-        Case(3, 8, 1, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
+        Case(3, 8, 1, 1, (5, 8), (3, 3), (1, 1), (1, 1)),
         Case(2, 72, 70, 1, (9, 20), (4, 4), (2, 2), (1, 1)),
         Case(1, 16, 40, 2, (7, 300), (2, 2), (2, 2)),
-        Case(70, 8, 24, 1, (2, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
-        Case(1, 70, 136, 1, (4, 12), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
-        Case(1, 8, 8, 1, (5, 40), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+        Case(70, 8, 24, 1, (2, 4), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 70, 136, 1, (4, 12), (4, 3), (3, 2), (1, 2), (1, 1), (1, 2)),
+        Case(1, 8, 8, 1, (5, 9), (3, 9), (5, 8), (1, 1), (0, 1)),
         Case(2, 24, 24, 1, (6, 16), (4, 8), (2, 4), (1, 2)),
         Case(1, 8, 8, 1, (40, 16), (3, 3), (1, 1), (2, 2), (0, 0), (2, 2)),
     ),

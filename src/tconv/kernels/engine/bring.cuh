@@ -17,9 +17,7 @@ namespace {
 template <typename Fields>
 TCONV_DEVICE void prefetch_maps(const Fields& arguments) {
     int map = int(threadIdx.x) - 32;
-    if constexpr (!Layer::turned) {
-        if (0 <= map && map < Layer::sources) ptx::prefetch_tensormap(&arguments.source_0 + map);
-    }
+    if (0 <= map && map < Layer::sources) ptx::prefetch_tensormap(&arguments.source_0 + map);
     if constexpr (Layer::maps_weights) {
         if (map == Layer::sources) ptx::prefetch_tensormap(&arguments.weights);
     }

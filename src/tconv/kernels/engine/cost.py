@@ -30,10 +30,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     stages *= laid.patch_loads(target)
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
     if tile.turned:
-        width = problem.width.size if laid.forward else problem.width.output_size
-        turning = fit.turning * laid.depth / 64 * (8 / math.gcd(8, width)) ** fit.short_vectors
+        rows, octets = laid.piece
+        turning = fit.turning * rows * octets * laid.depth / 64 + fit.piece
         turning *= len(laid.runs) / len(laid.kinds) * laid.chunks * laid.patch_loads(target)
-        copied = max(copied, turning * laid.pieces[1] / laid.turning_warps)
+        copied = max(copied, turning * laid.pieces[2] / laid.turning_warps)
     patch_stages = max(1, laid.rings(target)[0])
     products += fit.step * slots
     # From one turn of the ring to the next, a stage is copied and multiplied.

@@ -11,7 +11,6 @@ from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import (
     MOST_PATCH_STAGES,
     PACK_THREADS,
-    RAW_PIECES,
     Layout,
     View,
     layout,
@@ -35,7 +34,6 @@ from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
 from tconv.problem import ITEM_BYTES, Problem
 
 PACK_STEM = "sm90_pack"
-THREADS = 128 * (1 + CONSUMERS)
 
 
 def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
@@ -108,7 +106,8 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("rows_adjacent", laid.rows_adjacent),
             ("weight_line", laid.weight_line),
             ("turned", laid.tile.turned),
-            ("raw_pieces", RAW_PIECES),
+            ("turning_warps", laid.turning_warps),
+            ("raw_pieces", laid.raw_pieces),
             ("vector", laid.vector),
             ("unfolds", laid.unfolds),
             ("maps_result", laid.maps_result),
@@ -118,7 +117,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("fixed_bytes", laid.fixed_bytes),
             ("most_patch_stages", MOST_PATCH_STAGES),
             ("most_weight_stages", laid.most_weight_stages),
-            ("sources", len(laid.sources)),
+            ("sources", laid.map_count),
             ("results", laid.result_count),
             ("tile_results", laid.tile_results),
             ("results_x", len(laid.results[1])),
@@ -146,7 +145,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
         ),
         shared_bytes=laid.shared_bytes,
-        threads=THREADS,
+        threads=128 * (laid.bringing_warpgroups + CONSUMERS),
     )
 
 
@@ -155,10 +154,10 @@ def _turning(laid: Layout) -> tuple[tuple[str, Constant], ...]:
     pixels = laid.stage_pixels
     lengths = [len(run) if i == 0 else 0 for run in laid.runs for i in range(len(run))]
     firsts = [min(pixels[stage][1] for stage in run) for run in laid.runs for _ in run]
+    views = [laid.row_views.index(laid.sources[stage.source][0]) for stage in laid.stages]
     return (
-        ("source_step_y", laid.source_step[0]),
         ("source_step_x", laid.source_step[1]),
-        ("stage_pixel_y", tuple(y for y, _ in pixels)),
+        ("stage_map", tuple(views)),
         ("stage_pixel_x", tuple(x for _, x in pixels)),
         ("run_length", tuple(lengths) or (1,)),
         ("run_x", tuple(firsts) or (0,)),
@@ -292,28 +291,57 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
 
 
 def _turned_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
-    """The image that a kernel turns: the rows of a patch, and the pieces of a run."""
+    """The image that a kernel turns: rows by maps; those of a patch, and the pieces of a run."""
     problem = laid.problem
-    shape = problem.x_shape if operand == "x" else problem.y_shape
-    rows = laid.box[1] + laid.reach[0]
-    blocks, pieces = laid.pieces
-    of_rows, of_blocks = hopper.division(rows), hopper.division(blocks)
+    rows, octets = laid.piece
+    bands, blocks, pieces = laid.pieces
+    of_bands, of_blocks = hopper.division(bands), hopper.division(blocks)
+    box = (8 * octets, laid.depth, rows, 1, 1)
+    step = laid.source_step[0]
     return {
-        "source": Address(operand),
-        **strides("source", "n c h w", operand),
-        "source_height": shape[2],
-        "source_width": shape[3],
-        "source_lines": laid.box[0] * rows,
-        "source_rows": rows,
-        "source_rows_multiplier": of_rows[0],
-        "source_rows_shift": of_rows[1],
-        "source_piece_lines": laid.piece[0],
-        "source_piece_octets": laid.piece[1],
+        **{
+            f"source_{i}": contiguous_map(problem, operand, view, step, box)
+            for i, view in enumerate(laid.row_views)
+        },
+        "source_rows": laid.box[1] + laid.reach[0],
+        "source_octets": laid.run_octets,
+        "source_piece_rows": rows,
+        "source_piece_octets": octets,
+        "source_piece_bytes": 2 * math.prod(box),
+        "source_bands": bands,
+        "source_bands_multiplier": of_bands[0],
+        "source_bands_shift": of_bands[1],
         "source_blocks": blocks,
         "source_blocks_multiplier": of_blocks[0],
         "source_blocks_shift": of_blocks[1],
         "source_pieces": pieces,
     }
+
+
+def contiguous_map(
+    problem: Problem, operand: Operand, view: View, step: int, box: tuple[int, ...]
+) -> TensorMap:
+    """A contiguous image: columns, channels, rows, images, groups.
+
+    Args:
+        problem: the call's.
+        operand: "x" or "y".
+        view, step: the pixels of height.
+        box: of one copy, whose lines of 8 to 64 columns take the span of a swizzle.
+    """
+    shape = problem.x_shape if operand == "x" else problem.y_shape
+    of_group = shape[1] // problem.groups
+    dims = (shape[3], of_group, view.size, problem.batch, problem.groups)
+    of_strides = (
+        Stride(operand, 1),
+        Stride(operand, 2, step),
+        Stride(operand, 0),
+        Stride(operand, 1, of_group),
+    )
+    line = box[0] * ITEM_BYTES[problem.dtype]
+    swizzle = line if line > 16 else 0
+    begin = (Stride(operand, 2, view.first),)
+    return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
 
 
 def _map(laid: Layout, source: int, read: Operand) -> TensorMap:

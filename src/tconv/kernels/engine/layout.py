@@ -60,7 +60,10 @@ MOST_MAPS = 28
 """Tensor maps of a kernel, of its 4 KB of arguments."""
 
 RAW_PIECES = 6
-"""Pieces of a contiguous source that are copied before they are turned, of all warps."""
+"""Pieces of a contiguous source that are copied before they are turned, of all warps: about."""
+
+PIECE_OCTETS = 8
+"""Most octets of a piece: those of a row and a channel are in the span of a swizzle."""
 
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
@@ -72,9 +75,6 @@ PACK_THREADS = 256
 PACK_DEPTH = 16
 THREAD_VALUES = 64
 """Values of a packed image that a thread of its packing takes at a time, about."""
-
-MOST_PACK_BLOCKS = 16 * 132
-"""Blocks of a packing; with more to do, they loop."""
 
 PART_TAPS = 128
 """Taps of an item of the packing, at most."""
@@ -442,8 +442,7 @@ class Layout:
         """Whether tensor maps write the result, one for each of its phases."""
         if self.contiguous or self.unfolds or self.rows % 8 != 0:
             return False
-        sources = 0 if self.tile.turned else len(self.sources)
-        return sources + self.maps_weights + self.result_count <= MOST_MAPS
+        return self.map_count + self.maps_weights + self.result_count <= MOST_MAPS
 
     @property
     def part_line(self) -> int:
@@ -570,7 +569,8 @@ class Layout:
         barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
         fixed = 2 * CONSUMERS * self.piece_bytes + 4 * max(1, self.slot_count) + 8 + 8 * barriers
         fixed += 160 + 2 * (self.tile.columns + 15) if self.maps_result else 48
-        fixed += 128 + RAW_PIECES * 128 * self.depth if self.tile.turned else 64
+        raw = self.raw_pieces * (128 * self.depth if self.tile.turned else 16)
+        fixed += self.turning_warps * (raw + 8 * self.raw_pieces + 36) + 128
         return -(-fixed // 1024) * 1024
 
     def rings(self, target: Target) -> tuple[int, int]:
@@ -795,8 +795,18 @@ class Layout:
         return max(map(len, self.runs), default=1)
 
     @property
-    def run_vectors(self) -> int:
-        """Vectors of 8 pixels that are read of a row, which may begin within the first."""
+    def row_views(self) -> tuple[View, ...]:
+        """The views of height that are read, each by a map where rows are turned whole."""
+        return tuple(dict.fromkeys(y for y, _ in self.sources))
+
+    @property
+    def map_count(self) -> int:
+        """Tensor maps of what is read."""
+        return len(self.row_views if self.tile.turned else self.sources)
+
+    @property
+    def run_octets(self) -> int:
+        """Octets that are read of a row, which may begin within the first."""
         step = self.source_step[1]
         # What the first pixels of all tiles have in common as a factor.
         common = math.gcd(8, step * self.box[2]) if self.tile_counts[2] > 1 else 8
@@ -807,23 +817,39 @@ class Layout:
             most = max(most, before + max(columns) - min(columns) + step * (self.pitch_x - 1) + 1)
         return -(-most // 8)
 
-    @property
+    @functools.cached_property
     def piece(self) -> tuple[int, int]:
-        """Rows, and vectors of each, that a warp copies and turns at a time: 8 of them at most."""
-        vectors = self.run_vectors
-        return max(1, 8 // vectors), -(-vectors // -(-vectors // 8))
+        """Rows of a piece, and octets of each: of no more rows than there are, evenly.
+
+        Octets are so many that the fewest are read, and one for each piece of a row.
+        """
+        every = (8, 4, 2, 1)
+        octets = min(every, key=lambda octets: -(-self.run_octets // octets) * (octets + 1))
+        rows = self.box[1] + self.reach[0]
+        return -(-rows // -(-rows * octets // PIECE_OCTETS)), octets
 
     @property
-    def pieces(self) -> tuple[int, int]:
-        """Pieces of a run: of some rows, and all."""
-        lines, vectors = self.piece
-        blocks = -(-self.run_vectors // vectors)
-        return blocks, -(-self.box[0] * (self.box[1] + self.reach[0]) // lines) * blocks
+    def pieces(self) -> tuple[int, int, int]:
+        """Pieces of a run: along rows and columns of an image, and all."""
+        rows, octets = self.piece
+        bands = -(-(self.box[1] + self.reach[0]) // rows)
+        blocks = -(-self.run_octets // octets)
+        return bands, blocks, self.box[0] * bands * blocks
+
+    @property
+    def bringing_warpgroups(self) -> int:
+        """Warpgroups that bring. To turn the phases of y takes the warps of two."""
+        return 2 if self.tile.turned and not self.forward else 1
 
     @property
     def turning_warps(self) -> int:
-        """Warps that turn: those of a warpgroup that have no ring of weights."""
-        return 4 - self.tile_groups
+        """Warps that turn: those of these warpgroups that have no ring of weights."""
+        return 4 * self.bringing_warpgroups - self.tile_groups
+
+    @property
+    def raw_pieces(self) -> int:
+        """Pieces that each of them has under way."""
+        return max(1, RAW_PIECES // self.turning_warps) if self.tile.turned else 1
 
     @property
     def image_elements(self) -> int:
@@ -922,7 +948,7 @@ def read_pixels(
 
 def image_pack_grid(values: int) -> int:
     """Blocks of a packing of images with so many packed values."""
-    return min(MOST_PACK_BLOCKS, -(-values // (PACK_THREADS * THREAD_VALUES)))
+    return -(-values // (PACK_THREADS * THREAD_VALUES))
 
 
 _HOPPER = Target.named("sm_90a")
@@ -955,10 +981,14 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return "pairs the pixels of two phases in x of a contiguous result, there are no such two"
     if tile.turned and laid.read_layout != "contiguous":
         return f"turns contiguous images, what it reads is {laid.read_layout}"
+    if tile.turned and not problem.pattern.source_aligned:
+        return "turns images of rows on multiples of 16 bytes, those that it reads are not"
+    if tile.turned and 8 % laid.source_step[1]:
+        return f"turns octets of as many pixels of each phase, the stride is {laid.source_step[1]}"
     if tile.depth < 64 and laid.reduced <= tile.depth:
         return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
-    if not laid.forward and not tile.turned and len(laid.sources) > MOST_SOURCES:
-        return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
+    if laid.map_count > MOST_SOURCES:
+        return f"has {MOST_SOURCES} tensor maps, there are {laid.map_count} phases to read"
     numbers = len(laid.stages) * laid.tile_results
     if numbers > laid.line_bytes:
         return f"numbers {laid.line_bytes} stages and results, there are {numbers}"

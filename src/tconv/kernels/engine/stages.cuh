@@ -60,13 +60,23 @@ constexpr int boxed_positions = Layer::maps_result ? (columns + 15) / 16 * 16 : 
 constexpr int beside_bytes = Layer::maps_result || Layer::turned ? 128 : 16;
 
 // Of a source that is turned: the warps that do it, and the pieces that each has under way.
-constexpr int turning_warps = warpgroup / 32 - weight_rings;
-constexpr int raw_pieces = Layer::turned ? Layer::raw_pieces / turning_warps : 1;
+constexpr int turning_warps = Layer::turning_warps;
+constexpr int raw_pieces = Layer::raw_pieces;
 constexpr int raw_bytes = Layer::turned ? 128 * depth : 16;
+
+// What a warp that turns copies next: a piece of a run of a tile's chunk, and the run's first pixel.
+struct NextPiece {
+    int tile, chunk, place, piece;
+    int map, image, group, y, x;
+};
 
 // The stages of both consumers' weights follow it in shared memory, then those of patches.
 struct alignas(1024) Shared {
     unsigned char outputs[consumers][2][piece_bytes];
+    // NOTE: on a multiple of 1024 bytes, where swizzles begin.
+    unsigned char raw[turning_warps][raw_pieces][raw_bytes];
+    uint64_t raw_full[turning_warps][raw_pieces];
+    NextPiece next[turning_warps];
     // For each slot, where a tile's first position lies in the patch, in bytes, and a number of the
     // stage that has it and of its result in the set: the constants that give them answer late.
     int starts[Layer::slots];
@@ -79,7 +89,6 @@ struct alignas(1024) Shared {
     uint16_t boxed[boxed_positions + 1];
     // Where those go that do not exist.
     alignas(16) unsigned char beside[beside_bytes];
-    alignas(16) unsigned char raw[turning_warps][raw_pieces][raw_bytes];
 };
 static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
 static_assert(Layer::stages * tile_results <= line_bytes, "`starts` holds numbers beside bytes");
@@ -185,6 +194,12 @@ TCONV_DEVICE void init_barriers(const Arguments& arguments, Shared& shared) {
         }
     }
     if (first == 0) ptx::mbarrier_init(&shared.leading, warps);
+    if constexpr (Layer::turned) {
+        int warp = first / 32;
+        if (first % 32 < raw_pieces && warp < turning_warps) {
+            ptx::mbarrier_init(&shared.raw_full[warp][first % 32], 1);
+        }
+    }
     ptx::fence_mbarrier_init();
 }
 

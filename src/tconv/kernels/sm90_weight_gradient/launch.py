@@ -5,7 +5,7 @@ from __future__ import annotations
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.engine import fold
-from tconv.kernels.engine.launch import image_map
+from tconv.kernels.engine.launch import contiguous_map, image_map
 from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, read_pixels
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.cost import best_splits
@@ -18,7 +18,7 @@ from tconv.kernels.sm90_weight_gradient.layout import (
 )
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
 from tconv.kernels.source import TENSOR_MAP, KernelSource
-from tconv.problem import ITEM_BYTES, Problem
+from tconv.problem import Problem
 
 STEM = "sm90_weight_gradient"
 PACK_STEM = "sm90_pack_images"
@@ -35,7 +35,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     pitch_y, pitch_x = laid.pitch
     whole_x = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        "x": _contiguous_map(laid)
+        "x": contiguous_map(problem, "x", whole_x[0], 1, (x, IN_BLOCK, y, n, 1))
         if laid.maps_x
         else image_map(problem, "x", whole_x, (1, 1), _box(n, y, x), laid.packed[0]),
         **{
@@ -117,19 +117,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         taps_first=True,
     )
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
-
-
-def _contiguous_map(laid: Layout) -> TensorMap:
-    """A contiguous x: columns, channels, rows, images, groups. A box has lines of columns."""
-    problem = laid.problem
-    n, y, x = laid.box
-    channels = problem.in_channels_per_group
-    dims = (problem.width.size, channels, problem.height.size, problem.batch, problem.groups)
-    of_strides = (Stride("x", 1), Stride("x", 2), Stride("x", 0), Stride("x", 1, channels))
-    line = x * ITEM_BYTES[problem.dtype]
-    swizzle = line if line > 16 else 0
-    box = (x, IN_BLOCK, y, n, 1)
-    return TensorMap(Address("x"), dims, of_strides, box, swizzle, problem.dtype)
 
 
 def _box(n: int, y: int, x: int) -> tuple[int, ...]:
