@@ -53,6 +53,12 @@ By a guess, short ones take twice their number's time. From long ones on there i
 PART_BYTES = 2 * PIECE_BYTES
 """What a consumer has of a result that tensor maps write, until they have read it."""
 
+MOST_IN_TURN = 16
+"""Phases of a row that a tile writes together: eight channels of them fill two pieces."""
+
+MOST_LINES = 24 * 1024
+"""Bytes of the lines of all phases that a consumer has at a time."""
+
 MOST_PARTS = 4
 """Parts of a consumer's box, each written by one copy."""
 
@@ -96,7 +102,7 @@ class Slot(NamedTuple):
 
     Attributes:
         stage: its stage's index in `Layout.stages`.
-        result: among those of its set.
+        result: among those of its set that have sums.
         y, x: the distances within the stage's patch.
         tap: index of the weight, row by row.
     """
@@ -198,7 +204,7 @@ class Layout:
     @functools.cached_property
     def depth(self) -> int:
         """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
-        if self.reduced <= 16 and len(self.stages) * self.tile_results <= 32:
+        if self.reduced <= 16 and len(self.stages) * self.tile_sums <= 32:
             return 16
         return min(32 if self.reduced <= 32 else 64, self.tile.depth)
 
@@ -214,12 +220,19 @@ class Layout:
 
     @property
     def group_rows(self) -> int:
-        """Rows of a row group: 64, or fewer where they are columns."""
+        """Rows of a row group: 64, or fewer where they are columns.
+
+        So few that all phases of a contiguous result's row have registers, if any number does.
+        """
         if not self.tile.positions_are_rows:
             return GROUP_ROWS
         if self.unfolds:
             return -(-self.block_rows // 8) * 8
-        blocks = -(-self.rows // GROUP_ROWS)
+        most = GROUP_ROWS
+        if self.phases_in_turn > 1:
+            of_phase = MOST_SUMS // (self.tile.columns // 64 * len(self.tapped))  # sums
+            most = min(most, of_phase * 2 // 8 * 8) or GROUP_ROWS
+        blocks = -(-self.rows // most)
         return -(-self.rows // (8 * blocks)) * 8
 
     @property
@@ -266,14 +279,21 @@ class Layout:
 
     @functools.cached_property
     def tile_results(self) -> int:
-        """Results of a tile, a set: as many as there are registers for."""
+        """Results of a tile, a set: as many as there are registers for, of whole rows if any."""
         if not self.tile.positions_are_rows:
             return 2 if self.tile.paired else 1
-        sums = self.tile.columns // 64 * self.group_rows // 2
-        count = self.result_count
-        fit = [k for k in range(1, count + 1) if count % k == 0 and k * sums <= MOST_SUMS]
-        even = [k for k in fit if k % 2 == 0 and self.pairs_of_phases]
-        return max(even or fit, default=1)
+        fit = MOST_SUMS // (self.tile.columns // 64 * self.group_rows // 2)
+        count, turn = self.result_count, self.phases_in_turn
+        parts = [k for k in range(1, count + 1) if count % k == 0]
+        rows = [k for k in parts if k % turn == 0 and k // turn * len(self.tapped) <= fit]
+        return max((turn > 1 and rows) or [k for k in parts if k <= fit], default=1)
+
+    @property
+    def tile_sums(self) -> int:
+        """Results of a tile that have sums. Of rows that are written together, others have none."""
+        if not self.interleaved:
+            return self.tile_results
+        return self.tile_results // self.phases_in_turn * len(self.tapped)
 
     @property
     def set_count(self) -> int:
@@ -366,6 +386,9 @@ class Layout:
         slots: list[list[Slot]] = [[] for _ in range(self.set_count)]
         for result, of_result in enumerate(self._taps):
             of_set, number = divmod(result, self.tile_results)
+            if self.interleaved and of_result:
+                row, phase = divmod(number, self.phases_in_turn)
+                number = row * len(self.tapped) + self.tapped.index(phase)
             for at, tap in of_result:
                 stage = index[key(at)]
                 y, x = at[1] - stages[stage].y, at[2] - stages[stage].x
@@ -472,7 +495,7 @@ class Layout:
         height = max(view.size for view in self.results[0])
         width = max(view.size for view in self.results[1])
         sizes = (self.problem.batch, height, width)
-        (reach_y, reach_x), granule, of_pixel = self.reach, self.granule, 2 if self.paired else 1
+        (reach_y, reach_x), granule, of_pixel = self.reach, self.granule, self.row_phases
         shares = CONSUMERS if self.maps_result and self.tile.positions_are_rows else 1
         most_parts, lines = (MOST_PARTS, self.part_lines) if self.maps_result else (1, 1 << 30)
         room = self.positions // shares
@@ -561,6 +584,12 @@ class Layout:
         """Half the bytes that a consumer writes through: pieces, or all if the result is folded."""
         if self.unfolds:
             return -(-self.tile.columns * self.group_rows // 1024) * 1024
+        if self.interleaved and self.tile.positions_are_rows:
+            # Lines as <engine/store.cuh> has them: of some channels, 64 positions of all phases.
+            phases = self.row_phases
+            line = 128 * phases + (16 if phases & (phases - 1) else 0)
+            lines = min(self.group_rows, MOST_LINES // line // 8 * 8)
+            return max(PIECE_BYTES, -(-lines * line // 2048) * 1024)
         return PIECE_BYTES
 
     @functools.cached_property
@@ -858,20 +887,41 @@ class Layout:
         return packed_values(problem, "x" if self.forward else "y") if self.packs_image else 0
 
     @property
-    def pairs_of_phases(self) -> bool:
-        """Whether columns of a contiguous result are of two phases in turn."""
-        pairs = self.forward and self.problem.width.stride == len(self.results[1]) == 2
-        return self.contiguous and pairs
+    def phases_in_turn(self) -> int:
+        """Phases whose pixels follow each other in turn in a row of a contiguous result, or 1."""
+        stride = self.problem.width.stride
+        found = self.forward and self.contiguous and len(self.results[1]) == stride
+        return stride if found and stride <= MOST_IN_TURN else 1
 
     @property
-    def paired(self) -> bool:
-        """Whether a tile has both phases of its columns, and writes their pixels together."""
-        return self.pairs_of_phases and self.tile_results % 2 == 0
+    def tapped(self) -> tuple[int, ...]:
+        """The phases of a row of y, all of which have pixels, that have taps too."""
+        phases = self.problem.width.phases
+        return tuple(phase for phase, _ in self.phases[1] if phases[phase].taps)
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a tile has all phases of its columns, and writes their pixels together."""
+        return self.phases_in_turn > 1 and self.tile_results % self.phases_in_turn == 0
+
+    @property
+    def row_phases(self) -> int:
+        """Phases that rows of a tile have in turn as they are written."""
+        return self.phases_in_turn if self.interleaved else 1
+
+    @property
+    def column_sums(self) -> tuple[int, ...]:
+        """Which of a row's sums each of its phases has, in the order of columns; -1 if none."""
+        found = {view.first: phase for phase, view in self.phases[1]}
+        return tuple(
+            self.tapped.index(found[x]) if found[x] in self.tapped else -1
+            for x in range(self.row_phases)
+        )
 
     @property
     def adjacent(self) -> bool:
         """Whether what a tile has of a row is adjacent in a contiguous result."""
-        return not self.forward or self.problem.width.stride == 1 or self.paired
+        return not self.forward or self.problem.width.stride == 1 or self.interleaved
 
     @property
     def neighbours(self) -> int:
@@ -886,7 +936,7 @@ class Layout:
     @functools.cached_property
     def granule(self) -> int:
         """What rows of a box, and of a patch, are a multiple of: vectors do not cross them."""
-        return max(1, self.neighbours // (2 if self.paired else 1))
+        return self.neighbours // math.gcd(self.neighbours, self.row_phases)
 
     @property
     def vector(self) -> int:
@@ -977,7 +1027,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
     laid = layout(problem, tile)
-    if tile.paired and not laid.pairs_of_phases:
+    if tile.paired and laid.phases_in_turn != 2:
         return "pairs the pixels of two phases in x of a contiguous result, there are no such two"
     if tile.turned and laid.read_layout != "contiguous":
         return f"turns contiguous images, what it reads is {laid.read_layout}"
@@ -989,7 +1039,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
     if laid.map_count > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {laid.map_count} phases to read"
-    numbers = len(laid.stages) * laid.tile_results
+    numbers = len(laid.stages) * laid.tile_sums
     if numbers > laid.line_bytes:
         return f"numbers {laid.line_bytes} stages and results, there are {numbers}"
     if tile.positions_are_rows and tile.columns // 64 * laid.group_rows // 2 > MOST_SUMS:

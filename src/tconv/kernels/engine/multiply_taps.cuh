@@ -17,7 +17,7 @@ namespace {
 constexpr int blocks = positions_are_rows ? columns / 64 : 1;  // of wgmma rows
 constexpr int products_columns = positions_are_rows ? group_rows : columns;
 using Block = float[products_columns / 2];
-using Sums = Block[tile_results][blocks];
+using Sums = Block[tile_sums][blocks];
 
 using Element = Layer::Element;
 
@@ -167,7 +167,7 @@ struct Multiplier {
 #pragma unroll 1
         for (int turns = chunks * (end - first), i = first, slot = slots.begin; turns > 0;
              --turns) {
-            int number = entry(Layer::kind_stages, i) * tile_results;
+            int number = entry(Layer::kind_stages, i) * tile_sums;
             if (i == first) slot = slots.begin;
             if (++i == end) i = first;
             ptx::mbarrier_wait_parity(&shared.patches_full[patches.stage], patches.parity);
@@ -178,7 +178,7 @@ struct Multiplier {
             int start = shared.starts[slot < Layer::slots ? slot : 0];
             bool has_products = false;
 #pragma unroll
-            for (int result = 0; result < tile_results; ++result) {
+            for (int result = 0; result < tile_sums; ++result) {
 #pragma unroll 1
                 for (; slot < slots.end && start % line_bytes == number + result; ++slot) {
                     if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
@@ -201,7 +201,7 @@ struct Multiplier {
                         weights.advance(arguments.weight_stages);
                     }
                 }
-                if constexpr (tile_results > 1) {
+                if constexpr (tile_sums > 1) {
                     // NOTE: else ptxas serialises all products (C7515), as the next result's
                     // registers are moved while this one's products run.
                     ptx::wgmma_wait_group<0>();

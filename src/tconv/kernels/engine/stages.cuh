@@ -45,6 +45,7 @@ constexpr int row_blocks = (Layer::rows + Layer::block_rows - 1) / Layer::block_
 
 // A row group is a block of channels of a set: of `tile_results` results.
 constexpr int tile_results = Layer::tile_results;
+constexpr int tile_sums = Layer::tile_sums;  // of these, the results that have sums
 constexpr int sets = Layer::results / tile_results;
 constexpr int row_groups = row_blocks * sets;
 constexpr int tile_groups = Layer::tile_groups;  // row groups of a tile
@@ -64,7 +65,7 @@ constexpr int turning_warps = Layer::turning_warps;
 constexpr int raw_pieces = Layer::raw_pieces;
 constexpr int raw_bytes = Layer::turned ? 128 * depth : 16;
 
-// What a warp that turns copies next: a piece of a run of a tile's chunk, and the run's first pixel.
+// What a warp that turns copies next: a piece of a run of a tile's chunk; the run's first pixel.
 struct NextPiece {
     int tile, chunk, place, piece;
     int map, image, group, y, x;
@@ -91,7 +92,7 @@ struct alignas(1024) Shared {
     alignas(16) unsigned char beside[beside_bytes];
 };
 static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
-static_assert(Layer::stages * tile_results <= line_bytes, "`starts` holds numbers beside bytes");
+static_assert(Layer::stages * tile_sums <= line_bytes, "`starts` holds numbers beside bytes");
 
 TCONV_DEVICE unsigned char* weights_of(const Arguments& arguments, Shared& shared, int ring) {
     auto* first = reinterpret_cast<unsigned char*>(&shared) + Layer::fixed_bytes;

@@ -3,9 +3,9 @@
 // contiguous, as vectors of neighbouring positions of a channel, as long as all addresses allow.
 // Positions that do not exist are left out.
 //
-// If columns of a contiguous result are of two phases in turn, and a tile has both (`paired`), its
-// lines have a word for each position, a pixel of each phase. Else, of several phases, values are
-// written one by one.
+// If columns of a contiguous result are of several phases in turn, and a tile has them all
+// (`row_phases`), its lines have a pixel of each phase for each position. Else values of several
+// phases are written one by one.
 #pragma once
 
 #include <common/division.cuh>
@@ -18,14 +18,15 @@
 
 namespace {
 
-constexpr int phases = Layer::paired ? 2 : 1;  // whose pixels a line of a piece has in turn
+constexpr int phases = Layer::row_phases;  // whose pixels a line of a piece has in turn
+constexpr bool interleaved = phases > 1;
 constexpr int step_x = Layer::step_x / phases;  // from a value of a line to the next, in pixels
 
 // A result's pixels that a consumer writes of a tile.
 struct Destination {
     Element* first;  // the row group's first channel of the result's first pixel
     int channels;  // that exist
-    int height, width;  // of the result; the width of both, if paired
+    int height, width;  // of the result; the width of all phases, if interleaved
 
     TCONV_DEVICE Destination(const Arguments& arguments, const Position& at, int row_group,
                              int of_set) {
@@ -33,7 +34,7 @@ struct Destination {
         int y = result / Layer::results_x, x = result - y * Layer::results_x;
         int channel = at.group * Layer::rows + block * group_rows;
         y = entry(Layer::result_y, y);
-        x = Layer::paired ? 0 : entry(Layer::result_x, x);
+        x = interleaved ? 0 : entry(Layer::result_x, x);
         first = static_cast<Element*>(arguments.destination) +
                 Index(y) * arguments.destination_stride_h +
                 Index(x) * arguments.destination_stride_w +
@@ -44,27 +45,36 @@ struct Destination {
     }
 };
 
-// A position of a tile among the patch's, as the result's pixel; null where there is none.
-TCONV_DEVICE Element* pixel_of(const Arguments& arguments, const Position& at,
-                               const Destination& to, unsigned position, int phase = 0) {
+// Where the result has a position of a tile, which is among the patch's: elements from its first
+// pixel. Negative where it has none.
+//
+// Without a branch, so that those of several positions are found at once.
+TCONV_DEVICE Index offset_of(const Arguments& arguments, const Position& at, const Destination& to,
+                             unsigned position, int phase = 0) {
     Place place(arguments, position);
     int n = at.image + place.n, y = at.y + place.y, x = (at.x + place.x) * phases + phase;
-    bool exists = place.in_box(arguments) && n < arguments.batch && y < to.height && x < to.width;
-    if (!exists) return nullptr;
-    return to.first + Index(n) * arguments.destination_stride_n +
-           Index(y) * (Layer::step_y * arguments.destination_stride_h) +
-           Index(x) * (step_x * arguments.destination_stride_w);
+    bool exists =
+        place.in_box(arguments) & (n < arguments.batch) & (y < to.height) & (x < to.width);
+    Index offset = Index(n) * arguments.destination_stride_n +
+                   Index(y) * (Layer::step_y * arguments.destination_stride_h) +
+                   Index(x) * (step_x * arguments.destination_stride_w);
+    return exists ? offset : Index(-1);
 }
 
 // Where 8 values of a line lie in a piece: a line has the channels of a position, or the positions
 // of a channel if the result is contiguous. Chunks of 16 bytes are exchanged by the line, so that
-// neither side has bank conflicts.
+// neither side has bank conflicts. Lines of a number of phases that is no power of two are a chunk
+// apart instead: two lanes conflict at most.
+constexpr int apart = (phases & (phases - 1)) == 0 ? 0 : 16;
+constexpr int line_pitch = phases * piece_line + apart;
+
 TCONV_DEVICE unsigned char* chunk_of(unsigned char* lines, int line, int chunk) {
-    if constexpr (Layer::paired) {
+    if constexpr (apart > 0) return lines + line * line_pitch + chunk * 16;
+    if constexpr (interleaved) {
         // Of four lines that follow each other, or are two apart, each has chunks of its own.
-        return lines + line * (2 * piece_line) + (chunk ^ (line + line / 4) % 4 * 2) * 16;
+        return lines + line * line_pitch + (chunk ^ (line + line / 4) % 4 * 2) * 16;
     }
-    return lines + line * piece_line + (chunk ^ line % 8) * 16;
+    return lines + line * line_pitch + (chunk ^ line % 8) * 16;
 }
 
 // The bias of a thread's channels: of two rows; or of two columns among 8, for all.
@@ -141,22 +151,61 @@ TCONV_DEVICE void stage_piece(const Biases& bias, const Block (&sums)[blocks], C
     }
 }
 
-// Lays a piece of the sums of two phases out: words of both for 64 positions of each channel.
-// `low`: of the phase that has column 0.
-template <int piece>
-TCONV_DEVICE void stage_pair(const Biases& bias, unsigned char* lines, const Block (&low)[blocks],
-                             const Block (&high)[blocks]) {
+// Channels of a piece of several phases: lines that both outputs hold. Of columns those of all do.
+constexpr int room_channels = 2 * piece_bytes / line_pitch / 8 * 8;
+constexpr int channel_parts =
+    interleaved && positions_are_rows ? (group_rows + room_channels - 1) / room_channels : 1;
+constexpr int piece_channels = (group_rows + 8 * channel_parts - 1) / (8 * channel_parts) * 8;
+constexpr int row_sums = tile_sums / (tile_results / phases);  // of all phases of a row
+
+// Lays channels, from `first_channel` on, of a piece of the sums of all phases of a row out.
+template <int row, int piece, int first_channel>
+TCONV_DEVICE void stage_phases(const Biases& bias, unsigned char* lines, const Sums& sums) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    // A phase without a tap has no sums.
+    auto value = [&](int column, int block, int from, float more) {
+        int of_row = Layer::column_sums[column];
+        return of_row < 0 ? more : sums[row * row_sums + of_row][block][from] + more;
+    };
     if constexpr (positions_are_rows) {
+        // A position's neighbours that are written at a time; or one, of two channels.
+        constexpr int unit = phases % 8 == 0 ? 8 : phases % 4 == 0 ? 4 : phases % 2 == 0 ? 2 : 1;
+        constexpr int left = (group_rows - first_channel) / 2, most = piece_channels / 2;
 #pragma unroll
-        for (int from = 0; from < group_rows / 2; ++from) {
-            float more = bias.of[from / 4 * 2 + from % 2];
-            int channel = from / 4 * 8 + lane % 4 * 2 + from % 2;
-            int position = warp * 16 + from / 2 % 2 * 8 + lane / 4;
-            auto* chunk = reinterpret_cast<uint32_t*>(chunk_of(lines, channel, position / 4));
-            chunk[position % 4] = narrowed(low[piece][from] + more, high[piece][from] + more);
+        for (int i = 0; i < (left < most ? left : most); i += 2) {
+            int from = first_channel / 2 + i, octet = from / 4;
+            int channel = i / 4 * 8 + lane % 4 * 2;
+            int pixel = (warp * 16 + i / 2 % 2 * 8 + lane / 4) * phases;
+            float more[2] = {bias.of[octet * 2], bias.of[octet * 2 + 1]};
+            auto place = [&](int own, int column) {
+                return chunk_of(lines, channel + own, (pixel + column) / 8) +
+                       (pixel + column) % 8 * sizeof(Element);
+            };
+#pragma unroll
+            for (int column = 0; column < phases; column += unit) {
+                if constexpr (unit == 1) {
+                    uint32_t both = narrowed(value(column, piece, from, more[0]),
+                                             value(column, piece, from + 1, more[1]));
+                    *reinterpret_cast<uint16_t*>(place(0, column)) = uint16_t(both);
+                    *reinterpret_cast<uint16_t*>(place(1, column)) = uint16_t(both >> 16);
+                } else {
+#pragma unroll
+                    for (int own = 0; own < 2; ++own) {
+                        Vector<uint32_t, (unit + 1) / 2> words;
+#pragma unroll
+                        for (int k = 0; k < unit / 2; ++k) {
+                            int low = column + 2 * k;
+                            words.values[k] =
+                                narrowed(value(low, piece, from + own, more[own]),
+                                         value(low + 1, piece, from + own, more[own]));
+                        }
+                        *reinterpret_cast<decltype(words)*>(place(own, column)) = words;
+                    }
+                }
+            }
         }
     } else {
+        static_assert(positions_are_rows || phases <= 2, "words of two phases");
         constexpr int first = piece * piece_positions / 2;
 #pragma unroll
         for (int from = first; from < first + piece_positions / 2 && from < columns / 2;
@@ -165,8 +214,9 @@ TCONV_DEVICE void stage_pair(const Biases& bias, unsigned char* lines, const Blo
             int channel = warp * 16 + from / 2 % 2 * 8 + lane / 4;
             int position = (from - first) / 4 * 8 + lane % 4 * 2;
             auto* chunk = reinterpret_cast<uint2*>(chunk_of(lines, channel, position / 4));
-            chunk[position / 2 % 2] = {narrowed(low[0][from] + more, high[0][from] + more),
-                                       narrowed(low[0][from + 1] + more, high[0][from + 1] + more)};
+            chunk[position / 2 % 2] = {
+                narrowed(value(0, 0, from, more), value(1, 0, from, more)),
+                narrowed(value(0, 0, from + 1, more), value(1, 0, from + 1, more))};
         }
     }
 }
@@ -213,22 +263,42 @@ TCONV_DEVICE void write_lines(const Arguments& arguments, const Position& at, co
             return;
         }
     }
-    // Neighbouring threads write neighbouring vectors. A thread's have the same place in all of
-    // its channels.
+    // Neighbouring threads write neighbouring vectors of a line. A thread's are at some places,
+    // the same in all of its channels.
     using Values = typename Neighbours<vector>::type;
-    constexpr int vectors = piece_positions * phases / vector,
-                  lines_at_a_time = warpgroup / vectors;
-    int thread = threadIdx.x % warpgroup;
-    int value = thread % vectors * vector, first = thread / vectors;
-    if (value / phases >= positions) return;
-    Element* pixel = pixel_of(arguments, at, to, place + value / phases, value % phases);
-    if (pixel == nullptr) return;
-    pixel += Index(first) * arguments.destination_stride_c;
-#pragma unroll 4
-    for (int channel = first; channel < channels; channel += lines_at_a_time) {
-        *reinterpret_cast<Values*>(pixel) = *reinterpret_cast<const Values*>(
-            chunk_of(lines, channel, value / 8) + value % 8 * sizeof(Element));
-        pixel += lines_at_a_time * arguments.destination_stride_c;
+    constexpr int vectors = piece_positions * phases / vector, even = vectors & -vectors;
+    constexpr int line_threads = even < warpgroup ? even : warpgroup;
+    constexpr int lines_at_a_time = warpgroup / line_threads;
+    constexpr int places = vectors / line_threads, batches = (places + 3) / 4;
+    constexpr int together = (places + batches - 1) / batches;
+    int thread = threadIdx.x % warpgroup, own = thread / line_threads;
+#pragma unroll 1
+    for (int batch = 0; batch < batches; ++batch) {
+        int first = (batch * together * line_threads + thread % line_threads) * vector;
+        auto value_of = [&](int i) { return first + i * (line_threads * vector); };
+        Element* pixels[together];
+        bool exists[together], some = false;
+#pragma unroll
+        for (int i = 0; i < together; ++i) {
+            int value = value_of(i), position = value / phases;
+            Index offset = offset_of(arguments, at, to, place + position, value % phases);
+            exists[i] = offset >= 0 && position < positions;
+            some |= exists[i];
+            pixels[i] = to.first + offset + Index(own) * arguments.destination_stride_c;
+        }
+        if (!some) continue;
+#pragma unroll together> 1 ? 2 : 4
+        for (int channel = own; channel < channels; channel += lines_at_a_time) {
+#pragma unroll
+            for (int i = 0; i < together; ++i) {
+                if (together == 1 || exists[i]) {
+                    const unsigned char* from = chunk_of(lines, channel, value_of(i) / 8);
+                    *reinterpret_cast<Values*>(pixels[i]) =
+                        *reinterpret_cast<const Values*>(from + value_of(i) % 8 * sizeof(Element));
+                }
+                pixels[i] += lines_at_a_time * arguments.destination_stride_c;
+            }
+        }
     }
 }
 
@@ -242,40 +312,43 @@ TCONV_DEVICE void write_channels(const Arguments& arguments, const Position& at,
     for (int i = threadIdx.x % warpgroup; i < positions * vectors; i += warpgroup) {
         int position = i / vectors, channel = i % vectors * vector;
         if (channel >= to.channels) continue;
-        Element* pixel = pixel_of(arguments, at, to, place + position);
-        if (pixel == nullptr) continue;
+        Index offset = offset_of(arguments, at, to, place + position);
+        if (offset < 0) continue;
+        offset += Index(channel) * arguments.destination_stride_c;
         using Values = Vector<Element, vector>;
-        *reinterpret_cast<Values*>(pixel + Index(channel) * arguments.destination_stride_c) =
-            *reinterpret_cast<const Values*>(chunk_of(lines, position, channel / 8) +
-                                             channel % 8 * 2);
+        *reinterpret_cast<Values*>(to.first + offset) = *reinterpret_cast<const Values*>(
+            chunk_of(lines, position, channel / 8) + channel % 8 * 2);
     }
 }
 
-constexpr int pieces = (columns + piece_positions - 1) / piece_positions;  // of a result, or of two
+constexpr int pieces = (columns + piece_positions - 1) / piece_positions;  // of a result, or row
 
 // Stores from piece `number` of all results' on.
 template <int number = 0>
 TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const Position& at,
                                int consumer, int row_group, const Biases& bias, const Sums& sums,
                                unsigned aligned) {
-    if constexpr (number < pieces * tile_results / phases) {
-        constexpr int result = number / pieces * phases, piece = number % pieces;
+    constexpr int parts = channel_parts;
+    if constexpr (number < parts * pieces * (tile_results / phases)) {
+        constexpr int row = number / (parts * pieces), piece = number / parts % pieces;
+        constexpr int first_channel = number % parts * piece_channels;
         constexpr int left = columns - piece * piece_positions;
         constexpr int positions = left < piece_positions ? left : piece_positions;
-        Destination to(arguments, at, row_group, result);
-        // A piece of two phases takes both outputs.
-        unsigned char* lines = shared.outputs[consumer][Layer::paired ? 0 : number % 2];
-        if constexpr (Layer::paired) {
-            constexpr int low = Layer::result_x[0] != 0;
+        Destination to(arguments, at, row_group, row * phases);
+        // A piece of several phases takes both outputs.
+        unsigned char* lines = shared.outputs[consumer][interleaved ? 0 : number % 2];
+        if constexpr (interleaved) {
             if (number > 0) ptx::bar_sync(1 + consumer, warpgroup);
-            stage_pair<piece>(bias, lines, sums[result + low], sums[result + 1 - low]);
+            stage_phases<row, piece, first_channel>(bias, lines, sums);
+            to.first += Index(first_channel) * arguments.destination_stride_c;
+            to.channels = min(piece_channels, to.channels - first_channel);
         } else {
             auto chunk_at = [&](int position, int channel) {
                 position -= piece * piece_positions;
                 return Layer::contiguous ? chunk_of(lines, channel, position / 8)
                                          : chunk_of(lines, position, channel / 8);
             };
-            stage_piece<piece>(bias, sums[result], chunk_at, [](int) { return false; });
+            stage_piece<piece>(bias, sums[row], chunk_at, [](int) { return false; });
         }
         // Nobody writes the other piece's lines again before all have read them.
         ptx::bar_sync(1 + consumer, warpgroup);

@@ -22,7 +22,8 @@ class Tile:
             those that its taps reach. Between rows there are none with "column" and "tap".
         positions_are_rows: whether positions are the wgmma's rows, 64 at a time, and channels its
             columns. Consumers then have the same channels and half of the positions each, and a
-            tile all results for which there are registers. Otherwise 64 channels are the rows,
+            tile all results for which there are registers: with fewer channels, if it takes that
+            to have all phases of a contiguous result's row. Otherwise 64 channels are the rows,
             other ones for each consumer, and positions the columns.
         paired: whether a tile whose rows are channels has two results, whose pixels follow each
             other in turn in a contiguous y. Consumers then have the same channels, as above: with
@@ -71,8 +72,7 @@ TILES = (
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
     *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
-    *(Tile(columns, "image", turned=True) for columns in (224, 128)),
-    Tile(128, "tap", turned=True),
+    *(Tile(128, reach, turned=True) for reach in ("image", "tap")),
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
     Tile(256, "image", positions_are_rows=True, turned=True, depth=32),
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
@@ -80,6 +80,7 @@ TILES = (
 
 FORWARD_TILES = (
     *TILES,
+    Tile(224, "image", turned=True),
     *(Tile(128, reach, paired=True) for reach in ("image", "column")),
     *(Tile(128, reach, paired=True, turned=True) for reach in ("image", "tap")),
 )

@@ -1,5 +1,5 @@
-// Bring, of an image that is contiguous, which no tensor map turns. Tensor maps copy pieces of it as
-// they lie, and warps turn each into patches.
+// Bring, of an image that is contiguous, which no tensor map turns. Maps copy pieces of it as they
+// lie, and warps turn each into patches.
 //
 //   octet   8 neighbouring pixels of a row of the image
 //   piece   some octets, 8 at most, of a row or of several, of all channels of a stage: lines of a
@@ -197,10 +197,14 @@ struct Turning {
     TCONV_DEVICE void turn(int number, const Phase& phase, const unsigned char* raw) {
         Piece of(arguments, number);
         switch (arguments.source_piece_octets) {
-            case 8: return turn<8>(of, phase, raw);
-            case 4: return turn<4>(of, phase, raw);
-            case 2: return turn<2>(of, phase, raw);
-            default: return turn<1>(of, phase, raw);
+            case 8:
+                return turn<8>(of, phase, raw);
+            case 4:
+                return turn<4>(of, phase, raw);
+            case 2:
+                return turn<2>(of, phase, raw);
+            default:
+                return turn<1>(of, phase, raw);
         }
     }
 };
