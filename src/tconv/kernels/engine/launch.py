@@ -109,6 +109,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("turned", laid.tile.turned),
             ("turning_warps", laid.turning_warps),
             ("raw_pieces", laid.raw_pieces),
+            ("raw_bytes", laid.raw_bytes),
             ("vector", laid.vector),
             ("unfolds", laid.unfolds),
             ("maps_result", laid.maps_result),

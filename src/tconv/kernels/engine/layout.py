@@ -68,8 +68,8 @@ MOST_MAPS = 28
 RAW_PIECES = 6
 """Pieces of a contiguous source that are copied before they are turned, of all warps: about."""
 
-PIECE_OCTETS = 8
-"""Most octets of a piece: those of a row and a channel are in the span of a swizzle."""
+RAW_BYTES = 8 * 1024
+"""Of a piece, at most."""
 
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
@@ -598,8 +598,7 @@ class Layout:
         barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
         fixed = 2 * CONSUMERS * self.piece_bytes + 4 * max(1, self.slot_count) + 8 + 8 * barriers
         fixed += 160 + 2 * (self.tile.columns + 15) if self.maps_result else 48
-        raw = self.raw_pieces * (128 * self.depth if self.tile.turned else 16)
-        fixed += self.turning_warps * (raw + 8 * self.raw_pieces + 36) + 128
+        fixed += self.turning_warps * (self.raw_pieces * (self.raw_bytes + 8) + 36) + 128
         return -(-fixed // 1024) * 1024
 
     def rings(self, target: Target) -> tuple[int, int]:
@@ -855,7 +854,8 @@ class Layout:
         every = (8, 4, 2, 1)
         octets = min(every, key=lambda octets: -(-self.run_octets // octets) * (octets + 1))
         rows = self.box[1] + self.reach[0]
-        return -(-rows // -(-rows * octets // PIECE_OCTETS)), octets
+        most = RAW_BYTES // (16 * self.depth)  # octets of a piece
+        return -(-rows // -(-rows * octets // most)), octets
 
     @property
     def pieces(self) -> tuple[int, int, int]:
@@ -879,6 +879,11 @@ class Layout:
     def raw_pieces(self) -> int:
         """Pieces that each of them has under way."""
         return max(1, RAW_PIECES // self.turning_warps) if self.tile.turned else 1
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of a piece as it lies."""
+        return RAW_BYTES if self.tile.turned else 16
 
     @property
     def image_elements(self) -> int:

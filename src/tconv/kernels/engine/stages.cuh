@@ -63,7 +63,7 @@ constexpr int beside_bytes = Layer::maps_result || Layer::turned ? 128 : 16;
 // Of a source that is turned: the warps that do it, and the pieces that each has under way.
 constexpr int turning_warps = Layer::turning_warps;
 constexpr int raw_pieces = Layer::raw_pieces;
-constexpr int raw_bytes = Layer::turned ? 128 * depth : 16;
+constexpr int raw_bytes = Layer::raw_bytes;
 
 // What a warp that turns copies next: a piece of a run of a tile's chunk; the run's first pixel.
 struct NextPiece {

@@ -117,7 +117,7 @@ struct Turning {
 
     // Where a lane's pixels of a run go: the one of the first octet is position `x` of a patch.
     struct Phase {
-        unsigned char* patch;
+        unsigned patch;  // bytes behind `shared`
         int x;
     };
 
@@ -125,8 +125,11 @@ struct Turning {
     // octet that are before the run's first.
     TCONV_DEVICE Phase phase_of(int place, int length, int stage, int skipped) const {
         int offset = lane % 8 - skipped;
-        if constexpr (step_x == 1) return {patch_of(arguments, shared, stage), offset};
-        Phase found = {patch_of(arguments, shared, stage), -(1 << 20)};  // in no row
+        auto patch = [&](int stage) {
+            return unsigned(arguments.first_patch + stage * arguments.stage_bytes);
+        };
+        if constexpr (step_x == 1) return {patch(stage), offset};
+        Phase found = {patch(stage), -(1 << 20)};  // in no row
 #pragma unroll 1
         for (int i = 0; i < length; ++i) {
             int first = entry(Layer::stage_pixel_x, entry(Layer::kind_stages, place + i)) -
@@ -135,7 +138,7 @@ struct Turning {
             int more = offset - first + 8 * step_x, whole = more / step_x;
             int of_ring = stage + i;
             if (of_ring >= arguments.patch_stages) of_ring -= arguments.patch_stages;
-            if (more == whole * step_x) found = {patch_of(arguments, shared, of_ring), whole - 8};
+            if (more == whole * step_x) found = {patch(of_ring), whole - 8};
         }
         return found;
     }
@@ -143,6 +146,11 @@ struct Turning {
     // Of the four matrices that a warp turns together, those of an octet, whose channels differ.
     static constexpr int of_octet = depth / 8 < 4 ? depth / 8 : 4, abreast = 4 / of_octet;
     static constexpr int groups = depth / 8 / of_octet;
+
+    // Where 8 of a position's channels lie in its line: swizzled.
+    TCONV_DEVICE static unsigned chunk_of(unsigned position, unsigned channels) {
+        return (channels ^ position / (128 / line_bytes)) % (line_bytes / 16);
+    }
 
     // Writes a piece, of lines of so many octets, to the patches of its run.
     template <int octets>
@@ -157,10 +165,12 @@ struct Turning {
         int line = of.image * arguments.source_rows + of.row;
         int rows = min(arguments.source_piece_rows, arguments.source_rows - of.row);
         int blocks = arguments.source_octets - of.octet;
-        unsigned char* beside = shared.beside + lane % 8 * 16;
+        auto* memory = reinterpret_cast<unsigned char*>(&shared);
+        unsigned beside = unsigned(shared.beside - memory) + lane % 8 * 16;
 #pragma unroll 1
         for (int i = 0; i < rows; ++i, ++line) {
-            int first = line * arguments.pitch_x + x;
+            unsigned first = line * arguments.pitch_x + x;
+            unsigned chunk = chunk_of(first, matrix % of_octet);
 #pragma unroll
             for (int j = 0; j < all; j += together) {
                 if (j * abreast >= blocks) break;
@@ -179,14 +189,14 @@ struct Turning {
                     int ahead = (j + k) * abreast * octet_positions;
                     bool exists = unsigned(x + ahead) < unsigned(arguments.pitch_x);
                     exists &= abreast == 1 || (j + k) * abreast + more < octets;
-                    unsigned position = first + ahead;
-                    unsigned chunk = matrix % of_octet ^ position / (128 / line_bytes);
-                    chunk %= line_bytes / 16;
-                    unsigned char* at = phase.patch + position * line_bytes;
+                    // NOTE: so many positions ahead, chunks are exchanged by a constant.
+                    unsigned own = step_x <= 2 ? chunk ^ chunk_of(ahead, 0)
+                                               : chunk_of(first + ahead, matrix % of_octet);
+                    unsigned at = (first + ahead) * line_bytes;
 #pragma unroll
                     for (int g = 0; g < groups; ++g) {
-                        auto* pixel = at + (chunk ^ g * of_octet) * 16;
-                        ptx::stmatrix_x4(exists ? pixel : beside, values[k][g]);
+                        unsigned to = phase.patch + at + (own ^ g * of_octet) * 16;
+                        ptx::stmatrix_x4(memory + (exists ? to : beside), values[k][g]);
                     }
                 }
             }
