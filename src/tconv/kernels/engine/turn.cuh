@@ -156,7 +156,9 @@ struct Turning {
     template <int octets>
     TCONV_DEVICE void turn(const Piece& of, const Phase& phase, const unsigned char* raw) {
         constexpr int raw_line = octets * 16;
-        constexpr int all = (octets + abreast - 1) / abreast, together = all < 2 ? all : 2;
+        // Octets of a lane's matrices, and those under way together: of 16 registers.
+        constexpr int all = (octets + abreast - 1) / abreast, most = 4 / groups;
+        constexpr int together = all < most ? all : most;
         int matrix = lane / 8, channel = matrix % of_octet * 8 + lane % 8;
         int more = matrix / of_octet;
         int swizzle = channel * octets / 8 % octets * 16;
