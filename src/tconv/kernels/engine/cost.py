@@ -31,9 +31,10 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
     if tile.turned:
         rows, octets = laid.piece
-        turning = fit.turning * rows * octets * laid.depth / 64 + fit.piece
+        turning = fit.turning * rows * octets * laid.depth / 64 + fit.piece / laid.raw_pieces
         turning *= len(laid.runs) / len(laid.kinds) * laid.chunks * laid.patch_loads(target)
-        copied = max(copied, turning * laid.pieces[2] / laid.turning_warps)
+        # Most of it is not hidden: few stages fit, and shared memory serves both.
+        products += turning * laid.pieces[2] / laid.turning_warps
     patch_stages = max(1, laid.rings(target)[0])
     products += fit.step * slots
     # From one turn of the ring to the next, a stage is copied and multiplied.
@@ -75,5 +76,6 @@ def _longer(laid: Layout, tile: Tile) -> float:
     fit = _COSTS
     if laid.unfolds:
         return fit.unfolded_groups if laid.problem.groups > 1 else fit.unfolded_tile
-    few_positions = tile.positions_are_rows and tile.columns < 256 and laid.group_rows > 32
-    return fit.few_positions if few_positions else 1.0
+    if not tile.positions_are_rows or laid.group_rows <= 32:
+        return 1.0
+    return fit.few_positions if tile.columns < 256 else fit.many_rows

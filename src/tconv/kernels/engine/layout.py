@@ -496,7 +496,7 @@ class Layout:
         width = max(view.size for view in self.results[1])
         sizes = (self.problem.batch, height, width)
         (reach_y, reach_x), granule, of_pixel = self.reach, self.granule, self.row_phases
-        shares = CONSUMERS if self.maps_result and self.tile.positions_are_rows else 1
+        shares = CONSUMERS if self.maps_result and self.tile_groups == 1 else 1
         most_parts, lines = (MOST_PARTS, self.part_lines) if self.maps_result else (1, 1 << 30)
         room = self.positions // shares
         best: tuple[tuple[float, ...], tuple[tuple[int, int, int], int, int, int]] | None = None

@@ -159,8 +159,14 @@ struct Multiplier {
         Slots slots(at.row_group(consumer));
         int first = at.first_stage(), end = at.end_stage();
         // The stages that the newest finished products were the last to read, to be handed back.
-        uint64_t* used_patch = nullptr;
-        uint64_t* used_weights = nullptr;
+        // NOTE: pointers would be generic, which take a special register for each.
+        int used_patch = -1, used_weights = -1;
+        auto hand_back_patch = [&](int stage) {
+            if (stage >= 0) hand_back(&shared.patches_empty[stage]);
+        };
+        auto hand_back_weights = [&](int stage) {
+            if (stage >= 0) hand_back(&shared.weights_empty[ring][stage]);
+        };
         if (Layer::resident) weights.stage = 0;
         if (at.loads) kept = patches;
         patches = kept;
@@ -191,13 +197,13 @@ struct Multiplier {
                     multiply(sums[result], weight, shifted);
                     ptx::wgmma_commit_group();
                     ptx::wgmma_wait_group<1>();
-                    if (used_weights != nullptr) hand_back(used_weights);
-                    if (!has_products && used_patch != nullptr) hand_back(used_patch);
+                    hand_back_weights(used_weights);
+                    if (!has_products) hand_back_patch(used_patch);
                     has_products = true;
                     if constexpr (Layer::resident) {
                         ++weights.stage;
                     } else {
-                        used_weights = &shared.weights_empty[ring][weights.stage];
+                        used_weights = weights.stage;
                         weights.advance(arguments.weight_stages);
                     }
                 }
@@ -208,25 +214,24 @@ struct Multiplier {
                     fence(sums[result]);
                 }
             }
-            uint64_t* empty = &shared.patches_empty[patches.stage];
             if (!at.hands_back) {
                 // The next tile has the same patches.
             } else if (has_products) {
-                used_patch = empty;
+                used_patch = patches.stage;
             } else {
                 // The stage before may be needed for the next products.
                 ptx::wgmma_wait_group<0>();
-                if (used_patch != nullptr) hand_back(used_patch);
-                used_patch = nullptr;
-                hand_back(empty);
+                hand_back_patch(used_patch);
+                used_patch = -1;
+                hand_back_patch(patches.stage);
             }
             patches.advance(arguments.patch_stages);
         }
         ptx::wgmma_wait_group<0>();
 #pragma unroll
         for (auto& of_result : sums) fence(of_result);
-        if (used_weights != nullptr) hand_back(used_weights);
-        if (used_patch != nullptr) hand_back(used_patch);
+        hand_back_weights(used_weights);
+        hand_back_patch(used_patch);
     }
 };
 

@@ -405,7 +405,7 @@ TCONV_DEVICE void store_parts(const Fields& arguments, Shared& shared, const Pos
             ptx::fence_proxy_async_shared();
             ptx::bar_sync(1 + consumer, warpgroup);
             if (copies) {
-                int number = part + (positions_are_rows ? consumer * arguments.parts : 0);
+                int number = part + (tile_groups == 1 ? consumer * arguments.parts : 0);
                 ptx::cp_async_bulk_tensor_5d_shared_to_global(
                     map, row_group / sets * group_rows, at.x + number * arguments.part_x,
                     at.y + number * arguments.part_y, at.image + number * arguments.part_n,

@@ -25,9 +25,9 @@ class Tile:
             tile all results for which there are registers: with fewer channels, if it takes that
             to have all phases of a contiguous result's row. Otherwise 64 channels are the rows,
             other ones for each consumer, and positions the columns.
-        paired: whether a tile whose rows are channels has two results, whose pixels follow each
-            other in turn in a contiguous y. Consumers then have the same channels, as above: with
-            other ones, weights would take all that L2 gives.
+        alike: whether consumers have the same channels, as above, though these are the rows.
+        paired: whether such a tile has two results, whose pixels follow each other in turn in a
+            contiguous y.
         folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
         turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
             packed first.
@@ -37,6 +37,7 @@ class Tile:
     columns: int
     reach: Reach = "image"
     positions_are_rows: bool = False
+    alike: bool = False
     paired: bool = False
     folded: bool = False
     turned: bool = False
@@ -45,7 +46,7 @@ class Tile:
     @property
     def row_groups(self) -> int:
         """Blocks of channels: of each consumer, or one if they have other positions."""
-        return 1 if self.positions_are_rows or self.paired else CONSUMERS
+        return 1 if self.positions_are_rows or self.alike else CONSUMERS
 
     @property
     def positions(self) -> int:
@@ -68,11 +69,15 @@ TILES = (
     Tile(256, "column"),
     *(Tile(columns, "image", positions_are_rows=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True) for columns in (256, 128, 64)),
+    *(Tile(256, reach, alike=True) for reach in ("image", "column")),
+    Tile(128, "image", alike=True),
     Tile(128, "row", positions_are_rows=True),
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
     *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
     *(Tile(128, reach, turned=True) for reach in ("image", "tap")),
+    Tile(128, "image", alike=True, turned=True),
+    Tile(128, "image", alike=True, turned=True, depth=32),
     *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
     Tile(256, "image", positions_are_rows=True, turned=True, depth=32),
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
@@ -81,6 +86,6 @@ TILES = (
 FORWARD_TILES = (
     *TILES,
     Tile(224, "image", turned=True),
-    *(Tile(128, reach, paired=True) for reach in ("image", "column")),
-    *(Tile(128, reach, paired=True, turned=True) for reach in ("image", "tap")),
+    *(Tile(128, reach, alike=True, paired=True) for reach in ("image", "column")),
+    *(Tile(128, reach, alike=True, paired=True, turned=True) for reach in ("image", "tap")),
 )

@@ -35,8 +35,9 @@ TCONV_DEVICE uint64_t matrix_descriptor(const void* start, uint32_t leading, uin
 
 // The descriptor of a matrix `bytes` further on.
 TCONV_DEVICE uint64_t advance(uint64_t descriptor, uint32_t bytes) {
-    // NOTE: no carry leaves the 14 bits of the address: shared memory ends before 2^18.
-    return descriptor + (bytes >> 4);
+    // No carry leaves the 14 bits of the address: shared memory ends before 2^18. The upper word
+    // stays as it is, which the compiler does not know.
+    return (descriptor & ~uint64_t(0xffffffff)) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
 }
 
 }  // namespace ptx
