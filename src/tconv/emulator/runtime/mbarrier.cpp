@@ -150,10 +150,6 @@ void mbarrier_arrive(uint64_t* address, uint32_t count, Location at) {
     arrive(get(address, "mbarrier.arrive", at), count, "mbarrier.arrive", at);
 }
 
-void mbarrier_expect_tx(uint64_t* address, uint32_t bytes, Location at) {
-    expect(get(address, "mbarrier.expect_tx", at), bytes, "mbarrier.expect_tx", at);
-}
-
 void mbarrier_arrive_expect_tx(uint64_t* address, uint32_t bytes, Location at) {
     const char* what = "mbarrier.arrive.expect_tx";
     Mbarrier& barrier = get(address, what, at);

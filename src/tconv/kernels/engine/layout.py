@@ -847,14 +847,9 @@ class Layout:
 
     @functools.cached_property
     def piece(self) -> tuple[int, int]:
-        """Rows of a piece, and octets of each: of no more rows than there are, evenly.
-
-        Octets are so many that the fewest are read, and one for each piece of a row.
-        """
-        every = (8, 4, 2, 1)
-        octets = min(every, key=lambda octets: -(-self.run_octets // octets) * (octets + 1))
-        rows = self.box[1] + self.reach[0]
-        most = RAW_BYTES // (16 * self.depth)  # octets of a piece
+        """Rows of a piece, evenly, and octets of each: the fewest, where a piece counts as one."""
+        octets = min((8, 4, 2, 1), key=lambda most: -(-self.run_octets // most) * (most + 1))
+        rows, most = self.box[1] + self.reach[0], RAW_BYTES // (16 * self.depth)
         return -(-rows // -(-rows * octets // most)), octets
 
     @property

@@ -108,8 +108,7 @@ struct Copying {
 
 template <typename Fields>
 struct Turning {
-    static constexpr int step_x = source_step_x;
-    static constexpr int octet_positions = 8 / step_x;  // of a phase
+    static constexpr int octet_positions = 8 / source_step_x;  // of a phase
 
     const Fields& arguments;
     Shared& shared;
@@ -128,17 +127,17 @@ struct Turning {
         auto patch = [&](int stage) {
             return unsigned(arguments.first_patch + stage * arguments.stage_bytes);
         };
-        if constexpr (step_x == 1) return {patch(stage), offset};
+        if constexpr (source_step_x == 1) return {patch(stage), offset};
         Phase found = {patch(stage), -(1 << 20)};  // in no row
 #pragma unroll 1
         for (int i = 0; i < length; ++i) {
             int first = entry(Layer::stage_pixel_x, entry(Layer::kind_stages, place + i)) -
                         entry(Layer::run_x, place);
             // Rounded down: an offset is -7 at the least.
-            int more = offset - first + 8 * step_x, whole = more / step_x;
+            int more = offset - first + 8 * source_step_x, whole = more / source_step_x;
             int of_ring = stage + i;
             if (of_ring >= arguments.patch_stages) of_ring -= arguments.patch_stages;
-            if (more == whole * step_x) found = {patch(of_ring), whole - 8};
+            if (more == whole * source_step_x) found = {patch(of_ring), whole - 8};
         }
         return found;
     }
@@ -192,8 +191,8 @@ struct Turning {
                     bool exists = unsigned(x + ahead) < unsigned(arguments.pitch_x);
                     exists &= abreast == 1 || (j + k) * abreast + more < octets;
                     // NOTE: so many positions ahead, chunks are exchanged by a constant.
-                    unsigned own = step_x <= 2 ? chunk ^ chunk_of(ahead, 0)
-                                               : chunk_of(first + ahead, matrix % of_octet);
+                    unsigned own = source_step_x <= 2 ? chunk ^ chunk_of(ahead, 0)
+                                                      : chunk_of(first + ahead, matrix % of_octet);
                     unsigned at = (first + ahead) * line_bytes;
 #pragma unroll
                     for (int g = 0; g < groups; ++g) {

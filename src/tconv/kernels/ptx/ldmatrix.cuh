@@ -10,34 +10,6 @@
 
 namespace ptx {
 
-TCONV_DEVICE void ldmatrix_x1(uint32_t (&d)[1], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                 : "=r"(d[0])
-                 : "r"(cvta_to_shared(row))
-                 : "memory");
-}
-
-TCONV_DEVICE void ldmatrix_x1_trans(uint32_t (&d)[1], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                 : "=r"(d[0])
-                 : "r"(cvta_to_shared(row))
-                 : "memory");
-}
-
-TCONV_DEVICE void ldmatrix_x2(uint32_t (&d)[2], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(d[0]), "=r"(d[1])
-                 : "r"(cvta_to_shared(row))
-                 : "memory");
-}
-
-TCONV_DEVICE void ldmatrix_x2_trans(uint32_t (&d)[2], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(d[0]), "=r"(d[1])
-                 : "r"(cvta_to_shared(row))
-                 : "memory");
-}
-
 TCONV_DEVICE void ldmatrix_x4(uint32_t (&d)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

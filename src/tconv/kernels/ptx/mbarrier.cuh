@@ -30,13 +30,6 @@ TCONV_DEVICE void mbarrier_arrive(uint64_t* barrier) {
                  : "memory");
 }
 
-TCONV_DEVICE void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
-    asm volatile(
-        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(cvta_to_shared(barrier)),
-        "r"(bytes)
-        : "memory");
-}
-
 // Arrives, and adds `bytes` to what the phase expects.
 TCONV_DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
     asm volatile(

@@ -24,24 +24,6 @@ TCONV_DEVICE void prefetch_tensormap(const TensorMap* map) {
 
 // Loads. All bytes of the box count towards the barrier's phase, also those outside the tensor.
 
-TCONV_DEVICE void cp_async_bulk_tensor_1d_global_to_shared(void* destination, const TensorMap* map,
-                                                           int c0, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2}], [%3];" ::"r"(cvta_to_shared(destination)),
-        "l"(map), "r"(c0), "r"(cvta_to_shared(barrier))
-        : "memory");
-}
-
-TCONV_DEVICE void cp_async_bulk_tensor_2d_global_to_shared(void* destination, const TensorMap* map,
-                                                           int c0, int c1, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2, %3}], [%4];" ::"r"(cvta_to_shared(destination)),
-        "l"(map), "r"(c0), "r"(c1), "r"(cvta_to_shared(barrier))
-        : "memory");
-}
-
 TCONV_DEVICE void cp_async_bulk_tensor_3d_global_to_shared(void* destination, const TensorMap* map,
                                                            int c0, int c1, int c2,
                                                            uint64_t* barrier) {
@@ -73,41 +55,6 @@ TCONV_DEVICE void cp_async_bulk_tensor_5d_global_to_shared(void* destination, co
 }
 
 // Stores. The thread waits for them as for bulk stores, in groups: see <ptx/bulk.cuh>.
-
-TCONV_DEVICE void cp_async_bulk_tensor_1d_shared_to_global(const TensorMap* map, int c0,
-                                                           const void* source) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%1}], [%2];" ::"l"(map),
-        "r"(c0), "r"(cvta_to_shared(source))
-        : "memory");
-}
-
-TCONV_DEVICE void cp_async_bulk_tensor_2d_shared_to_global(const TensorMap* map, int c0, int c1,
-                                                           const void* source) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
-            map),
-        "r"(c0), "r"(c1), "r"(cvta_to_shared(source))
-        : "memory");
-}
-
-TCONV_DEVICE void cp_async_bulk_tensor_3d_shared_to_global(const TensorMap* map, int c0, int c1,
-                                                           int c2, const void* source) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::
-            "l"(map),
-        "r"(c0), "r"(c1), "r"(c2), "r"(cvta_to_shared(source))
-        : "memory");
-}
-
-TCONV_DEVICE void cp_async_bulk_tensor_4d_shared_to_global(const TensorMap* map, int c0, int c1,
-                                                           int c2, int c3, const void* source) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], "
-        "[%5];" ::"l"(map),
-        "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(cvta_to_shared(source))
-        : "memory");
-}
 
 TCONV_DEVICE void cp_async_bulk_tensor_5d_shared_to_global(const TensorMap* map, int c0, int c1,
                                                            int c2, int c3, int c4,

@@ -33,7 +33,6 @@ EMULATOR_API void poll(const char* what, Location at);
 
 EMULATOR_API void block_barrier(Location at);
 EMULATOR_API void barrier_sync(unsigned id, unsigned threads, Location at);
-EMULATOR_API void barrier_arrive(unsigned id, unsigned threads, Location at);
 
 // A step that the lanes of `mask` take together. Each brings an operand; the last to arrive runs
 // `compute` on all of them, which also writes the results. Absent lanes are null.
@@ -69,7 +68,6 @@ EMULATOR_API void copy_async_mbarrier_arrive(uint64_t* barrier, Location at);
 EMULATOR_API void mbarrier_init(uint64_t* barrier, uint32_t count, Location at);
 EMULATOR_API void mbarrier_inval(uint64_t* barrier, Location at);
 EMULATOR_API void mbarrier_arrive(uint64_t* barrier, uint32_t count, Location at);
-EMULATOR_API void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, Location at);
 EMULATOR_API void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes, Location at);
 EMULATOR_API bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity, Location at);
 EMULATOR_API void mbarrier_wait(uint64_t* barrier, uint32_t parity, Location at);

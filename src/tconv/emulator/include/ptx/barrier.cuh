@@ -9,8 +9,4 @@ inline void bar_sync(int id, int threads, emulator::Location at = emulator::Loca
     emulator::barrier_sync(static_cast<unsigned>(id), static_cast<unsigned>(threads), at);
 }
 
-inline void bar_arrive(int id, int threads, emulator::Location at = emulator::Location::here()) {
-    emulator::barrier_arrive(static_cast<unsigned>(id), static_cast<unsigned>(threads), at);
-}
-
 }  // namespace ptx

@@ -11,10 +11,6 @@ namespace ptx {
         emulator::load_matrices(#name, d, row, count, transposed, at);     \
     }
 
-EMULATOR_LDMATRIX(ldmatrix_x1, 1, false)
-EMULATOR_LDMATRIX(ldmatrix_x1_trans, 1, true)
-EMULATOR_LDMATRIX(ldmatrix_x2, 2, false)
-EMULATOR_LDMATRIX(ldmatrix_x2_trans, 2, true)
 EMULATOR_LDMATRIX(ldmatrix_x4, 4, false)
 EMULATOR_LDMATRIX(ldmatrix_x4_trans, 4, true)
 

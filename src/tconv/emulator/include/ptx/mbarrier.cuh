@@ -20,11 +20,6 @@ inline void mbarrier_arrive(uint64_t* barrier, emulator::Location at = emulator:
     emulator::mbarrier_arrive(barrier, 1, at);
 }
 
-inline void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes,
-                               emulator::Location at = emulator::Location::here()) {
-    emulator::mbarrier_expect_tx(barrier, bytes, at);
-}
-
 inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes,
                                       emulator::Location at = emulator::Location::here()) {
     emulator::mbarrier_arrive_expect_tx(barrier, bytes, at);

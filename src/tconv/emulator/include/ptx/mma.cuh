@@ -17,19 +17,9 @@ inline void mma_m16n8k8_bf16(float (&d)[4], const uint32_t (&a)[2], const uint32
     emulator::multiply(emulator::MatrixType::bf16, 8, d, a, b, at);
 }
 
-inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                             emulator::Location at = emulator::Location::here()) {
-    emulator::multiply(emulator::MatrixType::f16, 16, d, a, b, at);
-}
-
 inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                               emulator::Location at = emulator::Location::here()) {
     emulator::multiply(emulator::MatrixType::bf16, 16, d, a, b, at);
-}
-
-inline void mma_m16n8k8_f16(float (&d)[4], const uint32_t (&a)[2], const uint32_t (&b)[1],
-                            emulator::Location at = emulator::Location::here()) {
-    emulator::multiply(emulator::MatrixType::f16, 8, d, a, b, at);
 }
 
 }  // namespace ptx

@@ -14,34 +14,6 @@ inline void prefetch_tensormap(const TensorMap* map,
     emulator::check_tensor_map_prefetch(map, at);
 }
 
-inline void cp_async_bulk_tensor_1d_global_to_shared(
-    void* destination, const TensorMap* map, int c0, uint64_t* barrier,
-    emulator::Location at = emulator::Location::here()) {
-    const int coordinates[] = {c0};
-    emulator::tensor_load(destination, map, 1, coordinates, barrier, at);
-}
-
-inline void cp_async_bulk_tensor_1d_shared_to_global(
-    const TensorMap* map, int c0, const void* source,
-    emulator::Location at = emulator::Location::here()) {
-    const int coordinates[] = {c0};
-    emulator::tensor_store(map, 1, coordinates, source, at);
-}
-
-inline void cp_async_bulk_tensor_2d_global_to_shared(
-    void* destination, const TensorMap* map, int c0, int c1, uint64_t* barrier,
-    emulator::Location at = emulator::Location::here()) {
-    const int coordinates[] = {c0, c1};
-    emulator::tensor_load(destination, map, 2, coordinates, barrier, at);
-}
-
-inline void cp_async_bulk_tensor_2d_shared_to_global(
-    const TensorMap* map, int c0, int c1, const void* source,
-    emulator::Location at = emulator::Location::here()) {
-    const int coordinates[] = {c0, c1};
-    emulator::tensor_store(map, 2, coordinates, source, at);
-}
-
 inline void cp_async_bulk_tensor_3d_global_to_shared(
     void* destination, const TensorMap* map, int c0, int c1, int c2, uint64_t* barrier,
     emulator::Location at = emulator::Location::here()) {
@@ -49,25 +21,11 @@ inline void cp_async_bulk_tensor_3d_global_to_shared(
     emulator::tensor_load(destination, map, 3, coordinates, barrier, at);
 }
 
-inline void cp_async_bulk_tensor_3d_shared_to_global(
-    const TensorMap* map, int c0, int c1, int c2, const void* source,
-    emulator::Location at = emulator::Location::here()) {
-    const int coordinates[] = {c0, c1, c2};
-    emulator::tensor_store(map, 3, coordinates, source, at);
-}
-
 inline void cp_async_bulk_tensor_4d_global_to_shared(
     void* destination, const TensorMap* map, int c0, int c1, int c2, int c3, uint64_t* barrier,
     emulator::Location at = emulator::Location::here()) {
     const int coordinates[] = {c0, c1, c2, c3};
     emulator::tensor_load(destination, map, 4, coordinates, barrier, at);
-}
-
-inline void cp_async_bulk_tensor_4d_shared_to_global(
-    const TensorMap* map, int c0, int c1, int c2, int c3, const void* source,
-    emulator::Location at = emulator::Location::here()) {
-    const int coordinates[] = {c0, c1, c2, c3};
-    emulator::tensor_store(map, 4, coordinates, source, at);
 }
 
 inline void cp_async_bulk_tensor_5d_global_to_shared(
