@@ -187,9 +187,10 @@ def test_every_tile_that_serves(direction, case, dtype, packed):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_cases_serve_every_tile(direction):
+    """Those that turn serve rows on 16 bytes, which cases of their own have (`SOURCES`)."""
     found = {
         chosen.tile
-        for case in CASES[direction]
+        for case in (*CASES[direction], *SOURCES[direction])
         for made in LAYOUTS[:2]
         for chosen in served(problem_of(of_layout(direction, case, torch.bfloat16, made)))
     }
