@@ -5,7 +5,7 @@
 
 namespace ptx {
 
-// Waits until `threads` threads have arrived or wait too. A multiple of 32.
+// Waits until `threads` threads wait. A multiple of 32.
 TCONV_DEVICE void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
