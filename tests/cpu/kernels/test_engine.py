@@ -1143,8 +1143,8 @@ def test_a_kernel_of_all_phases_serves_other_sizes():
 
 def test_phases_without_a_tap_have_no_sums():
     """Of a stride of 5 and a dilation of 2, three phases of five have taps."""
-    problem = of_layout("forward", INTERLEAVED[5], torch.bfloat16, "contiguous")
-    found = [layout(c.problem, c.tile) for c in interleaved(served(problem_of(problem)))]
+    given = of_layout("forward", INTERLEAVED[5], torch.bfloat16, "contiguous")
+    found = [layout(c.problem, c.tile) for c in interleaved(served(problem_of(given)))]
     assert found
     assert {(laid.tile_results, laid.tile_sums) for laid in found} <= {(5, 3), (25, 15)}
 

@@ -66,7 +66,7 @@ MOST_MAPS = 28
 """Tensor maps of a kernel, of its 4 KB of arguments."""
 
 RAW_PIECES = 6
-"""Pieces of a contiguous source that are copied before they are turned, of all warps: about."""
+"""Pieces of a contiguous source under way, of all warps; each warp has one at the least."""
 
 RAW_BYTES = 8 * 1024
 """Of a piece, at most."""
