@@ -113,59 +113,40 @@ def vector_memory() -> Case:
     code = """
 #include <ptx/memory.cuh>
 TCONV_KERNEL(test, 32, 1) {
-    TCONV_SHARED __align__(16) float tile[128];
+    TCONV_SHARED __align__(16) uint32_t tile[128];
     int t = threadIdx.x;
     const float* in = arguments.in + 4 * t;
     float* out = arguments.out;
     const uint32_t* bits = reinterpret_cast<const uint32_t*>(in);
-    float4 v = ptx::ld_global_nc_v4(in);
-    ptx::st_shared_v4(tile + 4 * t, v);
+    ptx::st_shared_v4(tile + 4 * t, ptx::ld_global_nc_v4_if(bits, true));
     __syncwarp();
-    float4 w = ptx::ld_shared_v4(tile + 4 * (31 - t));
-    ptx::st_global_cs_v4(out + 4 * t, w);
-    float2 p = ptx::ld_global_nc_v2(in + 2);
-    ptx::st_global_cs_v2(out + 128 + 2 * t, make_float2(p.y, p.x));
+    uint4 w = ptx::ld_shared_v4(tile + 4 * (31 - t));
+    __syncwarp();
+    ptx::st_global_cs_v4(reinterpret_cast<uint32_t*>(out) + 4 * t, w);
+    uint2 p = ptx::ld_global_nc_v2_if(bits + 2, t != 7);
+    ptx::st_global_cs_v2(reinterpret_cast<uint32_t*>(out + 128) + 2 * t, make_uint2(p.y, p.x));
     ptx::st_global_cs(out + 192 + t, ptx::ld_global_nc(in) + 1.0f);
-    uint4 u = ptx::ld_global_nc_L1_no_allocate_v4(bits);
-    ptx::st_global_cs_v4(reinterpret_cast<uint32_t*>(out + 224) + 4 * t, u);
+    float4 v = make_float4(float(t), 1.0f, 2.0f, 3.0f);
+    ptx::st_shared_v4(reinterpret_cast<float*>(tile) + 4 * t, v);
+    ptx::st_global_cs_v4(out + 224 + 4 * t, v);
     ptx::st_global_cs(reinterpret_cast<uint16_t*>(out + 352) + t,
-                      ptx::ld_global_nc(reinterpret_cast<const uint16_t*>(bits)));
-    const double* doubles = reinterpret_cast<const double*>(in);
-    double2 dd = ptx::ld_global_nc_v2(doubles);
-    ptx::st_global_cs_v2(reinterpret_cast<double*>(out + 368) + 2 * t, make_double2(dd.y, dd.x));
+                      ptx::ld_global_nc_if(reinterpret_cast<const uint16_t*>(bits), true));
+    ptx::st_global_v2(out + 368 + 2 * t, make_float2(in[2], in[3]));
+    ptx::st_global_v4(out + 432 + 4 * t, make_float4(in[3], in[2], in[1], in[0]));
 }
 """
     given = small_integers(32, 4)
-    out = np.zeros(496, np.float32)
+    out = np.zeros(560, np.float32)
     out[:128] = given[::-1].ravel()
     out[128:192] = given[:, :1:-1].ravel()
+    out[142:144] = 0
     out[192:224] = given[:, 0] + 1
-    out[224:352] = given.ravel()
+    out[224:352] = np.stack([np.arange(32), *(np.full(32, i) for i in (1, 2, 3))], 1).ravel()
     out[352:368] = given.view(np.uint16)[:, 0].copy().view(np.float32)
-    out[368:] = given[:, [2, 3, 0, 1]].ravel()
+    out[368:432] = given[:, 2:].ravel()
+    out[432:] = given[:, ::-1].ravel()
     source = inline_source(code, {"in": "const float*", "out": "float*"}, threads=32)
-    return Case("vector_memory", source, {"in": given, "out": aligned(496)}, {"out": out})
-
-
-def cached_memory() -> Case:
-    code = """
-#include <ptx/memory.cuh>
-TCONV_KERNEL(test, 32, 1) {
-    int t = threadIdx.x;
-    const float* in = arguments.in + 4 * t;
-    uint64_t first = ptx::createpolicy_fractional_L2_evict_first();
-    uint64_t last = ptx::createpolicy_fractional_L2_evict_last();
-    float4 v = ptx::ld_global_nc_L2_hint_v4(in, first);
-    float4 w = ptx::ld_global_nc_L2_256B_v4(in);
-    uint4 u = ptx::ld_global_nc_L2_hint_v4(reinterpret_cast<const uint32_t*>(in), last);
-    v = make_float4(v.x + w.x, v.y + w.y, v.z, __uint_as_float(u.w));
-    ptx::st_global_L2_hint_v4(arguments.out + 4 * t, v, first);
-}
-"""
-    given = small_integers(32, 4)
-    source = inline_source(code, {"in": "const float*", "out": "float*"}, threads=32)
-    values = {"in": given, "out": aligned((32, 4))}
-    return Case("cached_memory", source, values, {"out": given * [2, 2, 1, 1]}, arch="sm_80")
+    return Case("vector_memory", source, {"in": given, "out": aligned(560)}, {"out": out})
 
 
 def conversions() -> Case:
@@ -425,7 +406,6 @@ def simple_cases() -> dict[str, Case]:
         threads(),
         named_barriers(),
         vector_memory(),
-        cached_memory(),
         conversions(),
         maximum(),
         cp_async(),

@@ -32,7 +32,7 @@ TCONV_KERNEL(test, 128, 1) {
     ptx::griddepcontrol_wait();
     ptx::mbarrier_init(barrier, 1);
     ptx::mbarrier_arrive_expect_tx(barrier, 16);
-    ptx::cp_async_bulk_global_to_shared_L2_hint(memory + 16, arguments.in, 16, barrier, 0);
+    ptx::cp_async_bulk_global_to_shared(memory + 16, arguments.in, 16, barrier);
     ptx::mbarrier_wait_parity(barrier, 0);
     ptx::mbarrier_inval(barrier);
     if (threadIdx.x > 128) {

@@ -43,13 +43,13 @@ FAULTS = {
     " tile[t] = in[128 + t]; __syncthreads(); result += tile[t];",
     "dynamic_overrun": "if (t == 5) words[256] = 1;",
     "wrapper_out_of_shared": "ptx::st_shared_v4(words + 4 * (t + 1), make_float4(0, 0, 0, 0));",
-    "wrapper_shared_misaligned": "ptx::ld_shared_v4(words + 2);",
-    "wrapper_not_shared": "float local[4] = {}; ptx::ld_shared_v4(local);",
+    "wrapper_shared_misaligned": "ptx::ld_shared_v4(bits(words) + 2);",
+    "wrapper_not_shared": "float local[4] = {}; ptx::ld_shared_v4(bits(local));",
     "ldmatrix_misaligned": "uint32_t d[4]; ptx::ldmatrix_x4(d, words + 2);",
     # Global memory.
     "wrapper_out_of_global": "result = ptx::ld_global_nc(in + 129 + t);",
     "wrapper_store_out_of_global": "ptx::st_global_cs(arguments.out - 1, 1.0f);",
-    "wrapper_global_misaligned": "result = ptx::ld_global_nc_v4(in + 1 + t % 2).x;",
+    "wrapper_global_misaligned": "result = ptx::ld_global_nc_v4_if(bits(in) + 1 + t % 2, true).x;",
     "wild_pointer": "result = *reinterpret_cast<const float*>(0x10 + 4 * t);",
     # Statements.
     "trap": "if (t == 99) __trap();",
@@ -168,6 +168,7 @@ TCONV_KERNEL(test, 128, 1) {
     float result = 0;
     uint32_t a[4] = {};
     float d[4] = {};
+    auto bits = [](const float* values) { return reinterpret_cast<const uint32_t*>(values); };
     uint64_t b = ptx::matrix_descriptor(words, 128, 256, ptx::Swizzle::none);
     if (arguments.fault >= FIRST_MBARRIER) {
         if (t == 0) ptx::mbarrier_init(&barriers[0], 1);
@@ -261,7 +262,7 @@ REPORTED = {
     "wrapper_out_of_global": "thread 127: ld_global_nc out of bounds: 4 bytes at byte 1024 of an"
     " allocation of 1024 bytes",
     "wrapper_store_out_of_global": "st_global_cs out of bounds",
-    "wrapper_global_misaligned": "ld_global_nc_v4 misaligned: global address .* no multiple of 16",
+    "wrapper_global_misaligned": "ld_global_nc_v4_if misaligned: .* is no multiple of 16",
     "wild_pointer": "block 0, thread 0: out of bounds: the address 0x10 is in no memory",
     "trap": r"thread 99: __trap\(\) was called",
     "check": "thread 100: does not hold: t < 100",

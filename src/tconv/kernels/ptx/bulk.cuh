@@ -31,16 +31,6 @@ TCONV_DEVICE void cp_async_bulk_global_to_shared(void* destination, const void* 
         : "memory");
 }
 
-TCONV_DEVICE void cp_async_bulk_global_to_shared_L2_hint(void* destination, const void* source,
-                                                         uint32_t bytes, uint64_t* barrier,
-                                                         uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(cvta_to_shared(destination)),
-        "l"(source), "r"(bytes), "r"(cvta_to_shared(barrier)), "l"(policy)
-        : "memory");
-}
-
 TCONV_DEVICE void cp_async_bulk_shared_to_global(void* destination, const void* source,
                                                  uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),

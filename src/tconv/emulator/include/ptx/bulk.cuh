@@ -15,12 +15,6 @@ inline void cp_async_bulk_global_to_shared(void* destination, const void* source
     emulator::bulk_load(destination, source, bytes, barrier, at);
 }
 
-inline void cp_async_bulk_global_to_shared_L2_hint(
-    void* destination, const void* source, uint32_t bytes, uint64_t* barrier, uint64_t,
-    emulator::Location at = emulator::Location::here()) {
-    emulator::bulk_load(destination, source, bytes, barrier, at);
-}
-
 inline void cp_async_bulk_shared_to_global(void* destination, const void* source, uint32_t bytes,
                                            emulator::Location at = emulator::Location::here()) {
     emulator::bulk_store(destination, source, bytes, at);
