@@ -99,8 +99,6 @@ def rows() -> list[Row]:
                 if f"/{problems[name].math}" not in row["problem"]:  # the rule has changed since
                     continue
                 kernel, tile = row["kernel"], row["tile"]
-                if tile.endswith("/bulk"):  # once tiles of mma_forward
-                    kernel, tile = "mma_rows_forward", tile.removesuffix("/bulk")
                 candidate = known[name].get((kernel, tile))
                 if candidate is None:
                     continue

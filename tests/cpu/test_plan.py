@@ -195,7 +195,7 @@ def test_what_is_packed_is_waited_for():
         if candidate.refusal is None
         and make_plan(each.problem("forward", tf32=tf32), TARGET, candidate).of_role("packing")
     }
-    assert len(packed) == 5
+    assert len(packed) == 4
     for stem in packed:
         texts = includes.files(file_of(stem), KERNEL_DIRECTORY)
         own = [text for name, text in texts.items() if not name.startswith("ptx/")]

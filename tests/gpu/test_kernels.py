@@ -23,7 +23,6 @@ from layer_cases import (
 from tconv import tuning
 from tconv.kernels import (
     mma_forward,
-    mma_rows_forward,
     pointwise_forward,
     pointwise_mma_forward,
     sm90_split_forward,
@@ -244,58 +243,26 @@ ROW_CASES = (
     Case(4, 16, 40, 1, (70, 131), (3, 3), (1, 1), (1, 1)),
     Case(9, 64, 3, 1, (65, 64), (4, 4), (2, 2), (1, 1)),
     Case(16, 40, 24, 1, (9, 33), (2, 2), (2, 2)),
-    # So many that blocks take the last ones from a counter (a dynamic tail).
     Case(40, 8, 16, 2, (30, 136), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1)),
     Case(60, 16, 24, 1, (20, 67), (3, 3), (5, 5), (1, 1), (3, 3), (2, 2), bias=False),
 )
 
 
 @on_hopper
-@pytest.mark.parametrize(
-    ("family", "tile"),
-    [(family, tile) for family in (mma_forward, mma_rows_forward) for tile in family.TILES],
-    ids=named,
-)
-def test_every_tile_on_mma(family, tile):
+@pytest.mark.parametrize("tile", mma_forward.TILES, ids=str)
+def test_every_tile_on_mma(tile):
     torch.backends.cudnn.allow_tf32 = not tile.split
     served = 0
     for case in ROW_CASES:
         if case.groups > 1 and not tile.split:
             continue  # few channels in a group: strict float32 whatever the flag
-        for candidate in of_tile(family, tile, case, "ieee" if tile.split else "tf32"):
+        for candidate in of_tile(mma_forward, tile, case, "ieee" if tile.split else "tf32"):
             served += 1
             with tuning.using(candidate):
                 for _ in range(2):
                     tensors = operands(case, torch.float32, "contiguous", "cuda")
                     assert_output_right(case, tensors, tf32=not tile.split)
     assert served > 0
-
-
-@on_hopper
-def test_calls_beside_each_other_count_their_own_rows():
-    case = ROW_CASES[-1]
-    (candidate,) = (
-        c for tile in mma_rows_forward.TILES for c in of_tile(mma_rows_forward, tile, case)
-    )
-    torch.backends.cudnn.allow_tf32 = True
-    tensors = [operands(case, torch.float32, "contiguous", "cuda", seed) for seed in (0, 1)]
-    streams = [torch.cuda.Stream() for _ in tensors]
-
-    def call(t):
-        return tconv.conv_transpose2d(
-            t.x, t.w, t.bias, case.stride, case.padding, case.output_padding, dilation=case.dilation
-        )
-
-    with tuning.using(candidate):
-        want = [call(t) for t in tensors]
-        torch.cuda.synchronize()
-        for _ in range(20):
-            found = []
-            for t, stream in zip(tensors, streams, strict=True):
-                with torch.cuda.stream(stream):
-                    found.append(call(t))
-            torch.cuda.synchronize()
-            assert all(map(torch.equal, found, want))
 
 
 # What to multiply an input and a weight by, and what to put into one of the inputs.
@@ -403,13 +370,9 @@ def test_layers_of_few_channels(layout, kernel, monkeypatch):
 
 
 @on_hopper
-@pytest.mark.parametrize(
-    ("family", "tile"),
-    [(f, t) for f in (mma_forward, mma_rows_forward) for t in f.TILES if t.split],
-    ids=named,
-)
+@pytest.mark.parametrize("tile", [t for t in mma_forward.TILES if t.split], ids=str)
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))
-def test_every_strict_tile_of_few_channels(layout, family, tile):
+def test_every_strict_tile_of_few_channels(layout, tile):
     torch.backends.cudnn.allow_tf32 = False
     served = 0
     for case in (
@@ -419,7 +382,7 @@ def test_every_strict_tile_of_few_channels(layout, family, tile):
         Case(2, 70, 12, 1, (21, 150), (1, 2), (1, 2)),  # several steps
         Case(2, 9, 20, 1, (17, 33), (3, 3), (1, 1), (1, 1)),
     ):
-        for candidate in of_tile(family, tile, case, "ieee"):
+        for candidate in of_tile(mma_forward, tile, case, "ieee"):
             served += 1
             with tuning.using(candidate):
                 tensors = operands(case, torch.float32, layout, "cuda")

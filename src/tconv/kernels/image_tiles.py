@@ -95,17 +95,15 @@ def blocks_held(shared_bytes: int, bound: int, target: Target) -> int:
     return min(bound, of_sm // (shared_bytes + RESERVED_SHARED))
 
 
-def grid(
-    target: Target, blocks: int, tiles: int, group_tiles: int, whole_groups: bool = False
-) -> int:
+def grid(target: Target, blocks: int, tiles: int, group_tiles: int) -> int:
     """Number of blocks: as many as the SMs hold, `blocks` each, but not more than tiles.
 
-    The number is rounded down to a multiple of `group_tiles` if `whole_groups`, or if that loses
-    few blocks. Each block then keeps its weights from tile to tile.
+    The number is rounded down to a multiple of `group_tiles` if that loses few blocks. Each block
+    then keeps its weights from tile to tile.
     """
     most = target.multiprocessors * blocks
-    if whole_groups or group_tiles * 8 <= most:
-        most = max(most - most % group_tiles, group_tiles)
+    if group_tiles * 8 <= most:
+        most -= most % group_tiles
     return min(tiles, most)
 
 

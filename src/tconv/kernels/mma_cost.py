@@ -37,25 +37,17 @@ def busy_and_uneven(
     return busy, 1 + uneven + COSTS.uneven_waits * 4 / resident
 
 
-def team_cost(laid: Layout, target: Target, rows_uneven: float | None = None) -> float:
+def team_cost(laid: Layout, target: Target) -> float:
     """Modelled seconds of a tile whose warps write rows together, from counted instructions.
 
     The error is 11% in the root mean square of 88 rows of 39 layers.
-
-    Args:
-        laid: the tile.
-        target: the GPU.
-        rows_uneven: factor on the time of memory traffic if bulk copies write the rows; None if
-            stores write them.
     """
     problem = laid.problem
     issue, shared, products = team_work(laid)
     # Multiply-adds of an SM in a cycle, from data sheets. On Hopper, mma.sync reaches 60% of that.
     rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
     busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))
-    if rows_uneven is not None:
-        uneven *= rows_uneven
-    elif problem.pattern.width.output_size % 4:
+    if problem.pattern.width.output_size % 4:
         whole = laid.tiles_yx[1] == 1
         uneven *= COSTS.team_unaligned if whole else COSTS.team_unaligned_pieces
     moved = problem.bytes / COSTS.memory_rate * uneven

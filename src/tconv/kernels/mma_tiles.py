@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
@@ -150,12 +149,6 @@ class Layout:
     x: Taps
     depth: int
     row_groups: int
-
-    row_room: ClassVar[int] = 0
-    """Elements of a gathered row besides its outputs and its `head`."""
-
-    whole_groups: ClassVar[bool] = False
-    """Whether the number of blocks is a multiple of `group_tiles`."""
 
     @property
     def unit_channels(self) -> int:
@@ -377,7 +370,7 @@ class Layout:
     def output_pitch(self) -> int:
         """Pitch of the gathered output rows, in elements."""
         return image_tiles.output_pitch(
-            self.row_room + self.head + self.team_columns * self.problem.width.stride,
+            self.head + self.team_columns * self.problem.width.stride,
             self.problem.width.stride,
             self.unit_channels % 8 == 0,
         )
@@ -397,23 +390,12 @@ class Layout:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
-        return self.bytes_with(extra=2 * SECTOR)
-
-    def bytes_with(self, *, buffers: int = 1, rows_ahead: int = 0, extra: int) -> int:
-        """Bytes of shared memory of a block.
-
-        Args:
-            buffers: number of buffers for gathered outputs.
-            rows_ahead: if the patch is a ring, its rows beyond those of a tile; 0 if two patches
-                take turns.
-            extra: floats besides patches, weights and outputs.
-        """
-        used = (self.patch_rows + rows_ahead) * self.patch_vectors * 4
+        """Bytes of shared memory of a block."""
+        used = self.patch_rows * self.patch_vectors * 4
         patch_channel = used + (24 - used % 16) % 16  # 8 more than a multiple of 16
         teams = self.tile.warps // self.team_warps
-        floats = buffers * teams * min(8, self.unit_channels) * self.output_pitch
-        floats += (1 if rows_ahead else 2) * self.depth * patch_channel + self.weights + extra
+        floats = teams * min(8, self.unit_channels) * self.output_pitch
+        floats += 2 * self.depth * patch_channel + self.weights + 2 * SECTOR
         return 4 * floats + POSITIONS_BYTES + OTHER_BYTES
 
     @property
@@ -429,11 +411,6 @@ class Layout:
         """Tiles of the launch."""
         tiles_y, tiles_x = self.tiles_yx
         return self.group_tiles * self.problem.batch * tiles_y * tiles_x
-
-    @property
-    def rows(self) -> int:
-        """Rows of tiles in all images. A row counts once for all its `group_tiles`."""
-        return self.tiles // self.group_tiles
 
     @property
     def index(self) -> str:
@@ -456,9 +433,7 @@ class Layout:
 
     def grid(self, target: Target) -> int:
         """As many blocks as the SMs hold."""
-        return image_tiles.grid(
-            target, self.blocks(target), self.tiles, self.group_tiles, self.whole_groups
-        )
+        return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
 
     @property
     def source_vectors(self) -> bool:
@@ -471,19 +446,16 @@ class Layout:
         return image_tiles.store_vector(self.problem)
 
 
-LayoutT = TypeVar("LayoutT", bound=Layout)
-
-
-def laid_out(kind: type[LayoutT], problem: Problem, tile: Tile) -> LayoutT:
+def laid_out(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     y, x = taps_of(problem.height), taps_of(problem.width)
     whole = -(-problem.in_channels_per_group // 8) * 8
     depth = whole if tile.rounds > 1 else min(whole, MOST_DEPTH)
-    laid = kind(problem, tile, y, x, depth, 1)
+    laid = Layout(problem, tile, y, x, depth, 1)
     rows = -(-len(problem.pattern.height.q_range) // laid.warp_rows)
     row_groups = max(1, min(rows, tile.warps * tile.rounds // laid.units))
     while True:
-        laid = kind(problem, tile, y, x, depth, row_groups)
+        laid = Layout(problem, tile, y, x, depth, row_groups)
         if laid.shared_bytes <= laid.aimed_bytes or depth == 8:
             return laid
         depth = -(-depth // 16) * 8
@@ -523,19 +495,14 @@ def tile_why_not(laid: Layout, target: Target) -> str | None:
     return image_tiles.shared_why_not(laid.shared_bytes, target)
 
 
-def source(
-    stem: str,
-    laid: Layout,
-    constants: tuple[tuple[str, Constant], ...],
-    arguments: tuple[tuple[str, str], ...] = (),
-) -> KernelSource:
-    """The kernel specialised for the layer, with constants and arguments of its own."""
+def source(stem: str, laid: Layout) -> KernelSource:
+    """The kernel specialised for the layer."""
     problem, tile = laid.problem, laid.tile
     y, x = laid.y, laid.x
     height, width = problem.height, problem.width
     empty_y = tuple(phase for phase in range(height.stride) if phase not in y.used)
     empty_x = tuple(phase for phase in range(width.stride) if phase not in x.used)
-    shared: tuple[tuple[str, Constant], ...] = (
+    constants: tuple[tuple[str, Constant], ...] = (
         ("Index", laid.index),
         ("blocks", laid.bound_blocks),
         ("shared_bytes", laid.shared_bytes),
@@ -587,12 +554,9 @@ def source(
     )
     return KernelSource(
         stem=stem,
-        constants=(*shared, *constants),
-        arguments=(
-            *fields(
-                image_tiles.arguments(problem, laid.tiles, laid.tiles_yx), laid.index, ("tiles",)
-            ),
-            *arguments,
+        constants=constants,
+        arguments=fields(
+            image_tiles.arguments(problem, laid.tiles, laid.tiles_yx), laid.index, ("tiles",)
         ),
         shared_bytes=laid.shared_bytes,
         threads=tile.threads,

@@ -22,11 +22,9 @@ from exported import (
     planned_launches,
 )
 from layer_cases import CORNERS, LAYOUTS, Case, operands, random_cases
-from tconv import plan
 from tconv.export import Layer, export_file
 from tconv.kernels import (
     FAMILIES,
-    mma_rows_forward,
     sm90_split_forward,
     sm90_tf32_forward,
 )
@@ -147,15 +145,14 @@ def test_the_launches_of_every_family_run(stem, tmp_path, monkeypatch):
     channels = 4 if stem == "direct_forward" else 32
     rows = 3 if stem == "direct_forward" or "overlap" in stem else 24
     strict = stem == "sm90_split_forward"
-    size = (3, 64) if stem == "mma_rows_forward" else (6, 8)  # all its warps write each row
-    layer = Layer(channels, rows, (4, 4), (2, 2), (1, 1), batch=2, size=size)
+    layer = Layer(channels, rows, (4, 4), (2, 2), (1, 1), batch=2, size=(6, 8))
     if stem == "mma_frames_forward":
-        layer = Layer(channels, rows, (1, 40), (1, 20), batch=2, size=size)
+        layer = Layer(channels, rows, (1, 40), (1, 20), batch=2, size=(6, 8))
     if stem.startswith("pointwise"):
         channels = 4 if stem == "pointwise_forward" else 32
-        layer = Layer(channels, rows, (1, 1), (2, 2), batch=2, size=size)
+        layer = Layer(channels, rows, (1, 1), (2, 2), batch=2, size=(6, 8))
     if stem.startswith("depthwise"):
-        layer = Layer(8, 8, (4, 4), (2, 2), (1, 1), groups=8, batch=2, size=size)
+        layer = Layer(8, 8, (4, 4), (2, 2), (1, 1), groups=8, batch=2, size=(6, 8))
     monkeypatch.setenv("TCONV_KERNEL", stem)
     if strict:
         monkeypatch.setattr("tconv.problem.float32_math", lambda *_, **__: "ieee")
@@ -508,31 +505,3 @@ def test_no_order_of_threads_changes_a_bit(schedule, module):
             y = module.transposed_convolution(x, w, None, 2, 1)
             results.append([y, *torch.autograd.grad(y.square().sum(), (x, w))])
     assert all(map(torch.equal, *results))
-
-
-ROWS = Layer(
-    32, 64, (3, 5), (2, 3), (1, 2), groups=4, bias=False, dilation=(2, 1), batch=3, size=(5, 240)
-)
-
-
-@pytest.mark.parametrize("bias", (True, False))
-@pytest.mark.parametrize("dynamic", (True, False))
-def test_blocks_that_compute_rows_in_order(dynamic, bias, tmp_path, monkeypatch):
-    monkeypatch.setenv("TCONV_KERNEL", "mma_rows_forward")
-    monkeypatch.setattr(mma_rows_forward.tiles, "LEAST_DYNAMIC_ROWS", 1 if dynamic else 1024)
-    plan._plan.cache_clear()  # plans are kept by problem, whatever rows are dynamic
-    layer = dataclasses.replace(ROWS, bias=bias)
-    export_file(None, layer, tmp_path / "model_new.py")
-    plan._plan.cache_clear()
-    module = load(tmp_path / "model_new.py")
-    planned = module.PLANNED_CALLS[0]
-    stems = ["clear_counts"] * dynamic + ["mma_rows_forward"]
-    assert [launch.name for launch in planned.launches] == stems
-    # Bulk copies are compiled for sm_90a, sm_100a and so on, and for no older GPU.
-    assert planned.whole_rows and planned.specific and min(planned.capabilities) == (9, 0)
-    for capability, kernels in (((9, 0), stems), ((8, 0), ["any_forward_float32"])):
-        case = case_of(layer)
-        tensors = operands(case, torch.float32, "contiguous", "cpu")
-        with on_emulator(module, capability=capability) as extension:
-            assert_output_right(module, case, tensors)
-        assert extension.launched == kernels

@@ -26,12 +26,9 @@ BARE = Case(1, 16, 33, 1, (5, 9), (3, 3), bias=False)
 PADDED = Case(2, 20, 8, 1, (6, 7), (3, 3), (1, 1), (2, 1))
 UNEVEN = Case(1, 8, 6, 2, (5, 7), (5, 2), (3, 4), (1, 0), (1, 2))
 ONE_CHANNEL = Case(1, 24, 1, 1, (7, 9), (9, 9), (3, 3), (4, 4), (2, 2))
-# Several strips of an image; rows that bulk copies write, without and with some that no tap
-# reaches.
+# Several strips of an image.
 LONG_ROWS = Case(1, 17, 3, 1, (4, 150), (4, 4), (2, 2), (1, 1))
-BULK = Case(2, 20, 7, 1, (3, 128), (3, 3), (1, 1), (1, 1))
 FRAMES = Case(1, 17, 2, 1, (2, 9), (1, 50), (1, 20), (0, 15))
-BLANK_ROWS = Case(1, 8, 20, 1, (3, 101), (3, 3), (5, 5), (1, 1), (2, 0), (2, 2))
 
 POINTWISE = (
     ("pointwise_forward", Case(2, 3, 4, 2, (4, 5), (1, 1), (2, 3), (0, 0), (1, 0))),
@@ -205,19 +202,6 @@ def test_frames():
 def test_pointwise(stem, case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     found = plans(problem_of(case, math="ieee" if stem == "pointwise_forward" else "tf32"), stem)
-    assert found
-    for plan in found:
-        assert_reaches_readers_alone(plan, case, t)
-
-
-@pytest.mark.parametrize("case", (BULK, BLANK_ROWS), ids=str)
-def test_rows_that_bulk_copies_write(case):
-    t = operands(case, torch.float32, "contiguous", "cpu")
-    found = [
-        plan
-        for math in ("tf32", "ieee")
-        for plan in plans(problem_of(case, math=math), "mma_rows_forward")
-    ]
     assert found
     for plan in found:
         assert_reaches_readers_alone(plan, case, t)

@@ -461,4 +461,4 @@ def test_the_plan_prefers_it_where_its_products_are_fewer():
         family.STEM
     )
     few = Case(16, 8, 16, 4, (128, 256), (3, 5), (2, 3), (1, 2), (0, 0), (2, 1))
-    assert plan(problem_of(few), HOPPER).stem == "mma_rows_forward"
+    assert plan(problem_of(few), HOPPER).stem == "mma_forward"

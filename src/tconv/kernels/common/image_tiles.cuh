@@ -154,8 +154,6 @@ struct Block {
 
     TCONV_DEVICE Index next_tile() const { return position().tile + Index(gridDim.x); }
 
-    TCONV_DEVICE Index end_tile() const { return arguments.tiles; }
-
     // All threads' copies of the position are the same. They may read it after the next barrier.
     TCONV_DEVICE void publish(const Position& position, int turn) {
         if (threadIdx.x == 0) shared.positions[turn] = position;
@@ -175,8 +173,8 @@ struct Block {
         stage ^= 1;
         if (!last_of_tile) {
             kernel().load_patch(shared.patch[stage], position(), next_channel);
-        } else if (kernel().next_tile() < kernel().end_tile()) {
-            Position next(kernel().next_tile(), arguments);
+        } else if (next_tile() < arguments.tiles) {
+            Position next(next_tile(), arguments);
             publish(next, turn ^ 1);
             new_weights = next.group_tile != position().group_tile;
             kernel().prefetch_weights(next);

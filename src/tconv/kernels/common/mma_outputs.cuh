@@ -30,7 +30,7 @@ struct Noting<true> {
     using Of = Unsound;
 };
 
-// `Kernel` has begin_tile(), which begins a tile of one step, and store_sums(unit).
+// `Kernel` has store_sums(unit).
 template <typename Kernel, typename Shared>
 struct Outputs : Products<Kernel, Shared> {
     using Base = Products<Kernel, Shared>;
@@ -57,11 +57,9 @@ struct Outputs : Products<Kernel, Shared> {
         return phase;
     }
 
-    // Stores the lanes' outputs of one phase in y and up to 8 channels in shared memory, each
-    // channel from `shift(channel of the 8)` on. Returns whether some of them are not finite.
-    template <typename Shift>
-    TCONV_DEVICE bool gather(float* outputs, const float* bias, int i, int phase, int half,
-                             const Shift& shift) {
+    // Stores the lanes' outputs of one phase in y and up to 8 channels in shared memory. Returns
+    // whether some of them are not finite.
+    TCONV_DEVICE bool gather(float* outputs, const float* bias, int i, int phase, int half) {
         constexpr int unit_channels = Layer::unit_channels;
         int lane = own_thread() % 32;
         typename Noting<Layer::split>::Of wrong;
@@ -79,8 +77,8 @@ struct Outputs : Products<Kernel, Shared> {
                 if (Layer::unit_phases > 1) used = used && index / Layer::phases_x == phase;
                 float added = Layer::bias && used ? bias[channel] : 0;
                 int out = unit_channels % 8 == 0 ? lane / 4 : channel;
-                float* to = outputs + out * output_pitch + shift(out) + head +
-                            phase_x(index % Layer::phases_x) + lane % 4 * stride_x;
+                float* to = outputs + out * output_pitch + head + phase_x(index % Layer::phases_x) +
+                            lane % 4 * stride_x;
                 if (!used) continue;
 #pragma unroll
                 for (int n = 0; n < fragments; ++n) {
@@ -103,7 +101,7 @@ struct Outputs : Products<Kernel, Shared> {
                 for (int k = 0; k < part_columns; k += 32) {
                     int pixel = k + lane;
                     if (k + 32 > part_columns && pixel >= part_columns) continue;
-                    float* to = outputs + c * output_pitch + shift(c) + head + pixel * stride_x;
+                    float* to = outputs + c * output_pitch + head + pixel * stride_x;
 #pragma unroll
                     for (int e = 0; e < stride_x - Layer::phases_x; ++e) {
                         to[Layer::empty_x[e]] = value;
@@ -116,9 +114,7 @@ struct Outputs : Products<Kernel, Shared> {
     }
 
     // Recomputes the outputs of row y that the lane has gathered and that are not finite.
-    template <typename Shift>
-    TCONV_DEVICE void repair(float* outputs, const Unit& unit, int phase, int half, int y,
-                             const Shift& shift) const {
+    TCONV_DEVICE void repair(float* outputs, const Unit& unit, int phase, int half, int y) const {
         constexpr int row_pixels = 2 * fragments;  // of a lane
         const Position& at = position();
         int lane = own_thread() % 32;
@@ -132,7 +128,7 @@ struct Outputs : Products<Kernel, Shared> {
             if (row >= unit_rows || index / Layer::phases_x != phase || channel / 8 != half)
                 continue;
             int x = phase_x(index % Layer::phases_x) + (e % row_pixels * 4 + lane % 4) * stride_x;
-            float* to = outputs + channel % 8 * output_pitch + shift(channel % 8) + head + x;
+            float* to = outputs + channel % 8 * output_pitch + head + x;
             bool inside = unit_channel + channel < Layer::out_channels &&
                           unsigned(left + x) < unsigned(arguments.destination_width);
             if (!inside || !is_wrong<Layer::split>(*to)) continue;
@@ -173,7 +169,7 @@ struct Outputs : Products<Kernel, Shared> {
     // Computes and stores a tile.
     TCONV_DEVICE void compute_tile() {
         if constexpr (chunks == 1) {
-            kernel().begin_tile();
+            kernel().begin_step(true, 0);
             // NOTE: where each warp has at most one unit, the next is not counted, to save the
             // register.
 #pragma unroll 1
@@ -181,7 +177,7 @@ struct Outputs : Products<Kernel, Shared> {
                 Unit unit(i);
                 if (is_outside(unit)) continue;
                 clear_sums();
-                add_products(shared.patch[ring ? 0 : stage ^ 1], unit, 0, steps_8);
+                add_products(shared.patch[stage ^ 1], unit, 0, steps_8);
                 // NOTE: the unit is found again: beside split operands, its values would not fit
                 // the registers.
                 Unit found =

@@ -7,24 +7,12 @@
 
 namespace mma_tiles {
 
-// The patch is a ring of rows, which keeps rows from tile to tile. Row r, counted from the first
-// row of the image's first tile, lies at r % channel_rows.
-constexpr bool ring = Layer::rows_ahead > 0;
-
 // `Shared` has `Weights weights` besides what image_tiles::Block needs.
 template <typename Kernel, typename Shared>
 struct Products : image_tiles::Block<Kernel, Shared, Position> {
     using Base = image_tiles::Block<Kernel, Shared, Position>;
-    using Base::arguments, Base::shared, Base::stage, Base::new_weights, Base::position;
+    using Base::arguments, Base::shared, Base::stage, Base::new_weights;
     using Base::Base;
-
-    // State of mma_rows_forward.
-    // NOTE: it stands before the sums, as ptxas assigns registers by the order of members.
-    int buffer = 0;  // that outputs are gathered in next
-    int loaded = 0, rounded = 0;  // ring: rows before these have been loaded, and rounded in place
-    // Layer::dynamic_tail: the row taken from the counter, in the first thread.
-    // NOTE: a register; shared memory would be waited for at once.
-    uint32_t taken = 0;
 
     float sums[warp_rows][row_fragments][fragments][4];
 
@@ -195,11 +183,6 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
     // banks.
     TCONV_DEVICE static int pixel_of(int column) { return column / 2 + column % 2 * 4; }
 
-    // Where row r of a tile's patch lies in a channel.
-    TCONV_DEVICE static int row_place(int tile_y, int r) {
-        return (ring ? (tile_y + r) % channel_rows : r) * patch_pitch;
-    }
-
     // Adds the products of `count` times 8 channels of the patch to the unit's sums.
     TCONV_DEVICE void multiply(const float* patch, const Unit& unit, int first_8, int count) {
         int lane = own_thread() % 32;
@@ -207,7 +190,6 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
                               (unit.part * part_columns + skew + pixel_of(lane / 4));
         const float* weight =
             shared.weights.values + unit.kind() * kind_weights + first_8 * step_weights + lane * 4;
-        int tile_y = ring ? position().tile_y : 0;
 #pragma unroll 1
         for (int k = 0; k < count; ++k) {
 #pragma unroll
@@ -234,7 +216,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
                             for (int v = 0; v < 4; ++v) a[i][m][v] = part.values[v];
                         }
                     }
-                    const float* from = source + row_place(tile_y, r) + Layer::offset_x[x];
+                    const float* from = source + r * patch_pitch + Layer::offset_x[x];
 #pragma unroll
                     for (int n = 0; n < fragments; ++n) {
                         uint32_t b[2] = {pixel_bits(from[8 * n]),
@@ -271,14 +253,13 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         // NOTE: ptxas loads as many slots ahead as it sees, until it spills. Which fragments of
         // rows have a tap depends on the slot in x alone, except for units of several phases in y.
         constexpr bool unrolled = Layer::unit_phases > 1;
-        int tile_y = position().tile_y;
 #pragma unroll 1
         for (int k = 0; k < count; ++k) {
 #pragma unroll(unrolled ? Layer::slots_y : 1)
             for (int slot = 0; slot < Layer::slots_y; ++slot) {
                 if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot)) continue;
                 int offset = entry(Layer::offset_y, slot);
-                const float* row = source + row_place(tile_y, offset);
+                const float* row = source + offset * patch_pitch;
                 const float* fragment = weight + slot * (Layer::slots_x * slot_weights);
 #pragma unroll(unrolled ? Layer::slots_x : 1)
                 for (int x = 0; x < Layer::slots_x; ++x) {

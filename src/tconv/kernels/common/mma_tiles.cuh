@@ -59,7 +59,7 @@ constexpr int steps_8 = (Layer::in_channels + 7) / 8;
 static_assert(depth % 8 == 0, "a step is whole fragments");
 static_assert(chunks == 1 || units <= warps, "sums live through a tile's steps");
 
-// The patch: [depth][channel_rows][patch_pitch]. Its column `skew` is the least input column that
+// The patch: [depth][patch_rows][patch_pitch]. Its column `skew` is the least input column that
 // the tile's first pixel reads; column 0 lies on a multiple of 4 of the image's columns.
 constexpr int skew = Layer::skew;
 constexpr int patch_rows = tile_rows + Layer::span_y;
@@ -68,9 +68,7 @@ static_assert(4 * used_vectors >= skew + tile_columns + Layer::span_x,
               "a patch has what tiles read");
 constexpr int patch_pitch = 4 * used_vectors;
 // NOTE: 8 modulo 16: four channels by eight neighbouring pixels lie in all 32 banks.
-constexpr int channel_rows = patch_rows + Layer::rows_ahead;
-constexpr int patch_channel =
-    channel_rows * patch_pitch + (24 - channel_rows * patch_pitch % 16) % 16;
+constexpr int patch_channel = patch_rows * patch_pitch + (24 - patch_rows * patch_pitch % 16) % 16;
 
 // [kind][8 input channels][slot in y][slot in x][fragment of rows][lane][word]. Split: high, middle
 // and low parts. Each has row g and row g + 8, with channels t and t + 4 together.

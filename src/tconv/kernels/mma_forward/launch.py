@@ -13,6 +13,6 @@ STEM = "mma_forward"
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
     """The kernel. Each block computes the tile of its own index, then every grid-size-th tile."""
     laid = layout(problem, tile)
-    source = mma_tiles.source(STEM, laid, (("rows_ahead", 0),))
+    source = mma_tiles.source(STEM, laid)
     arguments = image_tiles.arguments(problem, laid.tiles, laid.tiles_yx)
     return (Launch("kernel", source, laid.grid(target), arguments, aligned=True),)

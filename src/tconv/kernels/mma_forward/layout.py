@@ -10,4 +10,4 @@ from tconv.problem import Problem
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
-    return mma_tiles.laid_out(Layout, problem, tile)
+    return mma_tiles.laid_out(problem, tile)

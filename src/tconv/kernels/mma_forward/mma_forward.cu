@@ -26,12 +26,6 @@ constexpr int stored = Layer::store_vector;
 struct Block : Outputs<Block, Shared> {
     using Outputs<Block, Shared>::Outputs;
 
-    // A template: where a tile takes several steps there is no use for it.
-    template <typename = void>
-    TCONV_DEVICE void begin_tile() {
-        begin_step(true, 0);
-    }
-
     // Pieces of output rows, from `part` of the tile on. Element e of a piece lies in a vector of
     // the row with e - e%stored; the first and the last vector may belong to two tiles.
     struct Rows {
@@ -153,9 +147,8 @@ struct Block : Outputs<Block, Shared> {
                 bool exists = unsigned(y) < unsigned(arguments.destination_height);
                 if (Layer::phases_y == Layer::stride_y && !exists) continue;
                 team_barrier();  // the last pass has been read
-                auto shift = [](int) { return 0; };
-                bool wrong = gather(own, bias, i, phase, half, shift);
-                if (exists && wrong) repair(own, unit, phase, half, y, shift);
+                bool wrong = gather(own, bias, i, phase, half);
+                if (exists && wrong) repair(own, unit, phase, half, y);
                 team_barrier();
                 int channel = unit_channel + 8 * half;
                 float* row = rows.destination + (channel * arguments.destination_stride_c +
@@ -193,7 +186,7 @@ struct Block : Outputs<Block, Shared> {
         load_weights(first);
         while (true) {
             compute_tile();
-            if (next_tile() >= end_tile()) break;
+            if (next_tile() >= arguments.tiles) break;
             if (new_weights) {
                 __syncthreads();  // no thread still reads the last tile's weights
                 turn ^= 1;
