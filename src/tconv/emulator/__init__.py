@@ -19,7 +19,7 @@ Checks. It finds mistakes that a GPU lets pass, or makes hard to find:
   group. So a missing or early wait gives NaN or old values.
 - A barrier that not all threads reach, and a deadlock of a block, are errors that list where all
   threads stand.
-- A bulk store or wgmma that reads ordinary stores without a fence.proxy.async in between.
+- A tensor store or wgmma that reads ordinary stores without a fence.proxy.async in between.
 - Accesses to accumulators of a wgmma in flight, or stores to them before it without a wgmma.fence.
 - Misaligned or out-of-bounds accesses by functions of ptx/, and the rules of tensor maps and
   mbarriers.

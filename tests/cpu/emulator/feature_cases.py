@@ -8,6 +8,7 @@ import numpy as np
 
 from cpu.emulator.inline_kernel import (
     Case,
+    Map,
     aligned,
     aligned_copy,
     bits_of_bfloat16,
@@ -335,9 +336,8 @@ TCONV_KERNEL(test, 96, 1) {
 
 
 def bulk() -> Case:
-    # A producer warp fills two stages; consumers double them and give them back by bulk stores.
+    # A producer warp fills two stages; consumers double them and give them back by tensor stores.
     code = """
-#include <ptx/bulk.cuh>
 #include <ptx/mbarrier.cuh>
 TCONV_KERNEL(test, 96, 1) {
     TCONV_SHARED uint64_t full[2];
@@ -382,8 +382,8 @@ TCONV_KERNEL(test, 96, 1) {
         ptx::fence_proxy_async_shared();
         bar(1, 64);
         if (t == 0) {
-            ptx::cp_async_bulk_shared_to_global(arguments.out + i * 256, results + i % 2 * 256,
-                                                1024);
+            ptx::cp_async_bulk_tensor_5d_shared_to_global(&arguments.map, 0, i, 0, 0, 0,
+                                                          results + i % 2 * 256);
             ptx::cp_async_bulk_commit_group();
         }
     }
@@ -394,10 +394,14 @@ TCONV_KERNEL(test, 96, 1) {
     )
     code = "#include <ptx/barrier.cuh>\n" + code
     given = small_integers(7, 256)
-    fields = {"in": "const float*", "out": "float*", "count": "int"}
+    fields = {"in": "const float*", "map": "ptx::TensorMap", "count": "int"}
     source = inline_source(code, fields, threads=96, shared_bytes=4096)
-    values = {"in": given, "out": aligned((7, 256)), "count": 7}
-    return Case("bulk", source, values, {"out": 2 * given[:, ::-1]}, arch="sm_90a")
+    out = aligned((7, 256))
+    spec = Map(out, "float32", (256, 7, 1, 1, 1), (1024, *(7168,) * 3), (256, 1, 1, 1, 1))
+    values = {"in": given, "map": spec, "count": 7}
+    case = Case("bulk", source, values, {"tensor": 2 * given[:, ::-1]}, arch="sm_90a")
+    case.values["tensor"] = out
+    return case
 
 
 @cache

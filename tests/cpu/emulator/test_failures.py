@@ -98,14 +98,15 @@ FAULTS = {
     " &barriers[0]);",
     "bulk_out_of_global": "if (t == 0) ptx::cp_async_bulk_global_to_shared(words, in + 252, 32,"
     " &barriers[0]);",
-    "bulk_store_not_waited": "if (t == 0) { ptx::fence_proxy_async_shared();"
-    " ptx::cp_async_bulk_shared_to_global(arguments.out, words, 64);"
+    "tensor_store_not_waited": "if (t == 0) { ptx::fence_proxy_async_shared();"
+    " ptx::cp_async_bulk_tensor_5d_shared_to_global(&arguments.of_five, 0, 0, 0, 0, 0, words);"
     " ptx::cp_async_bulk_commit_group(); }",
-    "bulk_store_no_fence": "words[t] = in[t]; __syncthreads(); if (t == 0) {"
-    " ptx::cp_async_bulk_shared_to_global(arguments.out, words, 64);"
+    "tensor_store_no_fence": "words[t] = in[t]; __syncthreads(); if (t == 0) {"
+    " ptx::cp_async_bulk_tensor_5d_shared_to_global(&arguments.of_five, 0, 0, 0, 0, 0, words);"
     " ptx::cp_async_bulk_commit_group(); ptx::cp_async_bulk_wait_group<0>(); }",
-    "bulk_store_overwritten": "words[t] = in[t]; ptx::fence_proxy_async_shared(); __syncthreads();"
-    " if (t == 0) { ptx::cp_async_bulk_shared_to_global(arguments.out, words, 64);"
+    "tensor_store_overwritten": "words[t] = in[t]; ptx::fence_proxy_async_shared();"
+    " __syncthreads(); if (t == 0) {"
+    " ptx::cp_async_bulk_tensor_5d_shared_to_global(&arguments.of_five, 0, 0, 0, 0, 0, words);"
     " ptx::cp_async_bulk_commit_group(); words[3] = 77; ptx::cp_async_bulk_wait_group<0>(); }",
     # Tensor copies; the maps' tensor is 16 x 16 floats, their box 8 x 4.
     "tensor_coordinate": "if (t == 0) ptx::cp_async_bulk_tensor_3d_global_to_shared(words,"
@@ -283,9 +284,9 @@ REPORTED = {
     "bulk_size": "a bulk copy's size is a multiple of 16 bytes, got 24",
     "bulk_misaligned": "a bulk copy's destination misaligned",
     "bulk_out_of_global": "a bulk copy's source out of bounds: 32 bytes at byte 1008 of",
-    "bulk_store_not_waited": "the thread ended without cp.async.bulk.wait_group",
-    "bulk_store_no_fence": "without a fence.proxy.async",
-    "bulk_store_overwritten": "a bulk store reads shared address 0x40c, which a thread has written",
+    "tensor_store_not_waited": "the thread ended without cp.async.bulk.wait_group",
+    "tensor_store_no_fence": "without a fence.proxy.async",
+    "tensor_store_overwritten": "a tensor store reads shared address 0x40c, .* thread has written",
     "tensor_coordinate": "a tensor load's innermost coordinate is a multiple of 16 bytes.* got 2",
     "tensor_store_coordinate": "a tensor store's innermost coordinate .* got 6",
     "tensor_store_negative": "a tensor store's coordinates are not negative.* -1 in dimension 1",

@@ -1,4 +1,4 @@
-// cp.async and bulk stores. A thread waits for them in groups.
+// cp.async and tensor stores. A thread waits for them in groups.
 #include <cstring>
 #include <utility>
 
@@ -10,7 +10,6 @@ namespace {
 
 // A bulk or tensor store, from shared to global memory.
 struct Store {
-    unsigned char* destination;  // of a bulk store
     const unsigned char* source;
     uint64_t bytes;
     const TensorMapRecord* map;  // or of a tensor store, to these coordinates
@@ -35,21 +34,12 @@ ThreadCopies& own() { return all_copies[current->linear]; }
 void read_source(Store& store) {
     if (store.read) return;
     store.contents.resize(store.bytes);
-    if (store.map != nullptr) {
-        read_stored_box(*store.map, store.source, store.contents.data(), store.at);
-    } else {
-        check_shared(store.source, store.bytes, 16, "a bulk store", store.at);
-        async_read(store.contents.data(), store.source, store.bytes, "a bulk store", store.at);
-    }
+    read_stored_box(*store.map, store.source, store.contents.data(), store.at);
     store.read = true;
 }
 
 void write_destination(Store& store) {
-    if (store.map != nullptr) {
-        store_box(*store.map, store.coordinates, store.source, store.contents.data(), store.at);
-    } else {
-        std::memcpy(store.destination, store.contents.data(), store.bytes);
-    }
+    store_box(*store.map, store.coordinates, store.source, store.contents.data(), store.at);
 }
 
 }  // namespace
@@ -96,21 +86,6 @@ void copy_async_mbarrier_arrive(uint64_t* barrier, Location at) {
     queue_arrival(barrier, std::move(copies), at);
 }
 
-void bulk_store(void* destination, const void* source, uint32_t bytes, Location at) {
-    if (bytes == 0 || bytes % 16 != 0) {
-        fail(at, "a bulk store's size is a multiple of 16 bytes, got %u", bytes);
-    }
-    check_shared(source, bytes, 16, "a bulk store's source", at);
-    check_global(destination, bytes, 16, "a bulk store's destination", at);
-    Store store = {};
-    store.destination = static_cast<unsigned char*>(destination);
-    store.source = static_cast<const unsigned char*>(source);
-    store.bytes = bytes;
-    store.group = own().store_group;
-    store.at = at;
-    own().stores.push_back(store);
-}
-
 void tensor_store(const void* map, unsigned rank, const int* coordinates, const void* source,
                   Location at) {
     auto* record = static_cast<const TensorMapRecord*>(map);
@@ -150,7 +125,7 @@ void finish_thread_copies(Thread& thread) {
     for (Store& store : copies.stores) {
         if (!store.read) {
             fail(store.at,
-                 "a bulk store whose shared memory may be gone before it is read: the thread "
+                 "a tensor store whose shared memory may be gone before it is read: the thread "
                  "ended without cp.async.bulk.wait_group for it");
         }
         write_destination(store);

@@ -31,13 +31,6 @@ TCONV_DEVICE void cp_async_bulk_global_to_shared(void* destination, const void* 
         : "memory");
 }
 
-TCONV_DEVICE void cp_async_bulk_shared_to_global(void* destination, const void* source,
-                                                 uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-                 "r"(cvta_to_shared(source)), "r"(bytes)
-                 : "memory");
-}
-
 TCONV_DEVICE void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

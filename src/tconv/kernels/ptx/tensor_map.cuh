@@ -54,7 +54,7 @@ TCONV_DEVICE void cp_async_bulk_tensor_5d_global_to_shared(void* destination, co
         : "memory");
 }
 
-// A store. The thread waits for it as for a bulk store, in groups: see <ptx/bulk.cuh>.
+// A store. The thread waits for it in groups: see <ptx/bulk.cuh>.
 
 TCONV_DEVICE void cp_async_bulk_tensor_5d_shared_to_global(const TensorMap* map, int c0, int c1,
                                                            int c2, int c3, int c4,

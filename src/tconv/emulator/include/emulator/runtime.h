@@ -77,7 +77,6 @@ EMULATOR_API void fence_proxy_async();
 // Bulk and tensor copies; stores are waited for in groups of the thread.
 EMULATOR_API void bulk_load(void* destination, const void* source, uint32_t bytes,
                             uint64_t* barrier, Location at);
-EMULATOR_API void bulk_store(void* destination, const void* source, uint32_t bytes, Location at);
 EMULATOR_API void bulk_commit();
 EMULATOR_API void bulk_wait(uint32_t left, bool read);
 EMULATOR_API void tensor_load(void* destination, const void* map, unsigned rank,

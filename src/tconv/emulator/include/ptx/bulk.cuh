@@ -15,11 +15,6 @@ inline void cp_async_bulk_global_to_shared(void* destination, const void* source
     emulator::bulk_load(destination, source, bytes, barrier, at);
 }
 
-inline void cp_async_bulk_shared_to_global(void* destination, const void* source, uint32_t bytes,
-                                           emulator::Location at = emulator::Location::here()) {
-    emulator::bulk_store(destination, source, bytes, at);
-}
-
 inline void cp_async_bulk_commit_group() { emulator::bulk_commit(); }
 
 template <int groups>
