@@ -8,7 +8,7 @@ import pytest
 import tconv.kernels
 
 FILES = sorted(Path(tconv.kernels.__file__).parent.glob("*/costs.json"))
-SHARED = {"mma_forward": "mma_cost.py", "general_input_gradient": "implicit_gemm.py"}
+SHARED = {"general_input_gradient": "implicit_gemm.py"}
 """The model that reads constants of a family for another one too."""
 
 

@@ -3,14 +3,11 @@
 Tiles marked `split` compute strict float32. They take six bfloat16 products for each product.
 """
 
-from tconv.jit.target import Target
-from tconv.kernels import mma_tiles
 from tconv.kernels.mma_forward.cost import cost
 from tconv.kernels.mma_forward.launch import STEM, launches
-from tconv.kernels.mma_forward.layout import layout
+from tconv.kernels.mma_forward.layout import layout, tile_why_not, why_not
 from tconv.kernels.mma_forward.tiles import TILES
-from tconv.kernels.mma_tiles import Tile, why_not
-from tconv.problem import Direction, Problem
+from tconv.problem import Direction
 
 __all__ = [
     "DIRECTION",
@@ -26,8 +23,3 @@ __all__ = [
 
 DIRECTION: Direction = "forward"
 GENERAL = False
-
-
-def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
-    """One sentence if this tile cannot serve, else None."""
-    return mma_tiles.tile_why_not(layout(problem, tile), target)

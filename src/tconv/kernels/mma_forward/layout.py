@@ -1,13 +1,442 @@
-"""The geometry of a tile of `mma_forward`."""
+"""The geometry of a tile of `mma_forward`, and what cannot be served.
+
+`tiles.cuh` explains the words of this module.
+"""
+
+from __future__ import annotations
 
 import functools
+import itertools
+from dataclasses import dataclass
 
-from tconv.kernels import family, mma_tiles
-from tconv.kernels.mma_tiles import Layout, Tile
-from tconv.problem import Problem
+from tconv.jit.target import Target
+from tconv.kernels import family, image_tiles
+from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
+from tconv.kernels.mma_forward.tiles import Tile
+from tconv.problem import Axis, Problem
+
+MOST_PRODUCTS = 640
+"""Limit of unrolled `mma` instructions for 8 input channels."""
+
+MOST_TAPS = 128
+"""Limit of taps. The loop that copies weights is unrolled over them."""
+
+OTHER_REGISTERS = 48
+"""Registers of a thread for operands, addresses, counters and copies."""
+
+MOST_DEPTH = 64
+"""Limit of input channels of a step where each warp of a block has one unit."""
+
+SECTOR = 8
+"""Floats in a sector, the unit in which memory is written."""
+
+OTHER_BYTES = 64
+"""Bytes of shared memory for small values and for gaps of alignment."""
+
+LATE_LOADS = 4
+"""Values that products read at most this often are rounded at each read, others once in place."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The taps of one axis, for pixels whose outputs start at `pixel*stride - padding`.
+
+    Attributes:
+        phases: for each tap, the output of a pixel that it reaches.
+        shifts: for each tap, its shift: output pixel q reads input `q - shift`.
+    """
+
+    phases: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+    @functools.cached_property
+    def used(self) -> tuple[int, ...]:
+        """The phases that some tap reaches, ascending."""
+        return tuple(sorted(set(self.phases)))
+
+    @functools.cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """The distinct inputs read, ascending, relative to the first."""
+        most = max(self.shifts)
+        return tuple(sorted({most - shift for shift in self.shifts}))
+
+    @property
+    def span(self) -> int:
+        """The last of the offsets."""
+        return self.offsets[-1]
+
+    @functools.cached_property
+    def slots(self) -> tuple[int, ...]:
+        """Of each tap: the index of its offset."""
+        return tuple(self.offsets.index(max(self.shifts) - shift) for shift in self.shifts)
+
+
+def taps_of(axis: Axis) -> Taps:
+    """The taps of an axis."""
+    taps = sorted(
+        (tap.index, phase.index, tap.shift) for phase in axis.phases for tap in phase.taps
+    )
+    return Taps(tuple(phase for _, phase, _ in taps), tuple(shift for *_, shift in taps))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tile laid over a problem.
+
+    Attributes:
+        y, x: the taps of both axes.
+        depth: input channels of a step.
+        row_groups: units of a tile along y.
+    """
+
+    problem: Problem
+    tile: Tile
+    y: Taps
+    x: Taps
+    depth: int
+    row_groups: int
+
+    @property
+    def unit_channels(self) -> int:
+        """Output channels of a unit: 16, or all of them if there are at most 8."""
+        channels = self.problem.out_channels_per_group
+        return channels if channels <= 8 else 16
+
+    @functools.cached_property
+    def unit_phases(self) -> int:
+        """Phases in y of a unit: all if its rows are few and the accumulators suffice, else one."""
+        rows = len(self.y.used) * len(self.x.used) * self.unit_channels
+        few = self.unit_channels <= 8 and rows <= 32
+        sums = 4 * self.tile.rows * -(-rows // 16) * min(4, self.tile.fragments)
+        return len(self.y.used) if few and sums <= self.tile.sums else 1
+
+    @property
+    def phase_groups(self) -> int:
+        """Units among which the phases in y are divided."""
+        return len(self.y.used) // self.unit_phases
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of pixels of a unit."""
+        return self.tile.rows if self.phase_groups == 1 else 1
+
+    @functools.cached_property
+    def row_fragments(self) -> int:
+        """Fragments of 16 rows of a unit."""
+        return -(-self.unit_phases * len(self.x.used) * self.unit_channels // 16)
+
+    @functools.cached_property
+    def columns_of(self) -> tuple[int, int]:
+        """Fragments along x of a unit, and units along x of a tile."""
+        most = self.tile.sums // (4 * self.warp_rows * self.row_fragments)
+        most = max(1, min(most, self.tile.fragments))
+        needed = -(-len(self.problem.pattern.width.q_range) // 8)
+        parts = -(-needed // most)
+        tile_parts = min(parts, self.tile.parts)
+        # The same warps must write a row together in each round.
+        while self.tile.team and self.tile.warps % tile_parts:
+            tile_parts += 1
+        tiles = -(-parts // tile_parts)
+        return -(-needed // (tiles * tile_parts)), tile_parts
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of 8 pixels of a unit."""
+        return self.columns_of[0]
+
+    @property
+    def parts(self) -> int:
+        """Units of a tile along x."""
+        return self.columns_of[1]
+
+    @property
+    def channel_blocks(self) -> int:
+        """Units of a tile along the output channels."""
+        blocks = -(-self.problem.out_channels_per_group // self.unit_channels)
+        return min(self.tile.channel_blocks, blocks)
+
+    @property
+    def kinds(self) -> int:
+        """Units of a tile with distinct weights."""
+        return self.channel_blocks * self.phase_groups
+
+    @property
+    def units(self) -> int:
+        """Units of a tile."""
+        return self.parts * self.kinds * self.row_groups
+
+    @property
+    def chunks(self) -> int:
+        """Number of steps over the input channels."""
+        return -(-self.problem.in_channels_per_group // self.depth)
+
+    @property
+    def steps_8(self) -> int:
+        """Fragments of 8 channels among all input channels of a group."""
+        return -(-self.problem.in_channels_per_group // 8)
+
+    @property
+    def tile_columns(self) -> int:
+        """Pixels of a block along x."""
+        return 8 * self.fragments * self.parts
+
+    @property
+    def tile_rows(self) -> int:
+        """Pixels of a block along y."""
+        return self.row_groups * self.warp_rows
+
+    @property
+    def tile_channels(self) -> int:
+        """Output channels of a block."""
+        return self.channel_blocks * self.unit_channels
+
+    @property
+    def group_tiles(self) -> int:
+        """Tiles that share their pixels, each with weights of its own."""
+        return self.problem.groups * -(-self.problem.out_channels_per_group // self.tile_channels)
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread."""
+        return 4 * self.warp_rows * self.row_fragments * self.fragments
+
+    @functools.cached_property
+    def slot_products(self) -> int:
+        """Pairs of a slot and a fragment of rows with a tap: `mma` for a row of 8 pixels."""
+        phases_x, channels = len(self.x.used), self.unit_channels
+        taps = set(zip(self.x.phases, self.x.slots, strict=True))
+        found = set()
+        for y, slot_y in zip(self.y.phases, self.y.slots, strict=True):
+            index_y = self.y.used.index(y)
+            for x, slot_x in taps:
+                phase = index_y % self.unit_phases * phases_x + self.x.used.index(x)
+                for row in range(phase * channels, (phase + 1) * channels):
+                    found.add((index_y // self.unit_phases, row // 16, slot_y, slot_x))
+        return -(-len(found) // self.phase_groups)
+
+    @property
+    def meets_zeros(self) -> bool:
+        """Whether a product has a row without a tap, whose weight is zero."""
+        y = set(zip(self.y.phases, self.y.slots, strict=True))
+        x = set(zip(self.x.phases, self.x.slots, strict=True))
+        channels, phases_x = self.unit_channels, len(self.x.used)
+        rows = self.unit_phases * phases_x * channels
+
+        def has_tap(first_phase: int, row: int, slot_y: int, slot_x: int) -> bool:
+            index = row // channels
+            phase_y = self.y.used[first_phase + index // phases_x]
+            return (phase_y, slot_y) in y and (self.x.used[index % phases_x], slot_x) in x
+
+        return any(
+            len({has_tap(first, row, *slots) for row in range(m, min(m + 16, rows))}) > 1
+            for first in range(0, len(self.y.used), self.unit_phases)
+            for m in range(0, rows, 16)
+            for slots in itertools.product(set(self.y.slots), set(self.x.slots))
+        )
+
+    @property
+    def slot_fragments(self) -> tuple[int, ...]:
+        """For each slot in x, a bit mask of the fragments of rows.
+
+        A bit is set if a phase in x of that fragment has a tap at the slot.
+        """
+        x, channels, phases = self.x, self.unit_channels, len(self.x.used)
+        found = [0] * len(x.offsets)
+        for phase, slot in zip(x.phases, x.slots, strict=True):
+            first = x.used.index(phase) * channels
+            for row in range(first, self.unit_phases * phases * channels, phases * channels):
+                for fragment in range(row // 16, (row + channels - 1) // 16 + 1):
+                    found[slot] |= 1 << fragment
+        return tuple(found)
+
+    @functools.cached_property
+    def products(self) -> int:
+        """Products of a unit for 8 input channels. A product of split operands has four `mma`."""
+        return self.slot_products * self.fragments * self.warp_rows
+
+    @property
+    def loads(self) -> float:
+        """Fragments of pixels that a unit reads for 8 input channels, divided by `fragments`."""
+        slots = len({offset + i for offset in self.y.offsets for i in range(self.warp_rows)})
+        if self.phase_groups > 1:
+            pairs = set(zip(self.y.phases, self.y.slots, strict=True))
+            return len(self.x.offsets) * len(pairs) / self.phase_groups
+        return len(self.x.offsets) * slots
+
+    @property
+    def round_on_load(self) -> bool:
+        """Whether products round the pixels as they read them. Else a step rounds its patch."""
+        if self.tile.split:
+            return True
+        reads = self.loads * self.fragments * self.units
+        patch = self.patch_rows * self.patch_vectors / 2
+        return reads <= LATE_LOADS * patch
+
+    @property
+    def skew(self) -> int:
+        """Columns between the start of a sector and the first column that a tile reads."""
+        return self.first_column % (SECTOR if self.source_vectors else 4)
+
+    @property
+    def first_column(self) -> int:
+        """The first input column that the first tile reads."""
+        return self.problem.width.q_range[0] - max(self.x.shifts)
+
+    @property
+    def first_row(self) -> int:
+        """The first input row that the first tile reads."""
+        return self.problem.height.q_range[0] - max(self.y.shifts)
+
+    @property
+    def patch_vectors(self) -> int:
+        """Vectors of 4 columns in a row of the patch."""
+        return -(-(self.skew + self.tile_columns + self.x.span) // 8) * 2
+
+    @property
+    def patch_rows(self) -> int:
+        """Input rows of a tile, its halo included."""
+        return self.tile_rows + self.y.span
+
+    @property
+    def head(self) -> int:
+        """Elements of an output row from a multiple of 4 to a tile's first."""
+        return -(self.problem.width.padding % self.problem.width.stride) % 4
+
+    @property
+    def team_warps(self) -> int:
+        """Warps that gather their outputs together."""
+        return self.parts if self.tile.team else 1
+
+    @property
+    def team_columns(self) -> int:
+        """Pixels of a row that `team_warps` gather."""
+        return 8 * self.fragments * self.team_warps
+
+    @property
+    def output_pitch(self) -> int:
+        """Pitch of the gathered output rows, in elements."""
+        return image_tiles.output_pitch(
+            self.head + self.team_columns * self.problem.width.stride,
+            self.problem.width.stride,
+            self.unit_channels % 8 == 0,
+        )
+
+    @property
+    def weights(self) -> int:
+        """Floats of a tile's weights and bias."""
+        slots = len(self.y.offsets) * len(self.x.offsets)
+        fragment = 192 if self.tile.split else 128
+        weights = self.kinds * self.steps_8 * slots * self.row_fragments * fragment
+        return weights + -(-self.tile_channels // 4) * 4
+
+    @property
+    def aimed_bytes(self) -> int:
+        """Most bytes of shared memory with which an SM holds the tile's blocks."""
+        return AIMED_SHARED // self.tile.blocks - RESERVED_SHARED
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block."""
+        used = self.patch_rows * self.patch_vectors * 4
+        patch_channel = used + (24 - used % 16) % 16  # 8 more than a multiple of 16
+        teams = self.tile.warps // self.team_warps
+        floats = teams * min(8, self.unit_channels) * self.output_pitch
+        floats += 2 * self.depth * patch_channel + self.weights + 2 * SECTOR
+        return 4 * floats + POSITIONS_BYTES + OTHER_BYTES
+
+    @property
+    def tiles_yx(self) -> tuple[int, int]:
+        """Tiles along y and x."""
+        return (
+            -(-len(self.problem.height.q_range) // self.tile_rows),
+            -(-len(self.problem.width.q_range) // self.tile_columns),
+        )
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the launch."""
+        tiles_y, tiles_x = self.tiles_yx
+        return self.group_tiles * self.problem.batch * tiles_y * tiles_x
+
+    @property
+    def index(self) -> str:
+        """The C type of offsets."""
+        return family.index_type(self.problem, self.tiles)
+
+    @property
+    def bound_blocks(self) -> int:
+        """The launch bound, in blocks of an SM.
+
+        64-bit offsets take the registers of one block. So do split products that are unrolled
+        over slots.
+        """
+        unrolled = self.tile.split and self.unit_phases > 1
+        return max(1, self.tile.blocks - self.problem.wide_offsets - unrolled)
+
+    def blocks(self, target: Target) -> int:
+        """Blocks that an SM holds."""
+        return max(1, image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target))
+
+    def grid(self, target: Target) -> int:
+        """As many blocks as the SMs hold."""
+        return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
+
+    @property
+    def source_vectors(self) -> bool:
+        """Whether the input is copied by 16 bytes."""
+        return image_tiles.source_vectors(self.problem)
+
+    @property
+    def store_vector(self) -> int:
+        """Floats of the widest store that every output row is aligned for."""
+        return image_tiles.store_vector(self.problem)
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
-    return mma_tiles.laid_out(problem, tile)
+    y, x = taps_of(problem.height), taps_of(problem.width)
+    whole = -(-problem.in_channels_per_group // 8) * 8
+    depth = whole if tile.rounds > 1 else min(whole, MOST_DEPTH)
+    laid = Layout(problem, tile, y, x, depth, 1)
+    rows = -(-len(problem.pattern.height.q_range) // laid.warp_rows)
+    row_groups = max(1, min(rows, tile.warps * tile.rounds // laid.units))
+    while True:
+        laid = Layout(problem, tile, y, x, depth, row_groups)
+        if laid.shared_bytes <= laid.aimed_bytes or depth == 8:
+            return laid
+        depth = -(-depth // 16) * 8
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    """One sentence if no tile can serve, else None."""
+    refusal = image_tiles.mma_why_not(problem, target, strict=True)
+    if refusal is not None:
+        return refusal
+    if problem.taps > MOST_TAPS:
+        return f"unrolls over {MOST_TAPS} taps at most, the kernel has {problem.taps}"
+    return family.phases_why_not(problem)
+
+
+def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
+    """One sentence if this tile cannot serve, else None."""
+    laid = layout(problem, tile)
+    if tile.split != (problem.math == "ieee"):
+        served = "strict float32" if tile.split else "TF32"
+        return f"multiplies {served}, the layer's math is {problem.math}"
+    if tile.split and laid.meets_zeros:
+        return (
+            "phases with and without a tap share a product, "
+            "where strict float32 keeps infinities from those without"
+        )
+    most = tile.registers - OTHER_REGISTERS
+    if laid.sums > min(tile.sums, most):
+        return f"a thread would hold {laid.sums} sums, its registers allow {tile.sums}"
+    if laid.products > MOST_PRODUCTS:
+        return f"{laid.products} unrolled products exceed the limit of {MOST_PRODUCTS}"
+    if laid.chunks > 1 and laid.units > tile.warps:
+        return (
+            f"a step holds {laid.depth} of {problem.in_channels_per_group} input channels, "
+            f"so {tile.warps} warps cannot compute {laid.units} units"
+        )
+    return image_tiles.shared_why_not(laid.shared_bytes, target)

@@ -1,10 +1,10 @@
 // out[n, co, oy, ox] of layers that are bound by what they move, on mma.sync with TF32 operands.
 //
-// Units, products and weights are those of <common/mma_tiles.cuh>. Blocks are persistent: each
+// Units, products and weights are those of <mma_forward/tiles.cuh>. Blocks are persistent: each
 // computes the tiles from its own on in steps of the grid. A warp, or the warps of a row together
 // (Layer::team), gather outputs in shared memory in the order of the rows, at most 8 rows at a
 // time, and write them with vector stores.
-#include <common/mma_outputs.cuh>
+#include <mma_forward/outputs.cuh>
 
 namespace {
 

@@ -1,6 +1,55 @@
 """The table of tiles of `mma_forward`."""
 
-from tconv.kernels.mma_tiles import Tile
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a block divides its outputs.
+
+    Attributes:
+        warps: warps of a block.
+        fragments: most fragments that a warp accumulates along x, of 8 neighbouring pixels each.
+        parts: most warps along x.
+        channel_blocks: most blocks of 16 output channels.
+        rows: rows of pixels that a warp accumulates together.
+        rounds: units that a warp computes one after another in a step. With several rounds, a
+            step holds all input channels.
+        sums: most accumulators of a thread.
+        blocks: blocks that an SM must hold. This bounds the registers.
+        split: whether each operand is the sum of three parts.
+        team: whether the warps of a row gather its outputs together. Each then writes whole rows.
+    """
+
+    warps: int
+    fragments: int
+    parts: int
+    channel_blocks: int
+    rows: int
+    rounds: int
+    sums: int
+    blocks: int
+    split: bool = False
+    team: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that let an SM hold the blocks."""
+        return min(255, (64 << 10) // (self.threads * self.blocks) // 8 * 8)
+
+    def __str__(self) -> str:
+        """Output channels x rows x columns at most; warps and rounds."""
+        split = "/split" if self.split else "/team" if self.team else ""
+        return (
+            f"{16 * self.channel_blocks}x{self.rows}x{8 * self.fragments * self.parts}"
+            f"/{self.warps}x{self.rounds}{split}"
+        )
+
 
 TILES = (
     Tile(warps=4, fragments=17, parts=1, channel_blocks=2, rows=1, rounds=1, sums=72, blocks=3),

@@ -1,8 +1,8 @@
-// The weights, patches and products of <common/mma_tiles.cuh>.
+// The weights, patches and products of <mma_forward/tiles.cuh>.
 #pragma once
 
 #include <common/constant_tables.cuh>
-#include <common/mma_tiles.cuh>
+#include <mma_forward/tiles.cuh>
 #include <ptx/mma.cuh>
 
 namespace mma_tiles {

@@ -1,4 +1,4 @@
-// What kernels on mma.sync with TF32 operands share: the units and weights of a tile.
+// The units and weights of a tile of mma_forward, on mma.sync with TF32 operands.
 //
 // Pixel q of an axis stands for the outputs o = q*stride + phase - padding, phase in 0..stride-1.
 // Tap t is of phase t*dilation % stride and reads input q - shift, shift = t*dilation / stride. At

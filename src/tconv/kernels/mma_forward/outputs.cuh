@@ -1,9 +1,9 @@
-// The epilogue of <common/mma_tiles.cuh>: outputs from registers to shared memory, and which of
+// The epilogue of <mma_forward/tiles.cuh>: outputs from registers to shared memory, and which of
 // them are recomputed.
 #pragma once
 
 #include <common/exact_output.cuh>
-#include <common/mma_products.cuh>
+#include <mma_forward/products.cuh>
 #include <ptx/barrier.cuh>
 
 namespace mma_tiles {
