@@ -5,5 +5,3 @@ which channels and pixels a thread has, and what cannot be served.
 """
 
 from tconv.kernels.depthwise.launch import launches
-
-__all__ = ["launches"]

@@ -6,8 +6,6 @@ from tconv.kernels.depthwise.layout import tile_why_not, why_not
 from tconv.kernels.depthwise.tiles import TILES
 from tconv.problem import Direction
 
-__all__ = ["DIRECTION", "GENERAL", "STEM", "TILES", "cost", "launches", "tile_why_not", "why_not"]
-
 STEM = "depthwise_forward"
 DIRECTION: Direction = "forward"
 GENERAL = False

@@ -8,18 +8,6 @@ from tconv.kernels.direct_forward.layout import layout
 from tconv.kernels.direct_forward.tiles import TILES, Tile
 from tconv.problem import Direction, Problem
 
-__all__ = [
-    "DIRECTION",
-    "GENERAL",
-    "STEM",
-    "TILES",
-    "cost",
-    "launches",
-    "layout",
-    "tile_why_not",
-    "why_not",
-]
-
 DIRECTION: Direction = "forward"
 GENERAL = False
 

@@ -8,8 +8,6 @@ from tconv.kernels.general_input_gradient.layout import layout
 from tconv.kernels.implicit_gemm import TILES, Tile
 from tconv.problem import Direction, Problem
 
-__all__ = ["DIRECTION", "GENERAL", "STEM", "TILES", "cost", "launches", "tile_why_not", "why_not"]
-
 DIRECTION: Direction = "input_gradient"
 GENERAL = True
 

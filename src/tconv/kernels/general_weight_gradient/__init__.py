@@ -12,8 +12,6 @@ from tconv.kernels.general_weight_gradient.launch import STEM, launches
 from tconv.kernels.general_weight_gradient.tiles import THREADS, TILES, Tile
 from tconv.problem import Direction, Problem
 
-__all__ = ["DIRECTION", "GENERAL", "STEM", "TILES", "cost", "launches", "tile_why_not", "why_not"]
-
 DIRECTION: Direction = "weight_gradient"
 GENERAL = True
 

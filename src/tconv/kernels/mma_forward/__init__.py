@@ -9,17 +9,5 @@ from tconv.kernels.mma_forward.layout import layout, tile_why_not, why_not
 from tconv.kernels.mma_forward.tiles import TILES
 from tconv.problem import Direction
 
-__all__ = [
-    "DIRECTION",
-    "GENERAL",
-    "STEM",
-    "TILES",
-    "cost",
-    "launches",
-    "layout",
-    "tile_why_not",
-    "why_not",
-]
-
 DIRECTION: Direction = "forward"
 GENERAL = False

@@ -5,7 +5,5 @@ from tconv.kernels.pointwise_mma_forward.launch import STEM, launches
 from tconv.kernels.pointwise_mma_forward.layout import TILES, tile_why_not, why_not
 from tconv.problem import Direction
 
-__all__ = ["DIRECTION", "GENERAL", "STEM", "TILES", "cost", "launches", "tile_why_not", "why_not"]
-
 DIRECTION: Direction = "forward"
 GENERAL = False
