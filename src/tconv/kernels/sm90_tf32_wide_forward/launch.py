@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.launch import Address, Argument, Launch, input_image, output_rows, weights
+from tconv.kernels.launch import (
+    Address,
+    Argument,
+    Launch,
+    fields,
+    input_image,
+    output_rows,
+    weights,
+)
 from tconv.kernels.sm90_tf32_wide_forward.layout import Layout, layout, vector
 from tconv.kernels.sm90_tf32_wide_forward.tiles import CONSUMERS, Tile
 from tconv.kernels.source import KernelSource
@@ -53,26 +61,27 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=(
-            ("source", "const void*"),
-            ("weight", "const void*"),
-            ("packed", "const void*"),
-            ("bias", "const void*"),
-            ("destination", "void*"),
-            ("tiles", "int"),
-            ("tiles_x", "int"),
-            ("tiles_y", "int"),
-            ("batch", "int"),
-            ("pitch", "int"),
-            ("image_positions", "int"),
-            *family.SIZE_FIELDS,
-            *family.stride_fields("source", "n c h w", index),
-            *family.stride_fields("weight", "in out h w", index),
-            *family.stride_fields("destination", "n c h", index),
-        ),
+        arguments=fields(_arguments(problem, laid), index),
         shared_bytes=shared,
         threads=WARPGROUP * (1 + CONSUMERS),
     )
+
+
+def _arguments(problem: Problem, laid: Layout) -> dict[str, Argument]:
+    """Values of the fields of the kernel's `struct Arguments`."""
+    tiles_x, tiles_y, _ = laid.pixel_tile_counts
+    return {
+        "tiles": laid.tiles,
+        "tiles_x": tiles_x,
+        "tiles_y": tiles_y,
+        "batch": problem.batch,
+        "pitch": laid.pitch,
+        "image_positions": laid.image_positions,
+        **input_image(problem),
+        **weights(),
+        "packed": Address("packed"),
+        **output_rows(problem),
+    }
 
 
 def _index(problem: Problem, laid: Layout) -> str:
@@ -106,6 +115,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     """The packing of the weights, and the kernel: one block for each SM loops over the tiles."""
     laid = layout(problem, tile)
     index = _index(problem, laid)
+    places = {**weights(), "packed": Address("packed")}
     packing = KernelSource(
         stem=PACK_STEM,
         constants=(
@@ -115,30 +125,10 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("class_blocks", laid.class_blocks),
             *hopper.tap_constants(problem),
         ),
-        arguments=(
-            ("weight", "const void*"),
-            ("packed", "void*"),
-            *family.stride_fields("weight", "in out h w", index),
-        ),
+        arguments=fields(places, index, written="packed"),
         shared_bytes=laid.pack_bytes,
         threads=PACK_THREADS,
     )
-    places: dict[str, Argument] = {
-        **weights(),
-        "packed": Address("packed"),
-    }
-    tiles_x, tiles_y, _ = laid.pixel_tile_counts
-    arguments: dict[str, Argument] = {
-        **places,
-        "tiles": laid.tiles,
-        "tiles_x": tiles_x,
-        "tiles_y": tiles_y,
-        "batch": problem.batch,
-        "pitch": laid.pitch,
-        "image_positions": laid.image_positions,
-        **input_image(problem),
-        **output_rows(problem),
-    }
     return (
         Launch(
             "packing",
@@ -152,6 +142,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             "kernel",
             source(problem, tile),
             min(target.multiprocessors, laid.tiles),
-            arguments,
+            _arguments(problem, laid),
         ),
     )
