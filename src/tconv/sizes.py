@@ -88,9 +88,9 @@ def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
 
 
 def is_common(problem: Problem) -> bool:
-    """Whether both sizes of the image are small, or a small odd number times a power of two."""
+    """Whether both sizes of the image are few, or both a small odd number times a power of two."""
     sizes = (problem.height.size, problem.width.size)
-    return all(s <= SMALL_SIZE or s // (s & -s) in COMMON_FACTORS for s in sizes)
+    return max(sizes) <= SMALL_SIZE or all(s // (s & -s) in COMMON_FACTORS for s in sizes)
 
 
 def kernels(problem: Problem, target: Target) -> tuple[Candidate, ...]:

@@ -158,7 +158,7 @@ def test_common_sizes():
     layer = problem("64,64,3")
     for height, width in ((1, 1), (7, 7), (56, 24), (640, 1024), (5, 6), (9, 13)):
         assert sizes.is_common(layer.resized(2, height, width))
-    for height, width in ((17, 8), (8, 19), (33, 33), (30, 64), (1333, 800)):
+    for height, width in ((17, 8), (8, 19), (33, 33), (30, 64), (9, 48), (1333, 800)):
         assert not sizes.is_common(layer.resized(2, height, width))
 
 
