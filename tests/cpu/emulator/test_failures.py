@@ -365,3 +365,27 @@ def test_kernel_can_be_launched_again_after_each_kind_of_failure() -> None:
         with pytest.raises(EmulatorError):
             run(fault)
         assert np.array_equal(run("none"), [np.arange(128)] * 2)
+
+
+@pytest.mark.parametrize(("kept", "wanted", "enough"), ((88, 208, True), (80, 216, False)))
+def test_a_block_has_no_more_registers_than_at_its_launch(kept, wanted, enough) -> None:
+    """384 threads have 168 each. On a GPU the second of these waits for ever."""
+    code = f"""
+#include <ptx/setmaxnreg.cuh>
+TCONV_KERNEL(test, 384, 1) {{
+    if (threadIdx.x < 128) {{
+        ptx::setmaxnreg_dec<{kept}>();
+    }} else {{
+        ptx::setmaxnreg_inc<{wanted}>();
+    }}
+    arguments.out[threadIdx.x] = 1.0f;
+}}
+"""
+    out = aligned(384)
+    source = inline_source(code, {"out": "float*"}, threads=384)
+    if enough:
+        launch(source, 2, out=out)
+        assert (out == 1).all()
+    else:
+        with pytest.raises(EmulatorError, match="deadlock: .* wait for setmaxnreg.inc"):
+            launch(source, 2, out=out)

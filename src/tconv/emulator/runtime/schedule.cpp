@@ -251,13 +251,16 @@ void poll(const char* what, Location at) {
 }
 
 void run_block() {
-    block.finished = 0;
+    block.finished = block.free_registers = 0;
     block.progress = 0;
     ready_first = ready_count = 0;
     stale_rounds = 0;
     pollers.clear();
     std::vector<Thread*> order;
-    for (unsigned i = 0; i < block.thread_count; ++i) order.push_back(&threads[i]);
+    for (unsigned i = 0; i < block.thread_count; ++i) {
+        threads[i].registers = 0;
+        order.push_back(&threads[i]);
+    }
     release_in_order(order);
     current = pop_ready();
     block.report->thread = static_cast<int32_t>(current->linear);

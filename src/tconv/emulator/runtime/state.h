@@ -21,6 +21,7 @@ struct Thread {
     const char* what = "";  // it waits for, or polls
     Location at{};
     uint64_t polled_at = 0;  // progress when it last polled
+    unsigned registers = 0;  // of setmaxnreg; 0: as at the launch
 };
 
 // What the launcher and this library tell each other; laid out alike in records.py.
@@ -61,6 +62,7 @@ struct Block {
     unsigned thread_count = 0;
     unsigned linear = 0;
     unsigned finished = 0;
+    unsigned free_registers = 0;
     uint64_t progress = 0;  // grows with whatever may let a waiting thread go on
 };
 

@@ -31,6 +31,10 @@ extern EMULATOR_API uint3 thread_index, block_index, block_dim, grid_dim;
 // Lets other threads run first. A thread that only ever polls is seen to be stuck.
 EMULATOR_API void poll(const char* what, Location at);
 
+// setmaxnreg: the running thread keeps so many registers, or has so many when there are enough.
+EMULATOR_API void release_registers(unsigned count, Location at);
+EMULATOR_API void take_registers(unsigned count, Location at);
+
 EMULATOR_API void block_barrier(Location at);
 EMULATOR_API void barrier_sync(unsigned id, unsigned threads, Location at);
 
