@@ -16,7 +16,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: of an SM's blocks, or of memory, and of launches."""
     fit = _COSTS
     laid = layout(problem, target, tile)
-    rows, columns, *_ = tile
+    rows, columns = tile.tile_rows, tile.tile_columns
     copied = (rows + columns) * DEPTH * 2 / fit.rate
     latency = fit.latency / (laid.resident * (tile.stages - 1))
     stage = max(rows * columns * DEPTH / fit.product, copied, latency)

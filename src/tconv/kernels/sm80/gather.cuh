@@ -21,6 +21,8 @@ constexpr int octets = (reduced + 7) / 8;  // of a tap
 constexpr int column_blocks = (channels + tile_columns - 1) / tile_columns;
 constexpr int lines = Layer::threads / 8;  // that all threads bring at a time
 
+TCONV_DEVICE int result_height(const Arguments& of) { return forward ? of.y_height : of.x_height; }
+TCONV_DEVICE int result_width(const Arguments& of) { return forward ? of.y_width : of.x_width; }
 constexpr int common(int a, int b) { return b == 0 ? a : common(b, a % b); }
 
 // An axis, for a phase of the result. Each further position and tap lies steps on.
@@ -64,178 +66,176 @@ struct Octet {
     }
 };
 
-// A block's part.
-struct Share {
-    int channel, group, tile;
+struct Block {
+    const Arguments& of;
+    Pixel* pixels;
+    unsigned char* stages;  // and then the rounded result
+    int channel, group, tile;  // the first channel
     Y y;
     X x;
 
-    TCONV_DEVICE Share(int tiles, int number)
-        : channel(blockIdx.x % column_blocks * tile_columns),
-          group(number / (Y::phases * X::phases) / tiles),
-          tile(number / (Y::phases * X::phases) % tiles),
+    TCONV_DEVICE Block(const Arguments& arguments, unsigned char* memory, int number)
+        : of(arguments),
+          pixels(reinterpret_cast<Pixel*>(memory)),
+          stages(memory + Layer::table_bytes),
+          channel(blockIdx.x % column_blocks * tile_columns),
+          group(number / (Y::phases * X::phases) / of.tiles),
+          tile(number / (Y::phases * X::phases) % of.tiles),
           y(number / X::phases % Y::phases),
           x(number % X::phases) {}
-};
 
-// Whether the tile has any.
-TCONV_DEVICE bool find_pixels(const Arguments& of, const Share& share, Pixel* pixels) {
-    int height = ((forward ? of.y_height : of.x_height) - share.y.first + Y::result_step - 1) /
-                 Y::result_step;
-    int width =
-        ((forward ? of.y_width : of.x_width) - share.x.first + X::result_step - 1) / X::result_step;
-    Index first = Index(share.tile) * tile_rows, count = Index(of.batch) * height * width;
-    if (height <= 0 || width <= 0 || first >= count) return false;
-    for (int i = threadIdx.x; i < tile_rows; i += Layer::threads) {
-        Index row = (first + i) / width, n = row / height;
-        int x = first + i - row * width, y = row - n * height;
-        Index to = n * of.destination_stride_n +
-                   (share.y.first + y * Y::result_step) * of.destination_stride_h +
-                   (share.x.first + x * X::result_step) * of.destination_stride_w;
-        y = share.y.source + y * Y::source_step;
-        x = share.x.source + x * X::source_step;
-        bool exists = first + i < count;
-        pixels[i] = {n * of.source_stride_n + y * of.source_stride_h + x * of.source_stride_w,
-                     exists ? to : Index(-1), exists ? y : int(0x80000000), x};
-    }
-    return true;
-}
-
-TCONV_DEVICE void bring_pixels(const Arguments& of, const Share& share, const Pixel* pixels,
-                               unsigned char* to, const Octet& at, int part) {
-    unsigned y = at.y * Y::tap_distance, x = at.x * X::tap_distance;
-    unsigned height = forward ? of.x_height : of.y_height;
-    unsigned width = forward ? of.x_width : of.y_width;
-    auto* source = static_cast<const Element*>(of.source) +
-                   (share.group * of.source_stride_group + int(y) * of.source_stride_h +
-                    int(x) * of.source_stride_w + at.octet * 8);
-    for_lines<tile_rows, lines>(threadIdx.x / 8, part, [&](int i) {
-        Pixel pixel = pixels[i];
-        bool inside = (at.y < share.y.taps) & (pixel.y + y < height) & (pixel.x + x < width);
-        ptx::cp_async_cg_16(to + chunk_at<8>(i, threadIdx.x % 8), source + pixel.from, inside);
-    });
-}
-
-TCONV_DEVICE void bring_weights(const Arguments& of, const Share& share, unsigned char* to,
-                                const Octet& at, int part) {
-    auto* weight = static_cast<const Element*>(of.other) +
-                   (share.group * of.other_stride_group +
-                    (share.y.tap + at.y * Y::tap_step) * of.other_stride_h +
-                    (share.x.tap + at.x * X::tap_step) * of.other_stride_w);
-    bool exists = at.y < share.y.taps;
-    if constexpr (Layer::weight_turned) {
-        // As it lies, [in][tap][out]: neighbours bring a line's octets of output channels, then the
-        // next line.
-        constexpr int chunks = tile_columns / 8;
-        for_lines<tile_columns, lines>(threadIdx.x % lines, part, [&](int i) {
-            int line = i / chunks, chunk = i % chunks, channel = share.channel + chunk * 8;
-            int from = at.octet * 8 + line;
-            ptx::cp_async_cg_16(to + chunk_at<chunks>(threadIdx.x / lines * 8 + line, chunk),
-                                weight + (from * of.other_stride_n + channel),
-                                exists & (from < reduced) & (channel < channels));
-        });
-    } else {
-        for_lines<tile_columns, lines>(threadIdx.x / 8, part, [&](int i) {
-            int channel = share.channel + i;
-            ptx::cp_async_cg_16(to + chunk_at<8>(i, threadIdx.x % 8),
-                                weight + (channel * of.other_stride_n + at.octet * 8),
-                                exists & (channel < channels));
-        });
-    }
-}
-
-// The rounded result: a line has the channels of a position, or the positions of a channel.
-constexpr int pitch = (Layer::contiguous ? tile_rows : tile_columns) + 8;
-
-TCONV_DEVICE void round(const Arguments& of, const Share& share, const Sums& sums,
-                        unsigned short* rounded) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < warp_columns / 8; ++j) {
-        int column = first_column() + j * 8 + lane % 4 * 2, channel = share.channel + column;
-        float bias[2] = {};
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            if (!Layer::bias || channel + k >= channels) continue;
-            auto* found = static_cast<const Element*>(of.bias);
-            bias[k] = widen(found[share.group * channels + channel + k]);
+    // Whether the tile has any.
+    TCONV_DEVICE bool find_pixels() const {
+        int height = (result_height(of) - y.first + Y::result_step - 1) / Y::result_step;
+        int width = (result_width(of) - x.first + X::result_step - 1) / X::result_step;
+        Index first = Index(tile) * tile_rows, count = Index(of.batch) * height * width;
+        if (height <= 0 || width <= 0 || first >= count) return false;
+        for (int i = threadIdx.x; i < tile_rows; i += Layer::threads) {
+            Index all_rows = (first + i) / width, n = all_rows / height;
+            int column = first + i - all_rows * width, row = all_rows - n * height;
+            Index to = n * of.destination_stride_n +
+                       (y.first + row * Y::result_step) * of.destination_stride_h +
+                       (x.first + column * X::result_step) * of.destination_stride_w;
+            row = y.source + row * Y::source_step;
+            column = x.source + column * X::source_step;
+            Index from =
+                n * of.source_stride_n + row * of.source_stride_h + column * of.source_stride_w;
+            bool exists = first + i < count;
+            pixels[i] = {from, exists ? to : Index(-1), exists ? row : int(0x80000000), column};
         }
+        return true;
+    }
+
+    TCONV_DEVICE void bring_pixels(unsigned char* to, const Octet& at, int part) const {
+        unsigned down = at.y * Y::tap_distance, right = at.x * X::tap_distance;
+        unsigned height = forward ? of.x_height : of.y_height;
+        unsigned width = forward ? of.x_width : of.y_width;
+        auto* source = static_cast<const Element*>(of.source) +
+                       (group * of.source_stride_group + int(down) * of.source_stride_h +
+                        int(right) * of.source_stride_w + at.octet * 8);
+        for_lines<tile_rows, lines>(threadIdx.x / 8, part, [&](int i) {
+            Pixel pixel = pixels[i];
+            // NOTE: without a branch, which each copy would have.
+            bool exists = (at.y < y.taps) & (pixel.y + down < height) & (pixel.x + right < width);
+            ptx::cp_async_cg_16(to + chunk_at<8>(i, threadIdx.x % 8), source + pixel.from, exists);
+        });
+    }
+
+    // Of weights that are turned, [in][tap][out], neighbours bring a line's octets of output
+    // channels, and then the next line.
+    TCONV_DEVICE void bring_weights(unsigned char* to, const Octet& at, int part) const {
+        constexpr bool turned = Layer::weight_turned;
+        constexpr int chunks = turned ? tile_columns / 8 : 8;
+        auto* weight =
+            static_cast<const Element*>(of.other) +
+            (group * of.other_stride_group + (y.tap + at.y * Y::tap_step) * of.other_stride_h +
+             (x.tap + at.x * X::tap_step) * of.other_stride_w);
+        int first = turned ? threadIdx.x % lines : threadIdx.x / 8;
+        for_lines<tile_columns, lines>(first, part, [&](int i) {
+            int line = turned ? threadIdx.x / lines * 8 + i / chunks : i;
+            int chunk = turned ? i % chunks : threadIdx.x % 8;
+            int made = channel + (turned ? chunk * 8 : i);
+            int from = at.octet * 8 + (turned ? i / chunks : 0);
+            Index offset =
+                turned ? from * of.other_stride_n + made : made * of.other_stride_n + from;
+            bool exists = (at.y < y.taps) & (from < reduced) & (made < channels);
+            ptx::cp_async_cg_16(to + chunk_at<chunks>(line, chunk), weight + offset, exists);
+        });
+    }
+
+    // A line has the channels of a position, or the positions of a channel.
+    static constexpr int pitch = (Layer::contiguous ? tile_rows : tile_columns) + 8;
+
+    TCONV_DEVICE void round(const Sums& sums) const {
+        auto* rounded = reinterpret_cast<unsigned short*>(stages);
+        auto bias_of = [&](int made) {
+            if (!Layer::bias || made >= channels) return 0.0f;
+            return widen(static_cast<const Element*>(of.bias)[group * channels + made]);
+        };
 #pragma unroll
-        for (int i = 0; i < warp_rows / 8; ++i) {
-            int row = first_row() + i * 8 + lane / 4;
-            float low = sums[i / 2][j][i % 2 * 2] + bias[0];
-            float high = sums[i / 2][j][i % 2 * 2 + 1] + bias[1];
-            uint32_t pair = Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high)
-                                          : ptx::cvt_rn_f16x2_f32(low, high);
-            if constexpr (Layer::contiguous) {
-                rounded[column * pitch + row] = pair;
-                rounded[(column + 1) * pitch + row] = pair >> 16;
-            } else {
-                *reinterpret_cast<uint32_t*>(rounded + row * pitch + column) = pair;
+        for (int j = 0; j < warp_columns / 8; ++j) {
+            int column = first_column() + j * 8 + threadIdx.x % 4 * 2;
+            float bias[2] = {bias_of(channel + column), bias_of(channel + column + 1)};
+#pragma unroll
+            for (int i = 0; i < warp_rows / 8; ++i) {
+                int row = first_row() + i * 8 + threadIdx.x % 32 / 4;
+                float low = sums[i / 2][j][i % 2 * 2] + bias[0];
+                float high = sums[i / 2][j][i % 2 * 2 + 1] + bias[1];
+                uint32_t pair = Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high)
+                                              : ptx::cvt_rn_f16x2_f32(low, high);
+                if constexpr (Layer::contiguous) {
+                    rounded[column * pitch + row] = pair;
+                    rounded[(column + 1) * pitch + row] = pair >> 16;
+                } else {
+                    *reinterpret_cast<uint32_t*>(rounded + row * pitch + column) = pair;
+                }
             }
         }
     }
-}
 
-// What vectors begin on multiples of; 1 if a line's neighbours are none in the result.
-TCONV_DEVICE Index alignment(const Arguments& of) {
-    int height = forward ? of.y_height : of.x_height, width = forward ? of.y_width : of.x_width;
-    Index every = Index(reinterpret_cast<uint64_t>(of.destination) / 2) | of.destination_stride_n;
-    if (!Layer::contiguous) {
-        every |= of.destination_stride_h | of.destination_stride_w | channels;
-        return of.destination_stride_c == 1 ? every : 1;
+    // What vectors begin on multiples of; 1 if a line's neighbours are none in the result.
+    TCONV_DEVICE Index alignment() const {
+        int height = result_height(of), width = result_width(of);
+        Index every =
+            Index(reinterpret_cast<uint64_t>(of.destination) / 2) | of.destination_stride_n;
+        if (!Layer::contiguous) {
+            every |= of.destination_stride_h | of.destination_stride_w | channels;
+            return of.destination_stride_c == 1 ? every : 1;
+        }
+        if (Y::result_step * X::result_step > 1 || of.destination_stride_w != 1) return 1;
+        // Where rows follow each other without a gap, an image is one row.
+        bool joined = of.destination_stride_h == width;
+        every |= joined ? Index(height) * width : of.destination_stride_h | width;
+        return every | of.destination_stride_c;
     }
-    if (Y::result_step * X::result_step > 1 || of.destination_stride_w != 1) return 1;
-    // Where rows follow each other without a gap, an image is one row.
-    bool joined = of.destination_stride_h == width;
-    return every | of.destination_stride_c |
-           (joined ? Index(height) * width : of.destination_stride_h | width);
-}
 
-template <int vector = 8>
-TCONV_DEVICE void store(const Arguments& of, const Share& share, const Pixel* pixels,
-                        const unsigned short* rounded, Index aligned) {
-    if constexpr (vector > 1) {
-        if (aligned % vector) return store<vector / 2>(of, share, pixels, rounded, aligned);
-    }
-    using Values = Vector<unsigned short, vector>;
-    constexpr int length = (Layer::contiguous ? tile_rows : tile_columns) / vector;
-    auto* first = static_cast<unsigned short*>(of.destination) +
-                  Index(share.group * channels + share.channel) * of.destination_stride_c;
+    template <int vector = 8>
+    TCONV_DEVICE void store(Index aligned) const {
+        if constexpr (vector > 1) {
+            if (aligned % vector) return store<vector / 2>(aligned);
+        }
+        using Values = Vector<unsigned short, vector>;
+        constexpr int length = (Layer::contiguous ? tile_rows : tile_columns) / vector;
+        constexpr int across = length < Layer::threads ? length : Layer::threads;
+        auto* rounded = reinterpret_cast<const unsigned short*>(stages);
+        auto* first = static_cast<unsigned short*>(of.destination) +
+                      Index(group * channels + channel) * of.destination_stride_c;
+        for (int place = threadIdx.x % across * vector; place < length * vector;
+             place += across * vector) {
+            Index own = pixels[Layer::contiguous ? place : 0].to;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < tile_rows * tile_columns / vector; i += Layer::threads) {
-        int line = i / length, place = i % length * vector;
-        int channel = Layer::contiguous ? line : place;
-        Index to = pixels[Layer::contiguous ? place : line].to;
-        if (to < 0 || share.channel + channel >= channels) continue;
-        *reinterpret_cast<Values*>(first + (to + channel * of.destination_stride_c)) =
-            *reinterpret_cast<const Values*>(rounded + line * pitch + place);
+            for (int line = threadIdx.x / across;
+                 line < (Layer::contiguous ? tile_columns : tile_rows);
+                 line += Layer::threads / across) {
+                int made = Layer::contiguous ? line : place;
+                Index to = Layer::contiguous ? own : pixels[line].to;
+                if ((to < 0) | (channel + made >= channels)) continue;
+                *reinterpret_cast<Values*>(first + (to + made * of.destination_stride_c)) =
+                    *reinterpret_cast<const Values*>(rounded + line * pitch + place);
+            }
+        }
     }
-}
 
-TCONV_DEVICE void gather(const Arguments& of, unsigned char* memory) {
-    auto* pixels = reinterpret_cast<Pixel*>(memory);
-    Share share(of.tiles, blockIdx.x / column_blocks);
-    if (!find_pixels(of, share, pixels)) return;
-    memory += Layer::table_bytes;
-    int taps_x = share.x.taps, count = (share.y.taps * taps_x * octets + 7) / 8;
-    Octet at, of_weights;  // of the octets that the thread brings
-    at.advance(threadIdx.x % 8, taps_x);
-    of_weights.advance(Layer::weight_turned ? threadIdx.x / lines : threadIdx.x % 8, taps_x);
-    Sums sums = {};
-    ptx::griddepcontrol_wait();  // the packing may still run
-    auto bring = [&](unsigned char* stage, int, int part) {
-        bring_pixels(of, share, pixels, stage, at, part);
-        bring_weights(of, share, stage + a_bytes, of_weights, part);
-        if (part + 1 < steps) return;
-        at.advance(8, taps_x);
-        of_weights.advance(8, taps_x);
-    };
-    sum_up<false, Layer::weight_turned>(memory, count, sums, bring);
-    auto* rounded = reinterpret_cast<unsigned short*>(memory);
-    round(of, share, sums, rounded);
-    __syncthreads();
-    store(of, share, pixels, rounded, alignment(of));
-}
+    TCONV_DEVICE void run() const {
+        if (!find_pixels()) return;
+        int count = (y.taps * x.taps * octets + 7) / 8;
+        Octet at, of_weights;  // of the octets that the thread brings
+        at.advance(threadIdx.x % 8, x.taps);
+        of_weights.advance(Layer::weight_turned ? threadIdx.x / lines : threadIdx.x % 8, x.taps);
+        Sums sums = {};
+        ptx::griddepcontrol_wait();  // the packing may still run
+        auto bring = [&](unsigned char* stage, int, int part) {
+            bring_pixels(stage, at, part);
+            bring_weights(stage + a_bytes, of_weights, part);
+            if (part + 1 < steps) return;
+            at.advance(8, x.taps);
+            of_weights.advance(8, x.taps);
+        };
+        sum_up<false, Layer::weight_turned>(stages, count, sums, bring);
+        round(sums);
+        __syncthreads();
+        store(alignment());
+    }
+};
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from tconv.jit.target import Target
@@ -55,7 +56,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "bias": problem.bias,
         "contiguous": (problem.y_layout if forward else problem.x_layout) == "contiguous",
         "weight_turned": forward and not laid.packed[1],
-        **tile._asdict(),
+        **dataclasses.asdict(tile),
         "blocks": laid.resident,
         "table_bytes": laid.table_bytes,
     }

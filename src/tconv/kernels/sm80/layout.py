@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tconv.jit.target import Target
@@ -19,7 +20,8 @@ PIXEL_BYTES = 24
 MOST_PARTIAL_BYTES = 256 << 20
 
 
-class Tile(NamedTuple):
+@dataclass(frozen=True)
+class Tile:
     """What one block computes, and each of its warps.
 
     Rows are positions and columns channels; of the weight's gradient rows are input channels and

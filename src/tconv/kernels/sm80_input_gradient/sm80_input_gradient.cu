@@ -2,5 +2,5 @@
 
 TCONV_KERNEL(sm80_input_gradient, Layer::threads, Layer::blocks) {
     TCONV_DYNAMIC_SHARED(memory);
-    gather(arguments, memory);
+    Block(arguments, memory, blockIdx.x / column_blocks).run();
 }
