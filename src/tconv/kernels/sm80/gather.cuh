@@ -10,47 +10,16 @@
 // brings the same octet of each stage, for several positions.
 #pragma once
 
-#include <sm80/multiply.cuh>
+#include <sm80/pixels.cuh>
 
 namespace {
 
-constexpr bool forward = Layer::forward;
 constexpr int reduced = forward ? Layer::in_channels : Layer::out_channels;
 constexpr int channels = forward ? Layer::out_channels : Layer::in_channels;  // that are made
 constexpr int octets = (reduced + 7) / 8;  // of a tap
 constexpr int column_blocks = (channels + tile_columns - 1) / tile_columns;
 constexpr int lines = Layer::threads / 8;  // that all threads bring at a time
 
-TCONV_DEVICE int result_height(const Arguments& of) { return forward ? of.y_height : of.x_height; }
-TCONV_DEVICE int result_width(const Arguments& of) { return forward ? of.y_width : of.x_width; }
-constexpr int common(int a, int b) { return b == 0 ? a : common(b, a % b); }
-
-// An axis, for a phase of the result. Each further position and tap lies steps on.
-template <int kernel, int stride, int padding, int dilation>
-struct Axis {
-    static constexpr int phases = forward ? stride : 1, factor = common(stride, dilation);
-    static constexpr int source_step = forward ? 1 : stride, result_step = phases;
-    static constexpr int tap_step = forward ? stride / factor : 1;
-    static constexpr int tap_distance = forward ? -dilation / factor : dilation;
-    int first = 0, source = -padding;  // pixels of the first position: of the result, and at `tap`
-    int tap = 0, taps = kernel;
-
-    TCONV_DEVICE explicit Axis(int phase) {
-        if constexpr (forward) {
-            while (tap < kernel && tap * dilation % stride != phase) ++tap;
-            taps = (kernel - tap + tap_step - 1) / tap_step;
-            first = (phase + stride - padding % stride) % stride;
-            source = (first + padding - tap * dilation) / stride;
-        }
-    }
-};
-using Y = Axis<Layer::kernel_y, Layer::stride_y, Layer::padding_y, Layer::dilation_y>;
-using X = Axis<Layer::kernel_x, Layer::stride_x, Layer::padding_x, Layer::dilation_x>;
-
-struct alignas(sizeof(Index) == 4 ? 16 : 8) Pixel {
-    Index from, to;  // in the source, at the phase's first tap; in the result, negative if none
-    int y, x;  // of the source
-};
 static_assert(tile_rows * sizeof(Pixel) <= Layer::table_bytes, "stages begin there");
 
 // Where an octet lies: among a tap's, and its tap among those of the phase.
@@ -83,43 +52,6 @@ struct Block {
           tile(number / (Y::phases * X::phases) % of.tiles),
           y(number / X::phases % Y::phases),
           x(number % X::phases) {}
-
-    // Whether the tile has any.
-    TCONV_DEVICE bool find_pixels() const {
-        int height = (result_height(of) - y.first + Y::result_step - 1) / Y::result_step;
-        int width = (result_width(of) - x.first + X::result_step - 1) / X::result_step;
-        Index first = Index(tile) * tile_rows, count = Index(of.batch) * height * width;
-        if (height <= 0 || width <= 0 || first >= count) return false;
-        for (int i = threadIdx.x; i < tile_rows; i += Layer::threads) {
-            Index all_rows = (first + i) / width, n = all_rows / height;
-            int column = first + i - all_rows * width, row = all_rows - n * height;
-            Index to = n * of.destination_stride_n +
-                       (y.first + row * Y::result_step) * of.destination_stride_h +
-                       (x.first + column * X::result_step) * of.destination_stride_w;
-            row = y.source + row * Y::source_step;
-            column = x.source + column * X::source_step;
-            Index from =
-                n * of.source_stride_n + row * of.source_stride_h + column * of.source_stride_w;
-            bool exists = first + i < count;
-            pixels[i] = {from, exists ? to : Index(-1), exists ? row : int(0x80000000), column};
-        }
-        return true;
-    }
-
-    TCONV_DEVICE void bring_pixels(unsigned char* to, const Octet& at, int part) const {
-        unsigned down = at.y * Y::tap_distance, right = at.x * X::tap_distance;
-        unsigned height = forward ? of.x_height : of.y_height;
-        unsigned width = forward ? of.x_width : of.y_width;
-        auto* source = static_cast<const Element*>(of.source) +
-                       (group * of.source_stride_group + int(down) * of.source_stride_h +
-                        int(right) * of.source_stride_w + at.octet * 8);
-        for_lines<tile_rows, lines>(threadIdx.x / 8, part, [&](int i) {
-            Pixel pixel = pixels[i];
-            // NOTE: without a branch, which each copy would have.
-            bool exists = (at.y < y.taps) & (pixel.y + down < height) & (pixel.x + right < width);
-            ptx::cp_async_cg_16(to + chunk_at<8>(i, threadIdx.x % 8), source + pixel.from, exists);
-        });
-    }
 
     // Of weights that are turned, [in][tap][out], neighbours bring a line's octets of output
     // channels, and then the next line.
@@ -175,14 +107,14 @@ struct Block {
 
     // What vectors begin on multiples of; 1 if a line's neighbours are none in the result.
     TCONV_DEVICE Index alignment() const {
-        int height = result_height(of), width = result_width(of);
+        int height = forward ? of.y_height : of.x_height, width = forward ? of.y_width : of.x_width;
         Index every =
             Index(reinterpret_cast<uint64_t>(of.destination) / 2) | of.destination_stride_n;
         if (!Layer::contiguous) {
             every |= of.destination_stride_h | of.destination_stride_w | channels;
             return of.destination_stride_c == 1 ? every : 1;
         }
-        if (Y::result_step * X::result_step > 1 || of.destination_stride_w != 1) return 1;
+        if (Y::phases * X::phases > 1 || of.destination_stride_w != 1) return 1;
         // Where rows follow each other without a gap, an image is one row.
         bool joined = of.destination_stride_h == width;
         every |= joined ? Index(height) * width : of.destination_stride_h | width;
@@ -217,7 +149,7 @@ struct Block {
     }
 
     TCONV_DEVICE void run() const {
-        if (!find_pixels()) return;
+        if (!find_pixels<tile_rows>(of, y, x, Index(tile) * tile_rows, pixels)) return;
         int count = (y.taps * x.taps * octets + 7) / 8;
         Octet at, of_weights;  // of the octets that the thread brings
         at.advance(threadIdx.x % 8, x.taps);
@@ -225,7 +157,8 @@ struct Block {
         Sums sums = {};
         ptx::griddepcontrol_wait();  // the packing may still run
         auto bring = [&](unsigned char* stage, int, int part) {
-            bring_pixels(stage, at, part);
+            bring_pixels<tile_rows, 8>(of, pixels, stage, group, at.octet, at.y * Y::tap_distance,
+                                       at.x * X::tap_distance, at.y < y.taps, part);
             bring_weights(stage + a_bytes, of_weights, part);
             if (part + 1 < steps) return;
             at.advance(8, x.taps);

@@ -46,6 +46,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     for name in ("x", "y"):
         arguments |= {f"{name}_height": shapes[name][2], f"{name}_width": shapes[name][3]}
     arguments |= {f"destination_stride_{name}": Stride(made, i) for i, name in enumerate("nchw")}
+    if not gathers:  # the positions that are summed over are those of x
+        arguments |= {f"destination_stride_{n}": arguments[f"other_stride_{n}"] for n in "nhw"}
     constants: Constants = {
         **shared,
         "bfloat": problem.dtype == "bfloat16",
