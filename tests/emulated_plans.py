@@ -20,7 +20,11 @@ from tconv.problem import Axis, Problem
 
 HOPPER = Target.named("sm_90a")
 
-OF_16_BITS = ("sm90_forward", "sm90_input_gradient", "sm90_weight_gradient")
+OF_16_BITS = tuple(
+    f"{prefix}_{direction}"
+    for prefix in ("sm90", "sm80")
+    for direction in ("forward", "input_gradient", "weight_gradient")
+)
 """Kernels that no float32 call runs."""
 
 # For the kernels on staged patches: together they serve every tile.

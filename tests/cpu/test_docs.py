@@ -84,10 +84,12 @@ def test_results_are_those_of_the_committed_rows():
 
 
 ENGINE = ("sm90_forward", "sm90_input_gradient", "sm90_weight_gradient")
+SM80 = ("sm80_forward", "sm80_input_gradient", "sm80_weight_gradient")
 DEPTHWISE = ("depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient")
 POINTWISE = ("pointwise_forward", "pointwise_mma_forward")
 PAGES_OF_SEVERAL = {
     "engine": ("The engine", ENGINE),
+    "sm80": ("16-bit types from sm_80 on", SM80),
     "depthwise": ("Depthwise layers", DEPTHWISE),
     "pointwise": ("Kernels of 1x1", POINTWISE),
 }

@@ -126,11 +126,21 @@ TCONV_KERNEL(test, 32, 1) {
         ptx::mma_m16n8k8_bf16(d, narrow_x, narrow_y, before);
     }
     put(2, d);
+    begin();
+    for (int i = 0; i < 4; ++i) {
+        int row = g + i % 2 * 8, k = 2 * q + i / 2 * 8;
+        x[i] = ptx::cvt_rn_f16x2_f32(A(row, k), A(row, k + 1));
+    }
+    for (int i = 0; i < 2; ++i) {
+        y[i] = ptx::cvt_rn_f16x2_f32(B(2 * q + i * 8, g), B(2 * q + 1 + i * 8, g));
+    }
+    ptx::mma_m16n8k16_f16(d, x, y);
+    put(3, d);
 }
 """
     a, b, c = small_integers(16, 16), small_integers(16, 8), small_integers(16, 8)
     fields = {"a": "const float*", "b": "const float*", "c": "const float*", "out": "float*"}
-    values = {"a": a, "b": b, "c": c, "out": aligned((3, 16, 8))}
-    expected = np.stack([c + a @ b] * 3)
+    values = {"a": a, "b": b, "c": c, "out": aligned((4, 16, 8))}
+    expected = np.stack([c + a @ b] * 4)
     source = inline_source(code, fields, threads=32)
     return Case("mma", source, values, {"out": expected}, arch="sm_80")

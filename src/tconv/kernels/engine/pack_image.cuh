@@ -97,14 +97,15 @@ struct PackedPixels {
 
 // Of `channels` channels of a group; `channels_last`: whether they are adjacent in the source.
 // `Rows` and `Columns` are the pixels that are packed.
-template <int channels, bool channels_last, typename Rows, typename Columns>
+template <int channels, bool channels_last, typename Rows, typename Columns,
+          int groups = Layer::groups>
 struct ImagePacking {
     using Element = Layer::Element;
     using Index = Layer::Index;
     using Count = UnsignedOf<Index>::type;
 
     static constexpr int octets = (channels + 7) / 8;  // of a group
-    static constexpr int all_octets = octets * Layer::groups;
+    static constexpr int all_octets = octets * groups;
     // The longest vector. A vector of channels lies in a group. For a single octet, pixels are 16
     // bytes apart in the result: with longer vectors of pixels, a warp would write 16 bytes here
     // and there.

@@ -24,7 +24,9 @@ TCONV_DEVICE void griddepcontrol_wait() {
 // Lets the blocks of the next launch start where there is room, once every block of this grid has
 // called it or has ended. It does not order this grid's stores: the next launch waits for its end.
 TCONV_DEVICE void griddepcontrol_launch_dependents() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 }  // namespace ptx

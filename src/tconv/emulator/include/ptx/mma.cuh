@@ -22,4 +22,9 @@ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint3
     emulator::multiply(emulator::MatrixType::bf16, 16, d, a, b, at);
 }
 
+inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                             emulator::Location at = emulator::Location::here()) {
+    emulator::multiply(emulator::MatrixType::f16, 16, d, a, b, at);
+}
+
 }  // namespace ptx
