@@ -387,5 +387,5 @@ TCONV_KERNEL(test, 384, 1) {{
         launch(source, 2, out=out)
         assert (out == 1).all()
     else:
-        with pytest.raises(EmulatorError, match="deadlock: .* wait for setmaxnreg.inc"):
+        with pytest.raises(EmulatorError, match=r"deadlock: .* wait for setmaxnreg\.inc"):
             launch(source, 2, out=out)
