@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tconv.problem import Problem
+from tconv.problem import ITEM_BYTES, Axis, Problem
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,26 @@ def arithmetic(problem: Problem) -> str:
     return "tf32" if problem.math == "tf32" else problem.dtype
 
 
+def rows_read(axis: Axis) -> int:
+    """How many pixels of an axis of the output some tap meets. A gradient reads no others."""
+    count = 0
+    for phase in axis.phases:
+        first = (phase.index - axis.padding) % axis.stride
+        least = (first + axis.padding) // axis.stride
+        end = least + -(-(axis.output_size - first) // axis.stride)
+        for tap in sorted(phase.taps, key=lambda tap: tap.shift):
+            # The pixels least to end of the phase that are left meet this tap where x has some.
+            begin, stop = max(least, tap.shift), min(end, tap.shift + axis.size)
+            count += max(0, stop - begin)
+            least = max(least, stop)
+    return count
+
+
 def floor(problem: Problem, gpu: Ceilings) -> Floor:
-    """The floor of the problem on a GPU."""
-    return Floor(problem.bytes / gpu.copy, problem.flops / gpu.rates[arithmetic(problem)])
+    """The floor of the problem on a GPU. A gradient need not read rows of y that no tap meets."""
+    moved = problem.bytes
+    if problem.direction != "forward":
+        batch, channels, height, width = problem.y_shape
+        unread = height - rows_read(problem.height)
+        moved -= unread * batch * channels * width * ITEM_BYTES[problem.dtype]
+    return Floor(moved / gpu.copy, problem.flops / gpu.rates[arithmetic(problem)])

@@ -29,12 +29,14 @@ class Mean:
         value: the mean; None of no rows.
         count: rows that have it.
         least, most: the extremes, and the layers that they are of.
+        ratios: of each row, with its layer.
     """
 
     value: float | None
     count: int
     least: tuple[float, str] | None
     most: tuple[float, str] | None
+    ratios: tuple[tuple[float, str], ...]
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,12 @@ class Group:
     slug: str
     rows: tuple[Row, ...]
 
-    def mean(self, above: str, below: str) -> Mean:
-        """Of the ratio of two columns, as "eager" / "ours"."""
+    def mean(self, above: str, below: str, *, least_floor: float = 0.0) -> Mean:
+        """Of the ratio of two columns, as "eager" / "ours", over floors of so many ms and more."""
         found = []
         for row in self.rows:
+            if (row.floor_ms or 0.0) < least_floor:
+                continue
             value = ratio(getattr(row, f"{above}_ms"), getattr(row, f"{below}_ms"))
             if value is not None:
                 found.append((value, row.layer))
@@ -63,6 +67,7 @@ class Group:
             len(found),
             min(found, default=None),
             max(found, default=None),
+            tuple(found),
         )
 
 

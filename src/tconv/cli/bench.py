@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 AGAINST = ("eager", "best", "compile", "flaggems")
 DEVICES = ("cuda", "cpu")
 LEAST_REPEATS = 30
+LONG = 0.02
+"""Milliseconds of a floor above which launches count little."""
 
 RESULTS = Path("benchmarks") / "results"
 
@@ -69,7 +71,12 @@ def add(commands: Commands) -> argparse.ArgumentParser:
     )
     call.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
     call.add_argument(
-        "--layout", choices=DENSE_LAYOUTS, default="contiguous", help="default: %(default)s"
+        "--layout",
+        type=listed(*DENSE_LAYOUTS),
+        default=("contiguous",),
+        metavar="NAME,...",
+        help=f"some of {', '.join(DENSE_LAYOUTS)}, each with files of its own, or all (default: "
+        "contiguous)",
     )
     call.add_argument(
         "--tf32",
@@ -158,7 +165,7 @@ def run(parsed: argparse.Namespace) -> int:
         device=device,
         short_name=short_name(device),
         dtype=parsed.dtype,
-        layout=parsed.layout,
+        layout=parsed.layout[0],
         tf32=parsed.tf32,
         against=parsed.against,
         repeats=parsed.repeat,
@@ -189,11 +196,17 @@ def run(parsed: argparse.Namespace) -> int:
     asked = [(layer, direction) for direction in parsed.direction for layer in layers]
     folder = parsed.out or RESULTS / options.short_name
     shown = console()
-    for note in _notes(options, parsed.bias):
-        shown.print(note, markup=False, soft_wrap=True)
-    if parsed.sweep:
-        return _sweep(asked, options, folder / f"sweep-{_stem(options)}", shown)
-    return _bench(asked, options, folder / f"bench-{_stem(options)}", parsed.resume, shown)
+    failed = 0
+    for number, layout in enumerate(parsed.layout):
+        options = dataclasses.replace(options, layout=layout)
+        for note in _notes(options, parsed.bias, also=number > 0):
+            shown.print(note, markup=False, soft_wrap=True)
+        if parsed.sweep:
+            failed |= _sweep(asked, options, folder / f"sweep-{_stem(options)}", shown)
+        else:
+            stem = folder / f"bench-{_stem(options)}"
+            failed |= _bench(asked, options, stem, parsed.resume, shown)
+    return failed
 
 
 def _device(wished: str | None) -> str:
@@ -221,10 +234,14 @@ def _stem(options: Options) -> str:
     return "-".join([*parts, options.layout.replace("_", "-")])
 
 
-def _notes(options: Options, bias: bool) -> Iterator[str]:
+def _notes(options: Options, bias: bool, *, also: bool) -> Iterator[str]:
+    """What is measured, and how; `also`: after another layout, of which all was said."""
     allowed = f", TF32 {'allowed' if options.tf32 else 'not allowed'}"
     numbers = f"{options.dtype}{allowed if options.may_be_tf32 else ''}, {options.layout}"
     numbers += ", with their biases" if bias else ", without bias"
+    if also:
+        yield f"Then {numbers}."
+        return
     versions = options.environment
     if options.device == "cuda":
         cudnn = f"cuDNN {versions['cudnn']}"
@@ -470,6 +487,15 @@ def _means(group: Group, here: Sequence[str], floors: bool) -> Iterator[str]:
             f"  {label}: {mean.value:.2f} over {mean.count} of {len(group.rows)} rows, "
             f"{mean.least[0]:.2f} ({mean.least[1]}) to {mean.most[0]:.2f} ({mean.most[1]})"
         )
+        if below == "ours":
+            behind = sorted(found for found in mean.ratios if found[0] < 1)
+            if behind:
+                names = ", ".join(f"{layer} {value:.2f}" for value, layer in behind)
+                yield f"    behind on {len(behind)}: {names}"
+        else:
+            long = group.mean(above, below, least_floor=LONG)
+            if long.value is not None:
+                yield f"    where the floor is over {LONG * 1e3:.0f} us: {long.value:.2f}"
 
 
 def _show_sweep(rows: Sequence[SweepRow], shown: Console) -> None:

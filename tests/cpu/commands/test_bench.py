@@ -12,14 +12,18 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from tconv import cli, tuning
 from tconv.bench import check, contestants, environment, floors, measure, rows, timing
 from tconv.bench.summary import geometric_mean, groups, ratio
+from tconv.cli.bench import _means
 from tconv.emulator.compile import compiler
 from tconv.errors import MissingDependencyError
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import candidates, plan
+from tconv.problem import Axis
 from tconv.reference import random_layers, round_to_tf32
 
 ISSUE_KEYS = (
@@ -107,6 +111,60 @@ def test_files_of_other_calls_have_other_names(bench):
         "bench-float32-contiguous.json",
         "bench-float64-contiguous.json",
     ]
+
+
+def test_both_layouts_in_one_run(bench):
+    text, out = bench("--only", "up", "--against", "eager", "--layout", "channels_last,contiguous")
+    assert [path.name for path in sorted(out.glob("*.json"))] == [
+        "bench-float32-channels-last.json",
+        "bench-float32-contiguous.json",
+    ]
+    assert text.index("float32, contiguous, without bias") < text.index(
+        "Then float32, channels_last"
+    )
+
+
+@given(
+    size=st.integers(1, 12),
+    kernel=st.integers(1, 7),
+    stride=st.integers(1, 6),
+    padding=st.integers(0, 5),
+    output_padding=st.integers(0, 5),
+    dilation=st.integers(1, 4),
+)
+def test_rows_that_a_gradient_reads(size, kernel, stride, padding, output_padding, dilation):
+    assume((size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + output_padding > 0)
+    axis = Axis(size, kernel, stride, padding, output_padding, dilation)
+    met = {i * stride - padding + k * dilation for i in range(size) for k in range(kernel)}
+    assert floors.rows_read(axis) == len(met & set(range(axis.output_size)))
+
+
+def test_floor_of_a_gradient_has_no_row_that_no_tap_meets():
+    layer = Layer.parse("32,64,3,stride=5,padding=1,dilation=2", "16x64x128")
+    y = 16 * 64 * 318 * 638 * 2
+    of_forward, of_gradient = (
+        floors.floor(layer.problem(direction, "bfloat16"), floors.H200).memory * floors.H200.copy
+        for direction in ("forward", "input_gradient")
+    )
+    read = floors.rows_read(layer.problem("forward").height)
+    assert read < 318
+    assert of_forward - of_gradient == pytest.approx(y * (318 - read) / 318 + 64 * 2, rel=1e-6)
+
+
+def test_means_name_the_rows_behind(capsys):
+    none = dict.fromkeys(field.name for field in dataclasses.fields(rows.Row))
+    one = {**none, "direction": "forward", "dtype": "bfloat16", "layout": "contiguous"}
+    one |= {"device": "h200", "bias": False, "autotune": False, "failed": ""}
+
+    def row(layer, ours, best, floor):
+        return rows.Row(
+            **one | {"layer": layer, "ours_ms": ours, "best_ms": best, "floor_ms": floor}
+        )
+
+    (group,) = groups([row("a", 1.0, 2.0, 0.5), row("b", 0.03, 0.02, 0.01)])
+    lines = list(_means(group, ["best"], True))
+    assert "    behind on 1: b 0.67" in lines
+    assert "    where the floor is over 20 us: 2.00" in lines
 
 
 def test_default_folder_is_named_after_the_device(layers, tmp_path, monkeypatch, capsys):
