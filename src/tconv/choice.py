@@ -5,9 +5,8 @@ in this order:
 
 1. Our own kernels run where the user asks for them alone: within `own_kernels`, under
    TCONV_STRICT=1 or TCONV_KERNEL, and in the emulator.
-2. What needs no timing: a general kernel, or one that no GPU has run yet, never runs where PyTorch
-   serves the call, and a kernel that committed rows show ahead of PyTorch on this GPU
-   (`kernels/ahead.json`) always does.
+2. What needs no timing: a general kernel never runs where PyTorch serves the call, and a kernel
+   that committed rows show ahead of PyTorch on this GPU (`kernels/ahead.json`) always does.
 3. Else the first call of a class of problems times both (`tuning.choose_runner`).
 """
 
@@ -30,7 +29,6 @@ Reason = Literal[
     "own kernels",
     "measured",
     "general",
-    "untried",
     "too large",
     "short",
     "timed",
@@ -43,7 +41,6 @@ SENTENCES: dict[Reason, str] = {
     "own kernels": "own_kernels, TCONV_STRICT, TCONV_KERNEL or the emulator keeps to our kernels",
     "measured": "committed rows show this kernel ahead of PyTorch on this GPU",
     "general": "only a general kernel of ours serves it, and PyTorch's operator is faster",
-    "untried": "no GPU has run this kernel of ours yet",
     "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
     "short": "a gradient this short waits for the host, and PyTorch's operator takes the host less",
     "timed": "the first call of its class timed both",
@@ -97,10 +94,6 @@ SURE_SECONDS = 50e-6
 
 Below, a program may wait for the host, whose times rows do not have.
 """
-
-
-UNTRIED = frozenset(("sm80_forward", "sm80_input_gradient", "sm80_weight_gradient"))
-"""Kernels that ran in the emulator alone until now. They leave the set when a GPU has run them."""
 
 
 class Timed(NamedTuple):
@@ -193,11 +186,11 @@ def verdict(plan: Plan, gpu: str) -> Verdict:
         gpu: the device's name, as CUDA gives it.
     """
     problem = plan.problem
-    if family(plan.stem).GENERAL or plan.stem in UNTRIED:
+    if family(plan.stem).GENERAL:
         # PyTorch raises where cuDNN does not serve such tensors. Ours runs.
         if problem.wide_offsets:
             return Verdict("tconv", "too large")
-        return Verdict("pytorch", "untried" if plan.stem in UNTRIED else "general")
+        return Verdict("pytorch", "general")
     found = Ahead(gpu, plan.stem, problem.dtype, problem.math, problem.y_layout)
     if plan.cost >= SURE_SECONDS and found in ahead():
         return Verdict("tconv", "measured")

@@ -14,7 +14,7 @@ from typing import Any
 from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
-from tconv.kernels import FAMILIES
+from tconv.kernels import FAMILIES, UNTRIED
 from tconv.kernels.adding import addition
 from tconv.kernels.family import Family
 from tconv.kernels.launch import Launch, Role
@@ -134,10 +134,11 @@ def family(stem: str) -> Family:
     Raises:
         NoKernelError: there is none.
     """
-    for kernel in FAMILIES:
+    every = (*FAMILIES, *UNTRIED)
+    for kernel in every:
         if stem == kernel.STEM:
             return kernel
-    known = ", ".join(kernel.STEM for kernel in FAMILIES)
+    known = ", ".join(kernel.STEM for kernel in every)
     raise NoKernelError(f"a kernel is one of {known}, got {stem!r}")
 
 

@@ -286,8 +286,6 @@ def test_the_rules(monkeypatch):
 
     general = of("32,16,4,2,1", "8x64x64", "general_forward")
     assert verdict(general, "any") == Verdict("pytorch", "general")
-    untried = of("64,64,3", "8x64x64", "sm80_forward", "float16")
-    assert verdict(untried, "any") == Verdict("pytorch", "untried")
     large = of("64,64,3", "64x1024x1024", dtype="float64")
     assert large.problem.wide_offsets
     assert verdict(large, "any") == Verdict("tconv", "too large")

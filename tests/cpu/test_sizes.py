@@ -105,7 +105,7 @@ def test_the_text_of_kernels_of_16_bits_follows_the_pattern_alone(direction):
     served = served_by_the_same_text(
         Layer.parse(layer).problem(direction, "bfloat16", "channels_last") for layer in LAST
     )
-    assert served.keys() == {f"{prefix}_{direction}" for prefix in ("sm90", "sm80", "general")}
+    assert served.keys() == {f"{prefix}_{direction}" for prefix in ("sm90", "general")}
 
 
 # Sizes that a kernel is made for, and others that it serves: larger, smaller, unaligned.

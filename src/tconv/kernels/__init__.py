@@ -41,9 +41,6 @@ FAMILIES: tuple[Family, ...] = tuple(
         sm90_forward,
         sm90_input_gradient,
         sm90_weight_gradient,
-        sm80_forward,
-        sm80_input_gradient,
-        sm80_weight_gradient,
         depthwise_forward,
         depthwise_input_gradient,
         depthwise_weight_gradient,
@@ -57,3 +54,12 @@ FAMILIES: tuple[Family, ...] = tuple(
         general_weight_gradient,
     )
 )
+"""Those that plans, tuning and benchmarks choose from."""
+
+UNTRIED: tuple[Family, ...] = tuple(
+    cast(Family, module) for module in (sm80_forward, sm80_input_gradient, sm80_weight_gradient)
+)
+"""Those that ran in the emulator alone until now: TCONV_KERNEL alone chooses one.
+
+When a GPU has run them, they go to the others.
+"""

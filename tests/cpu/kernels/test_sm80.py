@@ -212,6 +212,44 @@ def test_operands_anywhere(direction, offset, gap, order):
         assert_right(run(chosen, t, out=out), direction, case, t)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS[:2])
+def test_weights_that_are_part_of_wider_lines(direction):
+    """A line's copies would end beyond its channels: NaN here, and at last no memory."""
+    case = Case(1, 16, 3, 1, (4, 5), (3, 3), (1, 1), (1, 1))
+    t = operands(case, torch.bfloat16, "contiguous", "cpu")
+    wide = torch.full((16, 8, 3, 3), math.nan, dtype=torch.bfloat16)
+    wide = wide.contiguous(memory_format=torch.channels_last)
+    wide[:, :3] = t.w
+    problem = problem_of(direction, case, dataclasses.replace(t, w=wide[:, :3]))
+    assert problem.weight_mapped
+    for chosen in served(problem)[::3]:
+        assert_right(run(chosen, dataclasses.replace(t, w=wide[:, :3])), direction, case, t)
+
+
+FAR = {
+    "forward": (Case(1, 8, 8, 1, (2, 3), (2, 1), (1, 1), dilation=(1023, 1)), "x"),
+    **dict.fromkeys(
+        DIRECTIONS[1:],
+        (Case(1, 8, 8, 1, (1026, 1), (2, 1), (1, 1), (1024, 0), (0, 0), (1024, 1)), "grad_output"),
+    ),
+}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_first_taps_pixel_may_lie_far_outside(direction):
+    """At 2**31 elements from the image and more, where offsets of 32 bits wrap around."""
+    case, name = FAR[direction]
+    t = operands(case, torch.bfloat16, "channels_last", "cpu")
+    values, row = getattr(t, name), 1 << 21
+    n, c, h, w = values.shape
+    far = torch.empty((h - 1) * row + w * c, dtype=values.dtype)
+    far = far.as_strided((n, c, h, w), (8, 1, row, c)).copy_(values)
+    t = dataclasses.replace(t, **{name: far})
+    problem = problem_of(direction, case, t)
+    assert not problem.wide_offsets
+    assert_right(run(served(problem)[-1], t), direction, case, t)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_64_bit_offsets(direction):
     for turn, case in enumerate(SEVERAL):

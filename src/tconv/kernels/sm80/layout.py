@@ -104,7 +104,9 @@ def layout(problem: Problem, target: Target, tile: Tile) -> Layout:
     tiles = -(-problem.batch * pixels // tile.tile_rows)
     blocks = problem.groups * tiles * phases * -(-rows // tile.tile_columns)
     mean = max(1.0, problem.taps * -(-others // 8) / (8 * phases))
-    packed = packed[forward], not problem.pattern.weight_mapped
+    # A copy is 16 bytes, also at the end of a line.
+    whole = problem.pattern.weight_mapped and problem.out_channels_per_group % 8 == 0
+    packed = packed[forward], not whole
     return Layout(tiles, blocks, mean, 0, packed, table, shared, resident)
 
 

@@ -8,7 +8,8 @@ namespace {
 constexpr bool forward = Layer::forward;
 constexpr int common(int a, int b) { return b == 0 ? a : common(b, a % b); }
 
-// An axis, for a phase of the result; the weight's gradient has that of the input's. Each further position and tap lies steps on.
+// An axis, for a phase of the result; the weight's gradient has that of the input's. Each further
+// position and tap lies steps on.
 template <int kernel, int stride, int padding, int dilation>
 struct Axis {
     static constexpr int phases = forward ? stride : 1, factor = common(stride, dilation);
@@ -30,8 +31,20 @@ struct Axis {
 using Y = Axis<Layer::kernel_y, Layer::stride_y, Layer::padding_y, Layer::dilation_y>;
 using X = Axis<Layer::kernel_x, Layer::stride_x, Layer::padding_x, Layer::dilation_x>;
 
+// An index that may wrap around: a tap's pixel lies in memory, but that of the first tap need not.
+template <int bytes>
+struct WrappingOf {
+    using type = uint32_t;
+};
+template <>
+struct WrappingOf<8> {
+    using type = unsigned long long;
+};
+using Wrapping = WrappingOf<sizeof(Index)>::type;
+
 struct alignas(sizeof(Index) == 4 ? 16 : 8) Pixel {
-    Index from, to;  // in the source, at the phase's first tap; in the result, negative if none
+    Wrapping from;  // in the source, at the phase's first tap
+    Index to;  // in the result, negative if none
     int y, x;  // of the source
 };
 
@@ -51,8 +64,8 @@ TCONV_DEVICE bool find_pixels(const Arguments& of, const Y& y, const X& x, Index
                    (x.first + column * X::phases) * of.destination_stride_w;
         row = y.source + row * Y::source_step;
         column = x.source + column * X::source_step;
-        Index from =
-            n * of.source_stride_n + row * of.source_stride_h + column * of.source_stride_w;
+        Wrapping from = Wrapping(n) * of.source_stride_n + Wrapping(row) * of.source_stride_h +
+                        Wrapping(column) * of.source_stride_w;
         bool exists = first + i < count;
         pixels[i] = {from, exists ? to : Index(-1), exists ? row : int(0x80000000), column};
     }
@@ -65,16 +78,16 @@ TCONV_DEVICE void bring_pixels(const Arguments& of, const Pixel* pixels, unsigne
                                int group, int octet, int down, int right, bool exists, int part) {
     unsigned height = forward ? of.x_height : of.y_height;
     unsigned width = forward ? of.x_width : of.y_width;
-    auto* source = static_cast<const Element*>(of.source) +
-                   (group * of.source_stride_group + down * of.source_stride_h +
-                    right * of.source_stride_w + octet * 8);
+    auto* source =
+        static_cast<const Element*>(of.source) + (group * of.source_stride_group + octet * 8);
+    Wrapping tap = Wrapping(down) * of.source_stride_h + Wrapping(right) * of.source_stride_w;
     for_lines<lines, Layer::threads / chunks>(threadIdx.x / chunks, part, [&](int i) {
         Pixel pixel = pixels[i];
         // NOTE: without a branch, which each copy would have.
         bool inside = exists & (unsigned(pixel.y) + unsigned(down) < height) &
                       (unsigned(pixel.x) + unsigned(right) < width);
-        ptx::cp_async_cg_16(to + chunk_at<chunks>(i, threadIdx.x % chunks), source + pixel.from,
-                            inside);
+        ptx::cp_async_cg_16(to + chunk_at<chunks>(i, threadIdx.x % chunks),
+                            source + Index(pixel.from + tap), inside);
     });
 }
 
