@@ -199,8 +199,8 @@ def kernel_source(module: types.ModuleType, name: str) -> ExportedSource:
     )
 
 
-def _tensor_map(address: int, dims: Any, strides: Any, box: Any, swizzle: int) -> bytes:
-    return tensor_map.encode(address, "float32", dims, strides, box, swizzle=swizzle)
+def _tensor_map(address: int, dims: Any, strides: Any, box: Any, swizzle: int, dtype: str) -> bytes:
+    return tensor_map.encode(address, dtype, dims, strides, box, swizzle=swizzle)
 
 
 def _allocations(arguments: bytes) -> list[tuple[int, int]]:

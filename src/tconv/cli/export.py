@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tconv.cli.shared import (
+    DTYPES,
     UsageError,
     add_command,
     add_layer_options,
@@ -33,7 +34,8 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "tconv export problem.py -o model_new.py\n"
         "tconv export --layer 64,128,4,2,1 --input 16x32x32 -o model_new.py\n"
         "tconv export --layer 1d:512,256,16,8,4 --input 16x32 -o model_new.py\n"
-        "tconv export problem.py -o model_new.py --arch sm_80",
+        "tconv export problem.py -o model_new.py --arch sm_80\n"
+        "tconv export problem.py -o model_new.py --dtype bfloat16",
     )
     parser.add_argument("problem", nargs="?", type=Path, help="the file with the class Model")
     parser.add_argument(
@@ -45,6 +47,12 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         default="sm_90a",
         help=f"what the fast kernel is planned for: {', '.join(Target.names())} "
         "(default: %(default)s); the general kernel serves every other GPU",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=[name for name in DTYPES if name != "float64"],
+        help="what the fast kernels are planned for, when the model is run in another type than "
+        "the file's inputs have (default: that of the inputs, float32 of --layer)",
     )
     return parser
 
@@ -70,6 +78,8 @@ def run(parsed: argparse.Namespace) -> int:
         raise
     with console(stderr=True).status("planning and writing ..."):
         layer = exporters_layer(layers[0]) if layers else None
-        report = export.export_file(parsed.problem, layer, parsed.output, arch=parsed.arch)
+        report = export.export_file(
+            parsed.problem, layer, parsed.output, arch=parsed.arch, dtype=parsed.dtype
+        )
     console().print(str(report), markup=False, soft_wrap=True)
     return 0

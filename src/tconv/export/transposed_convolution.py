@@ -184,11 +184,14 @@ class Parameters:
 
 
 # What an argument of a planned launch stands for: the address of an operand's first element and so
-# many bytes more; a stride, in elements; a tensor map, its innermost dimension first. Its strides
-# are those of all other dimensions, each a `Stride` or a number of bytes.
+# many bytes more; a stride, in elements, or a multiple of it; a tensor map, its innermost dimension
+# first. Its strides are those of all other dimensions, each a `Stride` or a number of bytes; those
+# of `first` lead to its first element.
 Address = collections.namedtuple("Address", "operand offset")
-Stride = collections.namedtuple("Stride", "operand axis")
-TensorMap = collections.namedtuple("TensorMap", "address dims strides box swizzle")
+Stride = collections.namedtuple("Stride", "operand axis times", defaults=(1,))
+TensorMap = collections.namedtuple(
+    "TensorMap", "address dims strides box swizzle dtype first", defaults=("float32", ())
+)
 
 
 def argument_value(argument, operands: "dict"):  # type: ignore[no-untyped-def]
@@ -197,20 +200,28 @@ def argument_value(argument, operands: "dict"):  # type: ignore[no-untyped-def]
         tensor = operands[argument.operand]
         return 0 if tensor is None else tensor.data_ptr() + argument.offset
     if isinstance(argument, Stride):
-        return operands[argument.operand].stride(argument.axis)
+        return operands[argument.operand].stride(argument.axis) * argument.times
     if isinstance(argument, TensorMap):
+        item = 4 if argument.dtype == "float32" else 2
         strides = tuple(
-            step if isinstance(step, int) else 4 * argument_value(step, operands)
+            step if isinstance(step, int) else item * argument_value(step, operands)
             for step in argument.strides
         )
         address = argument_value(argument.address, operands)
-        return tensor_map(address, argument.dims, strides, argument.box, argument.swizzle)
+        address += item * sum(argument_value(step, operands) for step in argument.first)
+        dtype = argument.dtype
+        return tensor_map(address, argument.dims, strides, argument.box, argument.swizzle, dtype)
     return argument
 
 
+MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # the driver's numbers
+
+
 @functools.lru_cache(maxsize=1024)
-def tensor_map(address: int, dims: "tuple", strides: "tuple", box: "tuple", swizzle: int) -> bytes:
-    """The driver's description of a float32 tensor, for the copy engine.
+def tensor_map(
+    address: int, dims: "tuple", strides: "tuple", box: "tuple", swizzle: int, dtype: str
+) -> bytes:
+    """The driver's description of a tensor, for the copy engine.
 
     Sizes, strides in bytes (of all but the first) and the box that one instruction copies are
     given with the innermost dimension first; the swizzle is 0, 32, 64 or 128 bytes.
@@ -220,7 +231,7 @@ def tensor_map(address: int, dims: "tuple", strides: "tuple", box: "tuple", swiz
     aligned = -(-ctypes.addressof(result) // 64) * 64
     error = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
         ctypes.c_void_p(aligned),
-        7,  # float32
+        MAP_TYPES[dtype],
         rank,
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*dims),
@@ -260,15 +271,17 @@ class PlannedCall:
     """
 
     def __init__(  # type: ignore[no-untyped-def]
-        self, direction, shapes, layer, has_bias, tf32, wide_offsets, x_aligned, y_aligned,
-        whole_rows, capabilities, specific, packed, splits, launches,
+        self, direction, dtype, shapes, layer, has_bias, tf32, wide_offsets, dense, x_aligned,
+        y_aligned, whole_rows, capabilities, specific, packed, splits, partial_strides, launches,
     ) -> None:  # fmt: skip
         self.direction = direction
+        self.dtype = dtype
         self.shapes = shapes  # of x, the weight and y
         self.layer = layer  # stride, padding, dilation, groups
         self.has_bias = has_bias
         self.tf32 = tf32
         self.wide_offsets = wide_offsets  # whether elements may lie 2**31 from the first one
+        self.dense = dense  # whether tensors are contiguous and on 16 bytes
         self.x_aligned = x_aligned
         self.y_aligned = y_aligned  # on 16 bytes
         self.whole_rows = whole_rows  # whether the rows of y follow each other without a gap
@@ -276,6 +289,7 @@ class PlannedCall:
         self.specific = specific  # to one architecture, sm_90a and not sm_90
         self.packed = packed  # float32 values that the launches hand on; 0: none
         self.splits = splits  # partial results; 0: none
+        self.partial_strides = partial_strides  # of [splits, *the weight's shape]
         self.launches = launches
 
     def serves(  # type: ignore[no-untyped-def]
@@ -289,11 +303,12 @@ class PlannedCall:
             and self.layer == parameters.layer()
             and self.has_bias == (operands["bias"] is not None)
             and self.tf32 == tf32
-            and x.dtype == torch.float32
+            and self.dtype == KERNEL_SUFFIXES.get(x.dtype)
             and device_properties(x.device.index)[1] in self.capabilities
             and (not self.specific or has_specific_instructions())
             and not (is_channels_last(x) or is_channels_last(y))
             and (self.wide_offsets or not any(map(has_wide_offsets, operands.values())))
+            and (not self.dense or all(map(is_dense, operands.values())))
             and (not self.x_aligned or is_aligned(x))
             and (not self.y_aligned or y.data_ptr() % 16 == 0)
             and (not self.whole_rows or y.stride()[2:] == (y.shape[3], 1))
@@ -306,7 +321,9 @@ class PlannedCall:
             packed = torch.empty(self.packed, dtype=torch.float32, device=operands["x"].device)
         if self.splits:
             shape = (self.splits, *self.shapes[1])
-            partial = torch.empty(shape, dtype=torch.float32, device=operands["x"].device)
+            partial = torch.empty_strided(
+                shape, self.partial_strides, dtype=torch.float32, device=operands["x"].device
+            )
         for launch in self.launches:
             launch.run(dict(operands, packed=packed, partial=partial))
         return partial
@@ -335,6 +352,11 @@ def is_aligned(tensor: torch.Tensor) -> bool:
         and tensor.data_ptr() % 16 == 0
         and all(step > 0 and step * 4 % 16 == 0 for step in steps[:3])
     )
+
+
+def is_dense(tensor: "torch.Tensor | None") -> bool:
+    """Whether there is no tensor, or a contiguous one on 16 bytes."""
+    return tensor is None or (tensor.is_contiguous() and tensor.data_ptr() % 16 == 0)
 
 
 def has_wide_offsets(tensor: "torch.Tensor | None") -> bool:
@@ -615,9 +637,14 @@ class WeightGradientMap(torch.autograd.Function):
         tf32 = use_tf32(x, min(shape[0] // parameters.groups, shape[1]))
         operands = {"x": x, "w": None, "y": grad_output, "bias": None}
         planned = planned_call("weight_gradient", operands, shape, parameters, tf32)
-        partial = None if planned is None else planned.run(operands)
-        if partial is None:
+        if planned is None:
             partial = run_reduction(x, grad_output, shape, parameters, tf32)
+        else:
+            gradient = torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
+            sums = planned.run(dict(operands, w=gradient))
+            if sums is None:
+                return gradient.contiguous(memory_format=layout)
+            partial = sums
         total = partial[0] if partial.shape[0] == 1 else partial.sum(0)
         return total.to(x.dtype).contiguous(memory_format=layout)
 

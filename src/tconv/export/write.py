@@ -20,7 +20,10 @@ from tconv.jit.target import Target
 from tconv.kernels.launch import Launch
 from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, family, plan
-from tconv.problem import Direction, Problem
+from tconv.problem import Direction, DType, Problem
+
+PLANNED_DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
+"""The types that kernels are planned for."""
 
 DEFAULT_ARCH = "sm_90a"
 """The architecture that an export is planned for by default."""
@@ -77,6 +80,7 @@ def export_file(
     output_path: Path,
     *,
     arch: str = DEFAULT_ARCH,
+    dtype: DType | None = None,
 ) -> Report:
     """Write a self-contained file with `ModelNew`.
 
@@ -88,6 +92,8 @@ def export_file(
         layer: a layer in its place.
         output_path: the file to write. An existing file is replaced.
         arch: the architecture to plan for, "sm_90a". The file runs on the others too.
+        dtype: of the calls to plan for, "float32" or a 16-bit type; by default that of the file's
+            inputs. Calls of other types run the general kernels.
 
     Raises:
         ExportError: the file or layer cannot be exported; nothing is written.
@@ -104,7 +110,7 @@ def export_file(
     target = Target.named(arch)
     rewritten = problem_file.rewrite(text, name)
     calls = problem_file.calls(text, name)
-    planned, notes = _plan(calls, target)
+    planned, notes = _plan(calls, target, dtype)
     # Quoted: a file's name may hold a line's end, behind which there is no comment any more.
     exported = _render(rewritten, repr(name) if layer is None else name, planned, target)
     notes += _notes(rewritten, exported)
@@ -123,7 +129,9 @@ def export_file(
     )
 
 
-def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
+def _plan(
+    calls: list[Call], target: Target, dtype: DType | None
+) -> tuple[list[Planned], list[str]]:
     """The planned kernels of all directions, under distinct names, and notes."""
     planned: list[Planned] = []
     notes: list[str] = []
@@ -143,11 +151,14 @@ def _plan(calls: list[Call], target: Target) -> tuple[list[Planned], list[str]]:
     if not calls:
         notes.append("the model called no transposed convolution; only general kernels are held")
     for call in calls:
-        if str(call.dtype) != "torch.float32":
-            notes.append(f"planned kernels are for float32; {call.dtype} runs the general kernels")
+        own = str(call.dtype).removeprefix("torch.")
+        of_call = dtype or next((name for name in PLANNED_DTYPES if name == own), None)
+        if of_call is None:
+            served = ", ".join(PLANNED_DTYPES)
+            notes.append(f"planned kernels are for {served}; {own} runs the general kernels")
             continue
         for direction in _DIRECTIONS:
-            problem = _problem(call, direction)
+            problem = _problem(call, direction, of_call)
             if problem in seen:
                 continue
             seen.add(problem)
@@ -174,13 +185,14 @@ def _capabilities(chosen: Plan) -> Capabilities:
     )
 
 
-def _problem(call: Call, direction: Direction) -> Problem:
+def _problem(call: Call, direction: Direction, dtype: DType) -> Problem:
     """The problem of one direction on contiguous tensors, as PyTorch's default flags make it."""
     return Problem.of(
         direction,
         call.input_shape,
         call.weight_shape,
         (call.stride, call.padding, call.output_padding, call.dilation, call.groups),
+        dtype=dtype,
         bias=call.bias,
     )
 
@@ -233,7 +245,7 @@ def _header(name: str, planned: list[Planned], target: Target) -> str:
     if planned:
         lines.append(
             f"Specialised kernels, planned for {target.arch} of {target.multiprocessors} "
-            "multiprocessors, used where layer, sizes, float32 and PyTorch's default flags agree; "
+            "multiprocessors, used where layer, sizes, type and PyTorch's default flags agree; "
             "every other call runs the general ones:"
         )
     lines += [f"  {chosen.name} {chosen.plan.tile} for {chosen.plan.problem}" for chosen in planned]
@@ -348,6 +360,7 @@ def _planned_call(planned: Planned) -> str:
     y, x = problem.height, problem.width
     fields = {
         "direction": problem.direction,
+        "dtype": problem.dtype,
         "shapes": (problem.x_shape, problem.w_shape, problem.y_shape),
         "layer": (
             (y.stride, x.stride),
@@ -358,13 +371,16 @@ def _planned_call(planned: Planned) -> str:
         "has_bias": problem.bias,
         "tf32": problem.math == "tf32",
         "wide_offsets": problem.wide_offsets,
-        "x_aligned": problem.rows_aligned,
+        # Of 16 bits, what a plan counts on is that tensors are as it was made for.
+        "dense": problem.dtype != "float32",
+        "x_aligned": problem.dtype == "float32" and problem.rows_aligned,
         "y_aligned": any(launch.aligned for launch in chosen.launches),
         "whole_rows": any(launch.whole_rows for launch in chosen.launches),
         "capabilities": planned.kernels[0].capabilities,
         "specific": planned.kernels[0].specific,
         "packed": chosen.packed,
         "splits": chosen.splits,
+        "partial_strides": chosen.partial_strides if chosen.splits else (),
     }
     launches = "".join(map(_planned_launch, planned.kernels, chosen.launches))
     return (
@@ -389,8 +405,7 @@ def _planned_launch(kernel: NamedKernel, launch: Launch) -> str:
     )
 
 
-# Fields of the symbols that launches of float32 kernels leave at their defaults. An exported file's
-# symbols have none of them.
+# Fields of the symbols that are left out where they have their defaults.
 _FIELDS_LEFT_OUT = ("times", "dtype", "first")
 
 
@@ -403,7 +418,7 @@ def _literal(value: Any) -> str:
             if field.name not in _FIELDS_LEFT_OUT:
                 values.append(_literal(found))
             elif found != field.default:
-                raise ValueError(f"an exported launch cannot have {field.name}={found!r}")
+                values.append(f"{field.name}={_literal(found)}")
         return f"{type(value).__name__}({', '.join(values)})"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))}{',' * (len(value) == 1)})"

@@ -230,10 +230,11 @@ def test_export_passes_its_options_on(monkeypatch, capsys, tmp_path):
     problem.touch()
     assert cli.main(["export", str(problem), "-o", str(out), "--arch", "sm_80"]) == 0
     line = ["export", "--layer", "6,8,3x5,2", "--input", "2x7x9", "-o", str(out)]
-    assert cli.main(line) == 0
+    assert cli.main([*line, "--dtype", "bfloat16"]) == 0
     assert capsys.readouterr().out == "Wrote it.\nWrote it.\n"
-    assert asked[0] == ((problem, None, out), {"arch": "sm_80"})
-    (_, layer, _), _ = asked[1]
+    assert asked[0] == ((problem, None, out), {"arch": "sm_80", "dtype": None})
+    (_, layer, _), options = asked[1]
+    assert options == {"arch": "sm_90a", "dtype": "bfloat16"}
     assert (layer.kernel_size, layer.stride, layer.batch, layer.size) == ((3, 5), (2, 2), 2, (7, 9))
 
 

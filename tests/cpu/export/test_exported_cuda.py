@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
-from exported import KERNELBENCH, export_half, load, planned_launches
+from exported import KERNELBENCH, export_half, load, planned_launches, problem
 from nvrtc_releases import RELEASES, nvrtc
+from tconv.export import export_file
 from tconv.jit.target import Target
 from tiers import quick
 
@@ -101,8 +102,18 @@ NVCC_FLAGS = (
 @pytest.mark.parametrize("number", quick(KERNELBENCH, KERNELBENCH.index(64)))
 def test_nvcc_compiles(number, exported_files, tmp_path):
     """What NVRTC takes for device code may be host code to nvcc, which users compile with."""
+    assert_nvcc_compiles(exported_files[number], tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_nvcc_compiles_kernels_of_16_bits(tmp_path):
+    export_file(problem(64), None, tmp_path / "model_new.py", dtype="bfloat16")
+    assert_nvcc_compiles(tmp_path / "model_new.py", tmp_path)
+
+
+def assert_nvcc_compiles(path, tmp_path):
     source = tmp_path / "cuda.cu"
-    source.write_text(load(exported_files[number]).CUDA_SOURCE)
+    source.write_text(load(path).CUDA_SOURCE)
     command = ["nvcc", *NVCC_FLAGS, "-c", source, "-o", tmp_path / "cuda.o"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, "\n".join(

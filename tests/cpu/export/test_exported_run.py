@@ -132,16 +132,13 @@ def test_planned_kernels(layer, kernel, tmp_path, monkeypatch):
     assert not set(planned) & set(extension.launched)
 
 
-# In files, outputs are contiguous float32, which `depthwise_forward` leaves to `direct_forward`.
+# Outputs are contiguous float32 here, which `depthwise_forward` leaves to `direct_forward`.
 NOT_PLANNED = (*OF_16_BITS, "depthwise_forward")
 
 
 @pytest.mark.parametrize("stem", [f.STEM for f in FAMILIES if f.STEM not in NOT_PLANNED])
 def test_the_launches_of_every_family_run(stem, tmp_path, monkeypatch):
-    """What the file says of them is what the plan says; other sizes run the general kernels.
-
-    Calls in float32 alone are planned for a file.
-    """
+    """What the file says of them is what the plan says; other sizes run the general kernels."""
     channels = 4 if stem == "direct_forward" else 32
     rows = 3 if stem == "direct_forward" or "overlap" in stem else 24
     strict = stem == "sm90_split_forward"
@@ -170,6 +167,32 @@ def test_the_launches_of_every_family_run(stem, tmp_path, monkeypatch):
             assert extension.launched == planned
         else:
             assert not set(planned) & set(extension.launched)
+
+
+@pytest.mark.parametrize("turn", (0, 1))
+@pytest.mark.parametrize("stem", OF_16_BITS)
+def test_the_launches_of_16_bit_kernels_run(stem, turn, tmp_path, monkeypatch):
+    """Planned for a type that the file is run in; other types and strides run the general ones."""
+    layer = (
+        Layer(32, 24, (4, 4), (2, 2), (1, 1), batch=2, size=(6, 8)),
+        Layer(40, 21, (3, 2), (1, 3), (1, 0), bias=False, batch=3, size=(5, 7)),
+    )[turn]
+    dtype = DTYPES[2 + turn]
+    name = str(dtype).removeprefix("torch.")
+    monkeypatch.setenv("TCONV_KERNEL", stem)
+    report = export_file(None, layer, tmp_path / "model_new.py", dtype=name)
+    assert len(report.plans) == 3 and not report.notes
+    module = load(tmp_path / "model_new.py")
+    planned = names(module)
+    assert stem in planned
+    case = case_of(layer)
+    with on_emulator(module) as extension:
+        assert_right(module, case, operands(case, dtype, "contiguous", "cpu"))
+    assert extension.launched == planned
+    for other, layout in ((torch.float32, "contiguous"), (dtype, "channels_last")):
+        with on_emulator(module) as extension:
+            assert_right(module, case, operands(case, other, layout, "cpu"), tf32=True)
+        assert not set(planned) & set(extension.launched)
 
 
 def test_phases_without_outputs(tmp_path):
