@@ -17,6 +17,8 @@ from tconv.export import Layer, export_file
 TOLERANCE = 1e-4  # KernelBench's atol and rtol for float32
 SEEDS = (42, 1, 2, 3, 4)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+# Large enough that the engine's kernels are planned in all three directions.
+OF_16_BITS = Layer(64, 48, (4, 4), (2, 2), (1, 1), size=(64, 72), batch=8)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +30,9 @@ def exported(tmp_path_factory):
     layer = Layer(24, 20, (3, 4), stride=(2, 1), padding=(1, 1), size=(17, 19), batch=2)
     export_file(None, layer, paths["layer"])
     export_file(PROBLEMS / "decoder_block.py", None, paths["decoder_block"])
+    for dtype in ("float16", "bfloat16"):
+        paths[dtype] = folder / f"{dtype}.py"
+        export_file(None, OF_16_BITS, paths[dtype], dtype=dtype)
     for number in KERNELBENCH:
         paths[number] = folder / f"model_new_{number}.py"
         export_file(problem(number), None, paths[number])
@@ -135,6 +140,17 @@ def test_any_layer_without_compiling_again(dtype, layout, general, full_float32)
     seed = DTYPES.index(dtype) * len(LAYOUTS) + LAYOUTS.index(layout)
     for case in (*CORNERS, *random_cases(12, seed, channels=80, size=33)):
         assert_right(general, case, operands(case, dtype, layout, "cuda", seed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
+def test_kernels_planned_for_16_bits(dtype, exported, monkeypatch):
+    made = load(exported[str(dtype).removeprefix("torch.")])
+    stems = {launch.name for call in made.PLANNED_CALLS for launch in call.launches}
+    assert {"sm90_forward", "sm90_input_gradient", "sm90_weight_gradient"} <= stems
+    for name in ("run_correlation", "run_reduction"):  # the general kernels
+        monkeypatch.delattr(made, name)
+    case = Case(8, 64, 48, 1, (64, 72), (4, 4), (2, 2), (1, 1))
+    assert_right(made, case, operands(case, dtype, "contiguous", "cuda"))
 
 
 def test_many_channels_and_splits(general, full_float32):
