@@ -12,11 +12,12 @@ from torch import Tensor
 
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
 from layer_cases import Case, by_taps, off_by, operands
+from tconv import kernels
 from tconv.jit.target import Target
 from tconv.kernels import sm80_forward, sm80_input_gradient, sm80_weight_gradient
-from tconv.layers import read_layers
+from tconv.layers import Layer, read_layers
 from tconv.memory_format import is_channels_last
-from tconv.plan import candidates, plan
+from tconv.plan import candidates, plan, usable
 from tconv.problem import Axis, Problem
 from tconv.reference import Operands, expected
 from tiers import quick
@@ -352,7 +353,7 @@ def test_compiled_well(arch, direction):
                 assert_compiled_well(chosen, arch)
 
 
-def test_first_choice_before_hopper_alone():
+def test_the_model_puts_them_first_before_hopper_alone():
     layers = read_layers(ROOT / "benchmarks" / "results" / "h200" / "layers.json")
     for layer in layers:
         # Depthwise; one output channel; rows of y that no tap reads, but the packing does.
@@ -361,8 +362,20 @@ def test_first_choice_before_hopper_alone():
         for direction in DIRECTIONS:
             for layout in LAYOUTS[:2]:
                 problem = layer.problem(direction, "bfloat16", layout)
-                assert plan(problem, AMPERE).stem == f"sm80_{direction}"
-                assert plan(problem, HOPPER).stem == f"sm90_{direction}", (layer, direction)
+                for target, prefix in ((AMPERE, "sm80"), (HOPPER, "sm90")):
+                    first = candidates(problem, target, (*kernels.FAMILIES, *kernels.UNTRIED))[0]
+                    assert first.stem == f"{prefix}_{direction}", (layer, direction)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_named_they_run_and_else_they_do_not(direction, monkeypatch):
+    """No GPU has run them yet."""
+    problem = Layer.parse("64,64,3", "8x64x64").problem(direction, "bfloat16")
+    for target in (AMPERE, HOPPER):
+        assert not any(c.stem.startswith("sm80") for c in usable(problem, target))
+    monkeypatch.setenv("TCONV_KERNEL", f"sm80_{direction}")
+    for target in (AMPERE, HOPPER):
+        assert plan(problem, target).stem == f"sm80_{direction}"
 
 
 def test_refusals():
