@@ -1014,6 +1014,11 @@ def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
     if target.arch != "sm_90a":
         return f"needs the tensor cores of sm_90a, the target is {target.arch}"
+    return of_16_bits_why_not(problem)
+
+
+def of_16_bits_why_not(problem: Problem) -> str | None:
+    """The same, of what all kernels of 16-bit tensors ask for, whatever the target."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"multiplies 16-bit values, not {problem.dtype}"
     strides = (problem.height.stride, problem.width.stride)

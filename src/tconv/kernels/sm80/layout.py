@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tconv.jit.target import Target
 from tconv.kernels import family
-from tconv.kernels.engine.layout import MOST_PHASES, packs
+from tconv.kernels.engine.layout import of_16_bits_why_not, packs
 from tconv.problem import Problem
 
 DEPTH = 64
@@ -114,12 +114,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
     if target.capability < (8, 0):
         return f"needs mma and cp.async of sm_80, the target is {target.arch}"
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"multiplies 16-bit values, not {problem.dtype}"
-    strides = (problem.height.stride, problem.width.stride)
-    if strides[0] * strides[1] > MOST_PHASES:
-        return f"lists {MOST_PHASES} phases, the stride is {strides[0]}x{strides[1]}"
-    return family.coordinates_why_not(problem)
+    return of_16_bits_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
