@@ -32,7 +32,6 @@ from tconv.bench.timing import timer
 from tconv.choice import own_kernels
 from tconv.jit.compile import compile_cuda
 from tconv.jit.target import Target
-from tconv.kernels import FAMILIES
 from tconv.kernels.family import Family
 from tconv.layers import DIRECTIONS, Layer, read_layers
 from tconv.messages import one_line
@@ -43,7 +42,7 @@ from tconv.tuning import using
 
 
 def first_of_each(
-    problem: Problem, target: Target, families: tuple[Family, ...], count: int
+    problem: Problem, target: Target, families: tuple[Family, ...] | None, count: int
 ) -> list[Candidate]:
     """So many of each kernel, the cheapest by the model first."""
     seen: Counter[str] = Counter()
@@ -160,7 +159,7 @@ def main() -> None:
     import torch
 
     target = Target.for_device(torch.cuda.current_device())
-    families = FAMILIES
+    families = None
     if parsed.kernels is not None:
         families = tuple(map(family, parsed.kernels.split(",")))
     chosen = {

@@ -14,7 +14,7 @@ from typing import Any
 from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
-from tconv.kernels import FAMILIES, UNTRIED
+from tconv.kernels import FAMILIES, LEFT_TO
 from tconv.kernels.adding import addition
 from tconv.kernels.family import Family
 from tconv.kernels.launch import Launch, Role
@@ -134,23 +134,29 @@ def family(stem: str) -> Family:
     Raises:
         NoKernelError: there is none.
     """
-    every = (*FAMILIES, *UNTRIED)
-    for kernel in every:
+    for kernel in FAMILIES:
         if stem == kernel.STEM:
             return kernel
-    known = ", ".join(kernel.STEM for kernel in every)
+    known = ", ".join(kernel.STEM for kernel in FAMILIES)
     raise NoKernelError(f"a kernel is one of {known}, got {stem!r}")
 
 
 def candidates(
-    problem: Problem, target: Target, families: tuple[Family, ...] = FAMILIES
+    problem: Problem, target: Target, families: tuple[Family, ...] | None = None
 ) -> tuple[Candidate, ...]:
-    """Every kernel and tile of the problem's direction, the cheapest first, refused ones last."""
-    found = []
-    for kernel in families:
+    """Every kernel and tile of the problem's direction, the cheapest first, refused ones last.
+
+    Args:
+        problem, target: the call and the GPU.
+        families: the kernels, named. None for all but those that are left to others (`LEFT_TO`).
+    """
+    found: list[Candidate] = []
+    for kernel in FAMILIES if families is None else families:
         if problem.direction != kernel.DIRECTION:
             continue
         refusal = kernel.why_not(problem, target)
+        if refusal is None and families is None:
+            refusal = _left_to(kernel, found)
         if refusal is not None:
             found.append(Candidate(kernel.STEM, None, refusal, float("inf")))
             continue
@@ -159,6 +165,14 @@ def candidates(
             cost = float("inf") if refusal else kernel.cost(problem, target, tile)
             found.append(Candidate(kernel.STEM, tile, refusal, cost))
     return tuple(sorted(found, key=lambda candidate: candidate.cost))
+
+
+def _left_to(kernel: Family, found: list[Candidate]) -> str | None:
+    """One sentence if a kernel is left out for one before it that serves, else None."""
+    ahead = LEFT_TO.get(kernel.STEM)
+    if any(one.stem == ahead and one.refusal is None for one in found):
+        return f"is left out for {ahead}, which is ahead of it; TCONV_KERNEL={kernel.STEM} runs it"
+    return None
 
 
 def usable(problem: Problem, target: Target) -> tuple[Candidate, ...]:
@@ -170,7 +184,7 @@ def usable(problem: Problem, target: Target) -> tuple[Candidate, ...]:
         NoKernelError: no kernel can serve, with each one's reason.
     """
     forced = settings.kernel()
-    families = FAMILIES
+    families = None
     if forced is not None and problem.direction == family(forced).DIRECTION:
         families = (family(forced),)
     considered = candidates(problem, target, families)

@@ -16,6 +16,7 @@ from emulated_plans import HOPPER, OF_16_BITS, assert_right, problem_of, run
 from layer_cases import Case, operands
 from tconv import sizes
 from tconv.jit.cache import default_cache
+from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
 from tconv.layers import Layer
 from tconv.plan import candidates, family, make_plan, plan
@@ -66,7 +67,7 @@ def texts(of) -> tuple:
     return tuple(launch.source for launch in of.launches)
 
 
-def served_by_the_same_text(problems) -> Counter:
+def served_by_the_same_text(problems, target: Target = HOPPER) -> Counter:
     """How often each kernel made for one size serves another; its text must be the same then."""
     draw = random.Random(3)
     served: Counter[str] = Counter()
@@ -76,12 +77,12 @@ def served_by_the_same_text(problems) -> Counter:
             if not like.serves(other):
                 continue
             other = dataclasses.replace(other, like=like)
-            for candidate in candidates(like, HOPPER):
+            for candidate in candidates(like, target):
                 of_kernel = family(candidate.stem)
-                if candidate.refusal or of_kernel.tile_why_not(other, HOPPER, candidate.tile):
+                if candidate.refusal or of_kernel.tile_why_not(other, target, candidate.tile):
                     continue
-                made = make_plan(other, HOPPER, candidate)
-                assert texts(made) == texts(make_plan(like, HOPPER, candidate)), made
+                made = make_plan(other, target, candidate)
+                assert texts(made) == texts(make_plan(like, target, candidate)), made
                 served[candidate.stem] += 1
     return served
 
@@ -100,12 +101,12 @@ def test_the_text_follows_the_pattern_alone(math):
     assert served.keys() == stems - other_math
 
 
+@pytest.mark.parametrize(("arch", "prefix"), (("sm_90a", "sm90"), ("sm_80", "sm80")))
 @pytest.mark.parametrize("direction", ("forward", "input_gradient", "weight_gradient"))
-def test_the_text_of_kernels_of_16_bits_follows_the_pattern_alone(direction):
-    served = served_by_the_same_text(
-        Layer.parse(layer).problem(direction, "bfloat16", "channels_last") for layer in LAST
-    )
-    assert served.keys() == {f"{prefix}_{direction}" for prefix in ("sm90", "general")}
+def test_the_text_of_kernels_of_16_bits_follows_the_pattern_alone(direction, arch, prefix):
+    problems = [Layer.parse(one).problem(direction, "bfloat16", "channels_last") for one in LAST]
+    served = served_by_the_same_text(problems, Target.named(arch))
+    assert served.keys() == {f"{of}_{direction}" for of in (prefix, "general")}
 
 
 # Sizes that a kernel is made for, and others that it serves: larger, smaller, unaligned.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import cast, get_args
 
 from tconv.kernels import (
     depthwise_forward,
@@ -29,6 +29,7 @@ from tconv.kernels import (
     sm90_weight_gradient,
 )
 from tconv.kernels.family import Family
+from tconv.problem import Direction
 
 FAMILIES: tuple[Family, ...] = tuple(
     cast(Family, module)
@@ -41,6 +42,9 @@ FAMILIES: tuple[Family, ...] = tuple(
         sm90_forward,
         sm90_input_gradient,
         sm90_weight_gradient,
+        sm80_forward,
+        sm80_input_gradient,
+        sm80_weight_gradient,
         depthwise_forward,
         depthwise_input_gradient,
         depthwise_weight_gradient,
@@ -54,12 +58,9 @@ FAMILIES: tuple[Family, ...] = tuple(
         general_weight_gradient,
     )
 )
-"""Those that plans, tuning and benchmarks choose from."""
 
-UNTRIED: tuple[Family, ...] = tuple(
-    cast(Family, module) for module in (sm80_forward, sm80_input_gradient, sm80_weight_gradient)
-)
-"""Those that ran in the emulator alone until now: TCONV_KERNEL alone chooses one.
+LEFT_TO = {f"sm80_{direction}": f"sm90_{direction}" for direction in get_args(Direction)}
+"""Kernels that plans, tuning and benchmarks leave out where another serves, which is ahead of them.
 
-When a GPU has run them, they go to the others.
+Hopper's engine is ahead of the kernels for sm_80; where they are named, they run there too.
 """

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from emulated_plans import HOPPER, allocations, arguments_of, assert_compiled_well, emulated, plans
 from layer_cases import Case, by_taps, off_by, operands
-from tconv import kernels
 from tconv.jit.target import Target
 from tconv.kernels import sm80_forward, sm80_input_gradient, sm80_weight_gradient
 from tconv.layers import Layer, read_layers
@@ -353,7 +352,7 @@ def test_compiled_well(arch, direction):
                 assert_compiled_well(chosen, arch)
 
 
-def test_the_model_puts_them_first_before_hopper_alone():
+def test_first_choice_before_hopper_alone():
     layers = read_layers(ROOT / "benchmarks" / "results" / "h200" / "layers.json")
     for layer in layers:
         # Depthwise; one output channel; rows of y that no tap reads, but the packing does.
@@ -362,20 +361,28 @@ def test_the_model_puts_them_first_before_hopper_alone():
         for direction in DIRECTIONS:
             for layout in LAYOUTS[:2]:
                 problem = layer.problem(direction, "bfloat16", layout)
-                for target, prefix in ((AMPERE, "sm80"), (HOPPER, "sm90")):
-                    first = candidates(problem, target, (*kernels.FAMILIES, *kernels.UNTRIED))[0]
-                    assert first.stem == f"{prefix}_{direction}", (layer, direction)
+                assert plan(problem, AMPERE).stem == f"sm80_{direction}", layer
+                assert plan(problem, HOPPER).stem == f"sm90_{direction}", layer
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_named_they_run_and_else_they_do_not(direction, monkeypatch):
-    """No GPU has run them yet."""
+def test_where_the_engine_serves_they_run_by_name_alone(direction, monkeypatch):
+    """Nor are they timed there: all choose from `usable`, and from what `candidates` lets serve."""
     problem = Layer.parse("64,64,3", "8x64x64").problem(direction, "bfloat16")
-    for target in (AMPERE, HOPPER):
-        assert not any(c.stem.startswith("sm80") for c in usable(problem, target))
-    monkeypatch.setenv("TCONV_KERNEL", f"sm80_{direction}")
-    for target in (AMPERE, HOPPER):
-        assert plan(problem, target).stem == f"sm80_{direction}"
+    stem = f"sm80_{direction}"
+    (refused,) = (c for c in candidates(problem, HOPPER) if c.stem == stem)
+    assert f"left out for sm90_{direction}" in refused.refusal and f"={stem}" in refused.refusal
+    assert stem not in {c.stem for c in usable(problem, HOPPER)}
+    monkeypatch.setenv("TCONV_KERNEL", stem)
+    assert plan(problem, HOPPER).stem == stem
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS[1:])
+def test_on_hopper_they_serve_what_the_engine_refuses(direction):
+    """Too many phases to read; too many taps for one copy."""
+    text = "64,64,16,stride=5" if direction == "input_gradient" else "64,64,31"
+    problem = Layer.parse(text, "2x40x40").problem(direction, "bfloat16")
+    assert plan(problem, HOPPER).stem == f"sm80_{direction}"
 
 
 def test_refusals():

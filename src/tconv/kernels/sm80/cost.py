@@ -28,5 +28,4 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     moved = problem.bytes + 8 * laid.splits * math.prod(problem.w_shape)
     seconds = math.hypot(waves * block / fit.clock, moved / (fit.memory * 1e12))
     seconds += packed / (fit.packing * 1e12)
-    seconds += fit.launch * 1e-6 * (1 + any(laid.packed) + (laid.splits > 0))
-    return seconds * (fit.behind if target.arch == "sm_90a" else 1.0)
+    return seconds + fit.launch * 1e-6 * (1 + any(laid.packed) + (laid.splits > 0))
