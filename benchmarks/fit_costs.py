@@ -4,12 +4,15 @@
     PYTHONPATH=src python benchmarks/fit_costs.py --fit    # the fits; needs scipy
     PYTHONPATH=src python benchmarks/fit_costs.py --write  # and into the families' costs.json
 
-Reads results/h200/sweep_*.csv (kernel and packing together, cold L2) and the layers beside them.
+Reads results/h200/sweep_*.csv (kernel and packing together, cold L2) and the layers beside them;
+of the kernels for sm_80 results/h200/sm80, in bfloat16 on Hopper, where plans leave them out.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
+import dataclasses
 import json
 import math
 import statistics
@@ -21,14 +24,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tconv.jit.target import Target
-from tconv.kernels import costs
+from tconv.kernels import costs, sm80
 from tconv.kernels import sm90_tf32_flat_forward as flat
 from tconv.kernels import sm90_tf32_forward as patches
+from tconv.kernels.family import Family
+from tconv.kernels.sm80.cost import VARIANTS as SM80_VARIANTS
+from tconv.kernels.sm80.cost import (
+    blocks_at_once,
+    bytes_moved,
+    bytes_packed,
+    copies,
+    launched,
+    vectors,
+)
+from tconv.kernels.sm80.layout import DEPTH
+from tconv.kernels.sm80.layout import layout as lay_sm80
 from tconv.kernels.sm90_tf32_flat_forward.cost import packing_cost
 from tconv.kernels.sm90_tf32_flat_forward.layout import LINE_BYTES, WEIGHT_BYTES
 from tconv.kernels.sm90_tf32_forward.cost import VARIANTS
-from tconv.layers import read_layers
-from tconv.plan import Candidate, candidates
+from tconv.layers import DIRECTIONS, read_layers
+from tconv.plan import Candidate, candidates, family
 from tconv.problem import Problem
 
 RESULTS = Path(__file__).parent / "results" / "h200"
@@ -111,6 +126,29 @@ def rows() -> list[Row]:
     return list(found.values())
 
 
+SM80 = tuple(family(f"sm80_{direction}") for direction in DIRECTIONS)
+
+
+def rows_of_sm80() -> list[Row]:
+    """Those of the kernels for sm_80, but for depthwise layers, which others serve."""
+    layers = {one.name: one for one in read_layers(RESULTS / "layers.json")}
+    found = []
+    for of_direction in SM80:
+        direction = of_direction.DIRECTION
+        for layout in ("channels_last", "contiguous"):
+            path = RESULTS / "sm80" / f"{direction}.{layout}.csv"
+            with path.open(encoding="utf-8", newline="") as file:
+                for row in csv.DictReader(file):
+                    layer = dataclasses.replace(layers[row["layer"]], bias=False)
+                    if row["kernel"] != of_direction.STEM or layer.groups == layer.in_channels:
+                        continue
+                    problem = layer.problem(direction, "bfloat16", layout)
+                    known = {str(c.tile): c for c in candidates(problem, TARGET, (of_direction,))}
+                    name, seconds = f"{layer.name} {direction} {layout}", float(row["ms"]) / 1e3
+                    found.append(Row(name, problem, known[row["tile"]], seconds, 1.0))
+    return found
+
+
 def _timed_before_staging(sweep: str, candidate: Candidate) -> bool:
     """Whether the row is of sm90_tf32_forward when streamed weights came through L1."""
     of_kernel = candidate.stem == patches.STEM
@@ -131,12 +169,18 @@ class Pick(NamedTuple):
     loss: float | None
 
 
-def picks(measured: list[Row]) -> list[Pick]:
-    """What the plan's picks cost against the best candidates, one for each layer."""
+def picks(measured: list[Row], families: tuple[Family, ...] | None = None) -> list[Pick]:
+    """What the plan's picks cost against the best candidates, one for each layer.
+
+    Args:
+        measured: the rows.
+        families: the kernels to pick from; None for those of a plan.
+    """
     found = []
     for name in dict.fromkeys(row.layer for row in measured):
         of_layer = {row.candidate: row.seconds for row in measured if row.layer == name}
-        picked = candidates(next(r.problem for r in measured if r.layer == name), TARGET)[0]
+        problem = next(row.problem for row in measured if row.layer == name)
+        picked = candidates(problem, TARGET, families)[0]
         best = min(of_layer, key=lambda candidate: of_layer[candidate])
         seconds = of_layer.get(picked)
         found.append(Pick(name, picked, best, seconds and seconds / of_layer[best]))
@@ -148,9 +192,9 @@ def mean_loss(found: list[Pick]) -> float:
     return math.exp(statistics.mean(math.log(pick.loss) for pick in found if pick.loss))
 
 
-def report(measured: list[Row]) -> None:
+def report(measured: list[Row], families: tuple[Family, ...] | None = None) -> None:
     """Prints the picks, and how far each model is off."""
-    found = picks(measured)
+    found = picks(measured, families)
     known = [pick for pick in found if pick.loss]
     print(f"{len(known)} layers: the pick takes {mean_loss(found):.3f} of the best, geometric mean")
     for pick in sorted(known, key=lambda pick: -(pick.loss or 0))[:12]:
@@ -315,11 +359,52 @@ def fit_flat(measured: list[Row]) -> Fit:
     return least_squares(model, present, names, chosen)
 
 
+def fit_sm80(measured: list[Row]) -> dict[str, Fit]:
+    """The constants of the kernels for sm_80: those of all, and each variant's."""
+    laid = [lay_sm80(row.problem, TARGET, row.candidate.tile) for row in measured]
+    tiles = [row.candidate.tile for row in measured]
+    variants = [SM80_VARIANTS[row.problem.direction] for row in measured]
+    present = costs.load(sm80.__file__, "gather")
+    gathers = column(variant == "gather" for variant in variants) > 0
+    waves = column(-(-one.blocks // TARGET.multiprocessors) for one in laid)
+    stages = column(one.stages for one in laid)
+    at_once = column(blocks_at_once(one, TARGET) for one in laid)
+    products = column(tile.tile_rows * tile.tile_columns * DEPTH for tile in tiles)
+    copied = column((tile.tile_rows + tile.tile_columns) * DEPTH * 2 for tile in tiles)
+    of_thread = column(copies(tile) for tile in tiles)
+    both = list(zip(measured, laid, strict=True))
+    stored = column(vectors(row.problem, row.candidate.tile) for row in measured)
+    moved = column(bytes_moved(row.problem, one) for row, one in both)
+    images, weights = (
+        column(bytes_packed(row.problem, one)[place] for row, one in both) for place in (0, 1)
+    )
+    launches = column(launched(one) for one in laid)
+
+    def model(product, turned, copy, rate, written, block, packing, packing_weights, launch):
+        stage = np.maximum(products / np.where(gathers, product, turned), copied / rate)
+        stage = np.maximum(stage, of_thread * copy / at_once)
+        of_block = stages * stage + (stored * written + block) / at_once
+        seconds = np.hypot(waves * of_block / CLOCK, moved / (present.memory * 1e12))
+        seconds += images / (packing * 1e12) + weights / (packing_weights * 1e12)
+        return seconds + launch * 1e-6 * launches
+
+    turned = costs.load(sm80.__file__, "weight_gradient").product
+    start = argparse.Namespace(**present._asdict(), turned=turned)
+    names = "product turned copy rate written block packing packing_weights launch"
+    found = least_squares(model, start, names, measured)
+    product = {
+        "gather": found.values.pop("product"),
+        "weight_gradient": found.values.pop("turned"),
+    }
+    return {"": found} | {of: Fit({"product": value}, "") for of, value in product.items()}
+
+
 def write(module: str, fits: dict[str, Fit]) -> None:
     """Puts fits, by variant ("": the only one), into the costs.json beside a module."""
     path = Path(module).with_name("costs.json")
     constants = json.loads(path.read_text(encoding="utf-8"))
-    origin = ", ".join(f"{variant} {fit.origin}".strip() for variant, fit in fits.items())
+    origins = (f"{variant} {fit.origin}".strip() for variant, fit in fits.items() if fit.origin)
+    origin = ", ".join(origins)
     for variant, fit in fits.items():
         for name, value in fit.values.items():
             constants[name]["origin"] = f"fit of fit_costs.py: {origin}"
@@ -333,8 +418,9 @@ def write(module: str, fits: dict[str, Fit]) -> None:
 
 def main() -> None:
     """Report, fit where asked to, and write the fits where asked to."""
-    measured = rows()
+    measured, of_sm80 = rows(), rows_of_sm80()
     report(measured)
+    report(of_sm80, SM80)
     if not {"--fit", "--write"} & set(sys.argv[1:]):
         return
     fits = {
@@ -343,6 +429,7 @@ def main() -> None:
             for (half, resident), variant in VARIANTS.items()
         },
         flat.__file__: {"": fit_flat(measured)},
+        sm80.__file__: fit_sm80(of_sm80),
     }
     for module, of_module in fits.items():
         for variant, fit in of_module.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,7 +64,7 @@ class Layout(NamedTuple):
     Attributes:
         tiles: of the positions of the largest phase; stages of all splits of the weight's gradient.
         blocks: of the launch.
-        stages: of a block, about.
+        stages: of a block; the mean over phases, some of which may have none.
         splits: of the weight's gradient, else 0.
         packed: whether the image that is gathered, and the weight or x, have to be packed.
         table_bytes, shared_bytes: shared memory before the stages, and all.
@@ -97,17 +99,31 @@ def layout(problem: Problem, target: Target, tile: Tile) -> Layout:
         stages = -(-tiles // max(1, wanted))
         splits = -(-tiles // stages)
         return Layout(tiles, units * splits, stages, splits, packed, table, shared, resident)
-    phases, pixels = 1, y.size * x.size
+    phases, pixels, of_phases = 1, y.size * x.size, {problem.taps: 1}
     if forward:
         rows, others, phases = others, rows, y.stride * x.stride
         pixels = -(-y.output_size // y.stride) * -(-x.output_size // x.stride)
+        of_phases = _taps_of_phases(problem)
     tiles = -(-problem.batch * pixels // tile.tile_rows)
     blocks = problem.groups * tiles * phases * -(-rows // tile.tile_columns)
-    mean = max(1.0, problem.taps * -(-others // 8) / (8 * phases))
+    octets = -(-others // 8)
+    mean = sum(n * -(-taps * octets // 8) for taps, n in of_phases.items()) / phases
     # A copy is 16 bytes, also at the end of a line.
     whole = problem.pattern.weight_mapped and problem.out_channels_per_group % 8 == 0
     packed = packed[forward], not whole
     return Layout(tiles, blocks, mean, 0, packed, table, shared, resident)
+
+
+def _taps_of_phases(problem: Problem) -> Counter[int]:
+    """How many phases have so many taps."""
+    found: Counter[int] = Counter()
+    down, right = (
+        Counter(len(phase.taps) for phase in axis.phases)
+        for axis in (problem.height, problem.width)
+    )
+    for (a, m), (b, n) in itertools.product(down.items(), right.items()):
+        found[a * b] += m * n
+    return found
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
