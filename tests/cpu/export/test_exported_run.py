@@ -28,6 +28,7 @@ from tconv.kernels import (
     sm90_split_forward,
     sm90_tf32_forward,
 )
+from tconv.layers import DIRECTIONS
 from tconv.reference import expected, poisoned_memory
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -193,6 +194,13 @@ def test_the_launches_of_16_bit_kernels_run(stem, turn, tmp_path, monkeypatch):
         with on_emulator(module) as extension:
             assert_right(module, case, operands(case, other, layout, "cpu"), tf32=True)
         assert not set(planned) & set(extension.launched)
+
+
+@pytest.mark.parametrize(("arch", "prefix"), (("sm_80", "sm80"), ("sm_90a", "sm90")))
+def test_kernels_of_16_bits_are_those_of_the_gpu(arch, prefix, tmp_path):
+    layer = Layer(64, 64, (4, 4), (2, 2), (1, 1), batch=8, size=(32, 32))
+    report = export_file(None, layer, tmp_path / "model_new.py", arch=arch, dtype="bfloat16")
+    assert [line.split()[0] for line in report.plans] == [f"{prefix}_{of}" for of in DIRECTIONS]
 
 
 def test_phases_without_outputs(tmp_path):
