@@ -18,6 +18,15 @@ def tf32_allowed() -> bool:
     return private.allows_tf32()
 
 
+def library_without_cudnn(float32: bool) -> str:
+    """What PyTorch's own operators compute with where cuDNN is off.
+
+    Args:
+        float32: whether the call computes in float32, whose matrix products may use TF32.
+    """
+    return "cublas tf32" if float32 and private.allows_tf32_products() else "cublas"
+
+
 def is_deterministic() -> bool:
     """Whether PyTorch's own operators must be deterministic."""
     return private.is_cudnn_deterministic() or private.is_deterministic()

@@ -122,6 +122,20 @@ _precision = find("_C._get_fp32_precision_getter")
 allows_tf32: Callable[[], bool] = (
     _allows_tf32 if _precision is None else lambda: bool(_precision("cuda", "conv") == "tf32")
 )
+
+
+def _allows_tf32_products() -> bool:
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # from torch 2.9 on
+        return bool(matmul.fp32_precision == "tf32")
+    return bool(matmul.allow_tf32)
+
+
+allows_tf32_products: Callable[[], bool] = (
+    _allows_tf32_products
+    if _precision is None
+    else lambda: bool(_precision("cuda", "matmul") == "tf32")
+)
 is_cudnn_enabled: Callable[[], bool] = find("_C._get_cudnn_enabled", lambda: _cudnn.enabled)
 is_cudnn_benchmark: Callable[[], bool] = find("_C._get_cudnn_benchmark", lambda: _cudnn.benchmark)
 is_cudnn_deterministic: Callable[[], bool] = find(

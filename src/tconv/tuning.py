@@ -155,7 +155,10 @@ def timer_for(device: int | None) -> Timer | None:
 
 
 def choose(
-    problem: Problem, device: int | None, launch: Launch, pytorch: bool = False
+    problem: Problem,
+    device: int | None,
+    launch: Launch,
+    flags: tuple[object, ...] | None = None,
 ) -> Candidate | None:
     """The fastest candidate of a problem, or None for the one that the plan chooses by its model.
 
@@ -163,26 +166,24 @@ def choose(
         problem: the call's.
         device: its ordinal; None in the emulator.
         launch: runs the problem with a candidate on the call's own tensors.
-        pytorch: whether PyTorch's operator is a candidate.
+        flags: those of PyTorch that its operator depends on; None if it is no candidate.
 
     Raises:
         CompileError, LaunchError, MissingDependencyError: a candidate cannot be compiled or run.
     """
-    key = _key(problem, device)
+    key = (*_key(problem, device), flags)
 
     def considered() -> tuple[Candidate, ...]:
-        return _considered(problem, device) + (PYTORCH,) * pytorch
+        return _considered(problem, device) + (PYTORCH,) * (flags is not None)
 
     def entry(among: Sequence[Candidate]) -> str:
-        return _entry(problem, _target(device), _gpu(device), among)
+        return _entry(problem, _target(device), _gpu(device), among, flags)
 
-    return _chosen.get((*key, pytorch)) or _choose(
-        (*key, pytorch), considered, entry, problem, device, launch
-    )
+    return _chosen.get(key) or _choose(key, considered, entry, problem, device, launch)
 
 
 def choose_runner(
-    problem: Problem, device: int, own: Candidate, flags: tuple[bool, ...], launch: Launch
+    problem: Problem, device: int, own: Candidate, flags: tuple[object, ...], launch: Launch
 ) -> Candidate | None:
     """The faster of our candidate and `PYTORCH`; None if that is not known and may not be timed.
 
@@ -258,7 +259,8 @@ def _choose(
 def known(problem: Problem, device: int | None) -> Candidate | None:
     """What was chosen for a problem by timing, in this process; None if nothing was."""
     key = _key(problem, device)
-    return _chosen.get((*key, False)) or _chosen.get((*key, True))
+    found = {flags: chosen for (*of, flags), chosen in list(_chosen.items()) if tuple(of) == key}
+    return found.get(None) or next(iter(found.values()), None)
 
 
 def forget() -> None:
@@ -304,12 +306,18 @@ def _capturing(device: int | None) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def _entry(problem: Problem, target: Target, gpu: str, considered: Sequence[Candidate]) -> str:
+def _entry(
+    problem: Problem,
+    target: Target,
+    gpu: str,
+    considered: Sequence[Candidate],
+    flags: tuple[object, ...] | None,
+) -> str:
     """The cache's key: all that the timings depend on, the kernels' sources among it."""
     parts = [gpu, str(torch.version.cuda), repr(problem)]
     for candidate in considered:
         if candidate is PYTORCH:
-            parts += _pytorch_versions()
+            parts += [*_pytorch_versions(), repr(flags)]
             continue
         source = make_plan(problem, target, candidate).kernel.source
         parts += [candidate.stem, str(candidate.tile), source_digest(source.text(), [KERNELS])]

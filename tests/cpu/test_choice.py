@@ -43,10 +43,12 @@ class Gpu:
     def __init__(self, monkeypatch):
         self.ran = []
         self.timed = []
+        self.flags = set()
         self.name = "NVIDIA Nobody Knows"
         self.faster = "tconv"
         monkeypatch.setenv("TCONV_EMULATE", "1")  # so that CPU tensors come as far as tconv.run
-        monkeypatch.setattr(calls, "_read", self.read)
+        read = calls._read
+        monkeypatch.setattr(calls, "_read", lambda is_cuda, dtype: read(True, dtype))
         find = calls._call.__wrapped__
         monkeypatch.setattr(
             calls, "_call", lambda *a: self.calls.setdefault(a, find(*a[:6], 0, *a[7:]))
@@ -58,13 +60,9 @@ class Gpu:
         for direction in ("forward", "input_gradient", "weight_gradient"):
             monkeypatch.setattr(execution, f"_{direction}", self.kernel(direction))
 
-    @staticmethod
-    def read(is_cuda, dtype):
-        tf32 = dtype is torch.float32 and calls.tf32_allowed()
-        return None, "", False, choice.own_only(), False, tf32
-
     def choose_runner(self, problem, device, own, flags, launch):
         self.timed.append(problem.direction)
+        self.flags.add(flags)
         for candidate in (own, PYTORCH):
             launch(candidate)
         return {"tconv": own, "pytorch": PYTORCH, "neither": None}[self.faster]
@@ -193,6 +191,66 @@ def test_committed_rows_spare_the_timing(gpu, monkeypatch):
     assert gpu.timed == ["forward"]
 
 
+cudnn = torch.backends.cudnn
+FLAGS = {
+    "enabled": False,
+    "deterministic": True,
+    "allow_tf32": False,
+}
+"""Flags of cuDNN that change what PyTorch's operator runs, with values that are not the defaults.
+
+NOTE: no fp32_precision of torch 2.9 and later: a test that set one could not put it back as it was.
+"""
+
+
+@pytest.fixture(params=[*FLAGS, "use_deterministic_algorithms"])
+def turn(request, monkeypatch):
+    """Sets one of the flags until the end of the test."""
+    if request.param == "use_deterministic_algorithms":
+        yield lambda: torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(False)
+        return
+    yield lambda: monkeypatch.setattr(cudnn, request.param, FLAGS[request.param])
+
+
+def test_another_flag_of_pytorchs_is_timed_again(gpu, turn):
+    x, w, b = operands()
+    with torch.no_grad():
+        for _ in range(2):
+            tconv.conv_transpose2d(x, w, b, 2, 1)
+        assert gpu.timed == ["forward"]
+        turn()
+        for _ in range(2):
+            tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert gpu.timed == ["forward"] * 2
+    assert len(gpu.flags) == 2  # so that the answers are kept apart on disk too
+
+
+def test_without_cudnn_the_precision_of_matrix_products_counts(gpu, monkeypatch):
+    monkeypatch.setattr(cudnn, "enabled", False)
+    x, w, b = operands()
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for allowed in (False, True):
+            matmul.allow_tf32 = allowed
+            with torch.no_grad():
+                tconv.conv_transpose2d(x, w, b, 2, 1)
+    finally:
+        matmul.allow_tf32 = before
+    assert {library for *_, library in gpu.flags} == {"cublas", "cublas tf32"}
+
+
+def test_without_cudnn_a_dtype_that_has_no_tf32_is_timed_again(gpu, monkeypatch):
+    x, w, b = operands(dtype=torch.bfloat16)
+    for enabled in (True, False):
+        monkeypatch.setattr(cudnn, "enabled", enabled)
+        with torch.no_grad():
+            tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert gpu.timed == ["forward"] * 2
+    assert gpu.flags == {(False, False, "cudnn"), (False, False, "cublas")}
+
+
 @pytest.mark.parametrize("way", ["context", "TCONV_STRICT"])
 def test_own_kernels_run_alone_where_that_is_asked_for(gpu, monkeypatch, way):
     x, w, b = operands(dtype=torch.float64)
@@ -263,8 +321,8 @@ def test_under_autocast_pytorch_casts_by_itself(gpu):
 def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
     asked = []
 
-    def choose(problem, device, launch, pytorch):
-        asked.append((problem.direction, pytorch))
+    def choose(problem, device, launch, flags):
+        asked.append((problem.direction, flags))
         launch(PYTORCH)
         return PYTORCH
 
@@ -273,7 +331,8 @@ def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
     with tconv.autotune():
         for _ in range(2):
             tconv.conv_transpose2d(x, w, b, 2, 1).sum().backward()
-    assert asked == [(d, True) for d in ("forward", "input_gradient", "weight_gradient")]
+    flags = (False, True, "cudnn")  # not deterministic, TF32
+    assert asked == [(d, flags) for d in ("forward", "input_gradient", "weight_gradient")]
     assert {reason for _, _, reason in served()} == {"tuned"}
 
 

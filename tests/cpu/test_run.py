@@ -19,7 +19,7 @@ from tconv.memory_format import is_channels_last, memory_format
 from tconv.run import binding, calls, execution
 
 STREAM = 0x1000
-NO_SETTINGS = binding.Settings(None, "", False, True, False, False)
+NO_SETTINGS = binding.Settings(None, "", False, True, False, False, "")
 
 
 class Recorded:

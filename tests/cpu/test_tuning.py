@@ -33,6 +33,8 @@ TARGET = Target.named("sm_90a")
 LAYER = Layer.parse("32,32,4,2,1,bias=no", "2x16x16")
 PROBLEM = LAYER.problem("forward")
 GPU = 0
+CUDNN = (False, True, "cudnn")
+CUBLAS = (False, True, "cublas")
 
 
 class Machine:
@@ -69,15 +71,15 @@ class Machine:
             return Timed(self.pytorch, 0.0)
         return Timed(abs(able().index(self.launched[-1]) - self.fastest) + 1.0, 0.0)
 
-    def choose(self, problem=PROBLEM, pytorch=False):
+    def choose(self, problem=PROBLEM, flags=None):
         """As a call does that keeps to our kernels, or one that does not."""
         if tuning.mode() == tuning.DEFAULT:
             return None
         if tuning.mode() == tuning.FORCED:
             return tuning.forced(problem)
-        return tuning.choose(problem, GPU, self.launch, pytorch)
+        return tuning.choose(problem, GPU, self.launch, flags)
 
-    def choose_runner(self, problem=PROBLEM, flags=(False, True)):
+    def choose_runner(self, problem=PROBLEM, flags=CUDNN):
         return tuning.choose_runner(problem, GPU, able()[0], flags, self.launch)
 
 
@@ -306,12 +308,26 @@ def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
 def test_pytorch_is_a_candidate_of_autotune(machine, seconds, faster):
     machine.pytorch = seconds
     with tconv.autotune():
-        chosen = machine.choose(pytorch=True)
+        chosen = machine.choose(flags=CUDNN)
         assert chosen == (PYTORCH if faster else able()[2])
         assert machine.launched.count(PYTORCH) == 1 + tuning.REPEATS
+        assert tuning.known(PROBLEM, GPU) == chosen
         machine.restart()
-        assert machine.choose(pytorch=True) == chosen  # from the folder
+        assert machine.choose(flags=CUDNN) == chosen  # from the folder
         assert machine.launched == []
+
+
+@pytest.mark.parametrize("again", [lambda machine: None, Machine.restart], ids=["memory", "folder"])
+def test_a_choice_beside_pytorch_holds_for_its_flags_alone(machine, again):
+    for choose, faster in ((machine.choose, able()[2]), (machine.choose_runner, able()[0])):
+        with tconv.autotune():
+            machine.pytorch = 0.5
+            assert choose(flags=CUDNN) == PYTORCH
+            again(machine)
+            machine.pytorch = 4.0
+            assert choose(flags=CUBLAS) == faster
+            again(machine)
+            assert choose(flags=CUDNN) == PYTORCH
 
 
 @pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (4.0, False)])
@@ -331,7 +347,7 @@ def test_a_class_of_problems_is_timed_against_pytorch_once(machine, seconds, fas
     assert machine.choose_runner(near) == chosen  # from the folder
     assert machine.launched == []
     far = Layer.parse("32,32,4,2,1,bias=no", "2x32x32").problem("forward")
-    for other in ({"problem": far}, {"flags": (True, True)}):
+    for other in ({"problem": far}, {"flags": (True, True, "cudnn")}, {"flags": CUBLAS}):
         machine.launched.clear()
         machine.choose_runner(**other)
         assert machine.launched
@@ -405,7 +421,7 @@ def test_kernels_that_lost_a_timing_are_let_go(monkeypatch):
     monkeypatch.setattr(binding.Target, "for_device", lambda device: TARGET)
     problem = Layer.parse("64,64,3", "1x56x56").problem("forward")
     strides = ((1, 1, 1, 1),) * 3
-    read = Settings(None, "", False, True, False, True)
+    read = Settings(None, "", False, True, False, True, "cudnn")
     call = Call(problem, problem.y_shape, (1, 1, 1, 1), strides, read, 0)
     tried = [c for c in candidates(problem, TARGET) if c.refusal is None][:4]
     for candidate in tried:

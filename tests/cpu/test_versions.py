@@ -90,6 +90,7 @@ ANSWERS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "is_cudnn_deterministic": (lambda: flag(cudnn, "deterministic", True), ()),
     "is_deterministic": (deterministic, ()),
     "allows_tf32": (lambda: flag(cudnn, "allow_tf32", False), ()),
+    "allows_tf32_products": (lambda: flag(torch.backends.cuda.matmul, "allow_tf32", True), ()),
 }
 
 

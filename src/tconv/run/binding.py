@@ -33,6 +33,7 @@ class Settings(NamedTuple):
         own: whether the call keeps to our kernels.
         deterministic: whether PyTorch's operator must be.
         tf32: whether PyTorch's operator may use it.
+        library: what PyTorch's operator computes with, "cudnn" or `flags.library_without_cudnn`.
     """
 
     kernel: str | None
@@ -41,6 +42,12 @@ class Settings(NamedTuple):
     own: bool
     deterministic: bool
     tf32: bool
+    library: str
+
+    @property
+    def of_pytorch(self) -> tuple[object, ...]:
+        """Those flags of PyTorch that its operator's time depends on."""
+        return self.deterministic, self.tf32, self.library
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tconv import choice, settings, tuning
+from tconv import choice, private, settings, tuning
 from tconv.counts import Counter
-from tconv.flags import is_deterministic, tf32_allowed
+from tconv.flags import is_deterministic, library_without_cudnn, tf32_allowed
 from tconv.memory_format import fits_channels_last, sizes_of
 from tconv.problem import (
     Direction,
@@ -225,12 +225,14 @@ def signature(
 
 def _read(is_cuda: bool, dtype: torch.dtype) -> tuple[Any, ...]:
     """The settings and flags that a call depends on, as in `Settings`."""
-    tf32 = dtype is torch.float32 and tf32_allowed()
+    float32 = dtype is torch.float32
+    tf32 = float32 and tf32_allowed()
     if is_cuda:
+        library = "cudnn" if private.is_cudnn_enabled() else library_without_cudnn(float32)
         # The emulator's two mean nothing here.
-        return settings.kernel(), "", False, choice.own_only(), is_deterministic(), tf32
+        return settings.kernel(), "", False, choice.own_only(), is_deterministic(), tf32, library
     emulated = (settings.emulate_arch(), settings.sanitize())
-    return settings.kernel(), *emulated, True, False, tf32
+    return settings.kernel(), *emulated, True, False, tf32, ""
 
 
 def problem_of_fakes(

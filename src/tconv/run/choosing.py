@@ -49,7 +49,8 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
             return _way(call, candidate, "own kernels")
         return known(call, tuning.DEFAULT) or _way(call, None, "own kernels")
     if mode != tuning.DEFAULT:
-        candidate = tuning.choose(problem, device, launch, pytorch=not call.settings.own)
+        flags = None if call.settings.own else call.settings.of_pytorch
+        candidate = tuning.choose(problem, device, launch, flags)
         if candidate is not None:
             call.forget_tried(candidate)
             way = _way(call, candidate, "tuned")
@@ -61,8 +62,7 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
     assert device is not None
     chosen = call.planned
     own = Candidate(chosen.stem, chosen.tile, None, chosen.cost, chosen.problem.like)
-    flags = (call.settings.deterministic, call.settings.tf32)
-    candidate = tuning.choose_runner(problem, device, own, flags, launch)
+    candidate = tuning.choose_runner(problem, device, own, call.settings.of_pytorch, launch)
     if candidate is None:
         way = _way(call, PYTORCH, "not timed")
         if settings.timing():  # a later call may be timed
