@@ -49,14 +49,41 @@ _STRICT, _KERNEL = settings.own_kernels_keys
 
 _declined: set[str] = set()
 
-_left_to_pytorch: dict[tuple[object, ...], Counter] = {}
-"""Calls that PyTorch's own function runs, by what the host reads fastest of them.
+# Read so by each call that is left to PyTorch.
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_cudnn_enabled = private.is_cudnn_enabled
+_is_cudnn_benchmark = private.is_cudnn_benchmark
+_is_cudnn_deterministic = private.is_cudnn_deterministic
+_is_deterministic = private.is_deterministic
+_fp32_precision = private.fp32_precision
+_autocast_dtype = torch.get_autocast_dtype
 
-A wrong entry costs time, not a result: PyTorch's function checks its arguments, and runs under any
-mode, transform or tracer. So the key has the weight's identity, and leaves out what seldom changes
-for a weight: the layer's parameters, and flags (TF32, determinism).
+_Left = tuple[
+    tuple[object, ...],  # grad mode, flags, the layer's parameters
+    Callable[..., bool],  # whether an input and a weight are as they were
+    object,  # the precision of float32 convolutions; None for other dtypes
+    str,  # the device, as autocast calls it
+    torch.dtype | None,  # what autocast casts to there, if it is on
+    bool,  # whether the bias may require gradients, or may not
+    Counter,
+]
+"""A kind of calls that PyTorch's own function runs, by all that the choice depends on.
+
+A plain tuple, which is unpacked faster than one with names.
+
+NOTE: but the tensors' alignment, which takes longer to read than it may matter: the entry is of
+aligned ones. Others have the same kernels to choose among or fewer, so PyTorch's operator runs them
+no less. Its function checks its arguments itself, and runs under any mode, transform or tracer.
+"""
+
+_left_to_pytorch: dict[int, tuple[_Left, ...]] = {}
+"""The kinds, by the identity of a weight that a call of theirs had: where to look first.
+
+Identity decides nothing: a new weight in an old one's place is found only if it is alike. So
+layers that make a weight in each call soon find their kind wherever that lies.
 """
 _MOST_LEFT = 4096
+_MOST_OF_A_WEIGHT = 8
 
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
@@ -83,10 +110,43 @@ def _decline(kind: _Kind, what: str) -> None:
         logger.warning(message)
 
 
-def _leave_to_pytorch(key: tuple[object, ...], served: Counter) -> None:
+def _leave_to_pytorch(
+    state: tuple[object, ...], input: Tensor, weight: Tensor, bias: Tensor | None, served: Counter
+) -> None:
+    """Let `_left` find calls like this one, which PyTorch's function is to run.
+
+    Args:
+        state: what `_left` gave for it.
+        input, weight, bias: the call's.
+        served: its counter.
+    """
+    if (input.data_ptr() | weight.data_ptr()) % 16:
+        return
+    # Where neither of the others requires gradients, that of the bias tells whether some do.
+    free = not _is_grad_enabled() or input.requires_grad or weight.requires_grad
+    if not free and bias is not None and bias.requires_grad:
+        return
+    kept = []
+    for value in state:
+        if not isinstance(value, (int, tuple, list)):
+            return  # what it is equal to may change
+        kept.append(value.copy() if isinstance(value, list) else value)
+    cast = ops.autocast_dtype(input)
+    computed = input.dtype if cast is None else cast
+    entry = (
+        tuple(kept),
+        private.alike(input, weight),
+        _fp32_precision("cuda", "conv") if computed is torch.float32 else None,
+        "cuda" if input.is_cuda else "cpu",
+        cast,
+        free,
+        served,
+    )
     if len(_left_to_pytorch) >= _MOST_LEFT:
         _left_to_pytorch.clear()
-    _left_to_pytorch[key] = served
+    first = id(weight)
+    others = _left_to_pytorch.get(first, ())[: _MOST_OF_A_WEIGHT - 1]
+    _left_to_pytorch[first] = (entry, *others)
 
 
 def _integer(value: Any) -> int | None:
@@ -244,35 +304,63 @@ def _has_valid_output(
     return min(ops.output_size(input[2:], weight[2:], geometry)) > 0
 
 
-def _left_key(input: Tensor, weight: Tensor) -> tuple[object, ...] | None:
-    """The key of a call in `_left_to_pytorch`; None where it may not be looked up.
+def _left(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: Any,
+    dilation: Any,
+) -> tuple[tuple[object, ...] | None, Counter | None]:
+    """Whether PyTorch is known to run a call, whose arguments nobody has looked at.
 
     Every call that PyTorch runs waits for this, in a program whose caches hold other things: a
     function called or an object made here takes four times what a loop of such calls shows.
 
-    NOTE: None under torch.compile, so that no graph is guarded by what the table holds.
+    Returns:
+        what `_leave_to_pytorch` takes, None where the call may not be left; the call's counter if
+        it is.
+
+    NOTE: both are None under torch.compile, so that no graph is guarded by what the table holds.
     """
     if (
-        torch.compiler.is_dynamo_compiling()
-        or type(input) is not Tensor
+        _is_dynamo_compiling()
         or choice.overrides
-        or not (input.is_cuda or settings.emulate())
-        or private.is_cudnn_benchmark()
+        or _is_cudnn_benchmark()
+        or not _is_cudnn_enabled()
         or _STRICT in _environment
         or _KERNEL in _environment
     ):
-        return None
+        return None, None
+    state = (
+        _is_grad_enabled(),
+        _is_cudnn_deterministic(),
+        _is_deterministic(),
+        bias is None,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
+    )
     try:
-        # The dtype is the weight's, or autocast's.
-        return (
-            id(weight),
-            input.numel(),
-            input.stride(),
-            _is_grad_enabled(),
-            private.is_any_autocast_enabled(),
-        )
-    except RuntimeError:  # a sparse tensor has no strides
-        return None
+        for kept, alike, precision, device, cast, free, served in _left_to_pytorch.get(
+            id(weight), ()
+        ):
+            if (
+                kept == state
+                and alike(input, weight)
+                and (precision is None or _fp32_precision("cuda", "conv") == precision)
+                and (cast is None or _autocast_dtype(device) is cast)
+                and (free or bias is None or not bias.requires_grad)
+            ):
+                return state, served
+    except (TypeError, ValueError, RuntimeError):
+        # What only looks like a number, or has no strides: who checks the arguments says so.
+        return None, None
+    return state, None
 
 
 def _with_height(tensor: Tensor) -> Tensor:
@@ -287,10 +375,14 @@ def _with_height(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(3).transpose(2, 3)
 
 
-def _convolve(
-    kind: _Kind, arguments: tuple[Any, ...], left_key: tuple[object, ...] | None
-) -> Tensor:
-    """A call of `conv_transpose1d` or `conv_transpose2d`, whose arguments nobody has looked at."""
+def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...] | None) -> Tensor:
+    """A call of `conv_transpose1d` or `conv_transpose2d`, whose arguments nobody has looked at.
+
+    Args:
+        kind: which of the two.
+        arguments: the call's.
+        state: what `_left` gave for it.
+    """
     input, weight, bias, stride, padding, output_padding, groups, dilation = arguments
     compiling = torch.compiler.is_compiling()
     unobserved = not compiling and ops.unobserved(input, weight, bias)
@@ -354,7 +446,7 @@ def _convolve(
     elif batch.dim() != 4:
         return kind.pytorch(*arguments)
     output = None
-    leave = None if left_key is None else functools.partial(_leave_to_pytorch, left_key)
+    leave = None if state is None else functools.partial(_leave_to_pytorch, state, *arguments[:3])
     cached = (
         unobserved
         and (device == "cuda" or settings.emulate())
@@ -403,14 +495,13 @@ def conv_transpose1d(
     Raises:
         RuntimeError, TypeError, TconvError: as `conv_transpose2d`, with PyTorch's own message.
     """
-    left_key = _left_key(input, weight)
-    served = None if left_key is None else _left_to_pytorch.get(left_key)
+    state, served = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if served is not None:
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
         return _pytorch1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _convolve(_ONE, arguments, left_key)
+    return _convolve(_ONE, arguments, state)
 
 
 def conv_transpose2d(
@@ -449,14 +540,13 @@ def conv_transpose2d(
         TypeError: for arguments of the wrong type, with PyTorch's own message.
         TconvError: where a kernel cannot be compiled or launched.
     """
-    left_key = _left_key(input, weight)
-    served = None if left_key is None else _left_to_pytorch.get(left_key)
+    state, served = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if served is not None:
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _convolve(_TWO, arguments, left_key)
+    return _convolve(_TWO, arguments, state)
 
 
 # TorchScript cannot compile the above; it takes PyTorch's operator wherever it meets our function.

@@ -106,6 +106,42 @@ def without_autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: _exclude(excluded)
 
 
+# --- what tensors are alike ---------------------------------------------------------------------
+
+
+def _alike_in_python(*tensors: Tensor) -> Callable[..., bool]:
+    def described(one: Tensor) -> tuple[object, ...]:
+        return one.dtype, one.device, one.shape, one.stride(), one.requires_grad
+
+    kinds = tuple(map(type, tensors))
+    kept = tuple(map(described, tensors))
+    device = tensors[0].device.type
+    cast = torch.is_autocast_enabled(device)
+    return lambda *others: (
+        tuple(map(type, others)) == kinds
+        and tuple(map(described, others)) == kept
+        and torch.is_autocast_enabled(device) == cast
+    )
+
+
+_guards = find("_C._dynamo.guards.TensorGuards")
+
+
+def _alike_in_c(*tensors: Tensor) -> Callable[..., bool]:
+    sizes = [list(tensor.shape) for tensor in tensors]
+    strides = [list(tensor.stride()) for tensor in tensors]
+    check: Callable[..., bool] = _guards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    ).check
+    return check
+
+
+# Takes strided tensors, and makes a function that says whether others (or anything else) have their
+# class, dtype, device, sizes and strides, and require gradients as they do, with autocast for their
+# device on or off as it is now. In C it is what torch.compile guarded its graphs with, 0.2 us for
+# two tensors where their sizes and strides alone take Python 0.4.
+alike: Callable[..., Callable[..., bool]] = _alike_in_python if _guards is None else _alike_in_c
+
 # --- flags --------------------------------------------------------------------------------------
 
 _cudnn = torch.backends.cudnn
@@ -119,6 +155,10 @@ def _allows_tf32() -> bool:
 
 _precision = find("_C._get_fp32_precision_getter")
 
+# What `allows_tf32` depends on, of ("cuda", "conv"): a function in C, with no frame around it.
+fp32_precision: Callable[[str, str], object] = (
+    (lambda *_: _allows_tf32()) if _precision is None else _precision
+)
 allows_tf32: Callable[[], bool] = (
     _allows_tf32 if _precision is None else lambda: bool(_precision("cuda", "conv") == "tf32")
 )

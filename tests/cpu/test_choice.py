@@ -163,6 +163,140 @@ def test_what_is_left_to_pytorch_is_found_at_once(gpu, monkeypatch):
         assert type(out.grad_fn).__name__ == "ConvolutionBackward0"
 
 
+def is_left(gpu, x, w, b=None, stride=2, padding=1, **rest):
+    """Whether PyTorch runs a call without that anybody considers it again."""
+    if functional._left(x, w, b, stride, padding, 0, rest.get("groups", 1), 1)[1] is None:
+        return False
+    before = len(gpu.timed)
+    tconv.conv_transpose2d(x, w, b, stride, padding, **rest)
+    assert len(gpu.timed) == before
+    return True
+
+
+def leave(gpu, x, w, b=None, stride=2, padding=1):
+    """Makes a call that PyTorch wins until it is left to it."""
+    gpu.faster = "pytorch"
+    for _ in range(2):
+        tconv.conv_transpose2d(x, w, b, stride, padding)
+    assert is_left(gpu, x, w, b, stride, padding)
+
+
+def in_place_of(weight, shape):
+    """A weight of another layer with the identity that `weight`, the last reference, had."""
+    identity = id(weight)
+    del weight
+    fresh = []
+    for _ in range(50):
+        fresh.append(torch.randn(shape))
+        if id(fresh[-1]) == identity:
+            return fresh[-1]
+    pytest.skip("this Python gives no object the place of one before it")
+
+
+def test_a_layer_whose_dtype_or_layout_changes_is_considered_again(gpu):
+    layer = tconv.ConvTranspose2d(32, 16, 4, 2, 1)
+    x = torch.randn(2, 32, 16, 16)
+    weight = layer.weight
+    with torch.no_grad():
+        leave(gpu, x, weight)
+        layer.to(memory_format=torch.channels_last)
+        assert layer.weight is weight
+        assert not is_left(gpu, x, weight)
+        layer.to(memory_format=torch.contiguous_format)
+        assert is_left(gpu, x, weight)
+        layer.to(torch.bfloat16)
+        gpu.faster = "tconv"
+        timed = len(gpu.timed)
+        for _ in range(3):
+            layer(x.bfloat16())
+    assert len(gpu.timed) == timed + 1
+    kernels = {row.kernel: row.calls for row in tconv.statistics() if row.reason == "timed"}
+    assert kernels.pop("pytorch") == 4
+    assert list(kernels.values()) == [3]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_weight_in_the_place_of_another_layers_is_considered(gpu, requires_grad):
+    x = torch.randn(2, 32, 16, 16)
+    with torch.no_grad():
+        weight = [torch.randn(32, 16, 4, 4)]
+        leave(gpu, x, weight[0])
+        same = in_place_of(weight.pop(), (32, 16, 4, 4)).requires_grad_(requires_grad)
+        assert is_left(gpu, x, same) is not requires_grad  # a new weight of the same layer is
+        weight, same = [same], None
+        other = in_place_of(weight.pop(), (32, 8, 3, 3))
+        assert not is_left(gpu, x, other)
+
+
+def test_calls_that_differ_are_not_left_together(gpu):
+    x, w, b = (operand.detach() for operand in operands())
+    with torch.no_grad():
+        leave(gpu, x, w, b)
+        for stride, padding in ((4, 1), (2, 0), (1, 1), ((2, 1), 1)):
+            assert not is_left(gpu, x, w, b, stride, padding)
+        assert not is_left(gpu, x, w)  # without a bias
+        assert not is_left(gpu, x, w, b, groups=2)
+        wide = torch.randn(2, 32, 32, 32)  # as many pixels with the same strides
+        leave(gpu, wide[:, :, :8, :16], w, b)
+        assert not is_left(gpu, wide[:, :, :16, :8], w, b)
+    assert not is_left(gpu, x, w, b)  # in another mode of autograd
+    leave(gpu, x, w, b)
+    assert not is_left(gpu, x, w, b.clone().requires_grad_())
+    assert not is_left(gpu, x.clone().requires_grad_(), w, b)
+    assert is_left(gpu, x, w, b)
+
+
+def test_where_the_bias_alone_requires_gradients_the_call_is_considered_each_time(gpu):
+    x, w, b = operands(dtype=torch.float64)
+    x, w = x.detach(), w.detach()
+    for _ in range(2):
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert not is_left(gpu, x, w, b)
+    assert not is_left(gpu, x, w, b.detach())
+
+
+def test_autocast_is_part_of_what_is_left(gpu):
+    x, w, _ = (operand.detach() for operand in operands())
+    with torch.no_grad():
+        leave(gpu, x, w)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not is_left(gpu, x, w)
+            leave(gpu, x, w)
+        with torch.autocast("cpu", torch.float16):
+            assert not is_left(gpu, x, w)
+        assert is_left(gpu, x, w)
+
+
+def test_a_list_of_parameters_may_change(gpu):
+    x, w, _ = (operand.detach() for operand in operands())
+    stride = [2, 2]
+    with torch.no_grad():
+        leave(gpu, x, w, stride=stride)
+        assert is_left(gpu, x, w, stride=[2, 2])
+        stride[0] = 1
+        assert not is_left(gpu, x, w, stride=stride)
+
+
+def test_what_misaligned_tensors_are_left_to_is_not_kept_for_aligned_ones(gpu):
+    weight = torch.randn(32, 16, 4, 4)
+    x = torch.randn(2 * 32 * 16 * 16 + 1)[1:].view(2, 32, 16, 16)
+    gpu.faster = "pytorch"
+    with torch.no_grad():
+        for _ in range(3):
+            tconv.conv_transpose2d(x, weight, None, 2, 1)
+        assert not is_left(gpu, x.clone(), weight)
+
+
+def test_one_identity_holds_few_kinds_of_calls(gpu):
+    x = torch.randn(2, 32, 16, 16)
+    weight = torch.randn(32, 16, 4, 4)
+    with torch.no_grad():
+        for size in range(4, 16):
+            leave(gpu, x[:, :, :size], weight)
+    (kinds,) = functional._left_to_pytorch.values()
+    assert len(kinds) == functional._MOST_OF_A_WEIGHT
+
+
 def test_an_invalid_call_like_one_of_pytorchs_is_pytorchs_error(gpu):
     x, w, b = operands(dtype=torch.float64)
     tconv.conv_transpose2d(x, w, b, 2, 1)
@@ -213,7 +347,9 @@ def turn(request, monkeypatch):
     yield lambda: monkeypatch.setattr(cudnn, request.param, FLAGS[request.param])
 
 
-def test_another_flag_of_pytorchs_is_timed_again(gpu, turn):
+@pytest.mark.parametrize("faster", ["tconv", "pytorch"])
+def test_another_flag_of_pytorchs_is_timed_again(gpu, turn, faster):
+    gpu.faster = faster
     x, w, b = operands()
     with torch.no_grad():
         for _ in range(2):

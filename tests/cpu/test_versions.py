@@ -127,6 +127,32 @@ def test_leaving_out_autocast(way: Any) -> None:
         assert torch.mm(square, square).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("way", [private, public], ids=["private", "public"])
+def test_what_tensors_are_alike(way: Any) -> None:
+    x, w = torch.zeros(2, 3, 4), torch.nn.Parameter(torch.zeros(3))
+    found = way.alike(x, w)
+    assert found(torch.ones(2, 3, 4), torch.nn.Parameter(torch.ones(3)))
+    for others in (
+        (x.half(), w),
+        (x, torch.nn.Parameter(w.detach().half())),
+        (torch.zeros(2, 3, 5), w),
+        (torch.zeros(4, 3, 2), w),
+        (torch.zeros(2, 4, 3).transpose(1, 2), w),
+        (torch.zeros(2, 3, 4, device="meta"), w),
+        (x[0], w),
+        (x, w.detach()),
+        (x, torch.nn.Parameter(torch.zeros(3), requires_grad=False)),
+        (torch.zeros(2, 3, 4, requires_grad=True), w),
+        (None, w),
+        (x, [1, 2, 3]),
+    ):
+        assert not found(*others)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not found(x, w)
+        assert way.alike(x, w)(x, w)
+    assert found(x, w)
+
+
 def test_without_them_any_call_may_be_observed() -> None:
     assert not private.is_zerotensor(PLAIN) and public.is_zerotensor(PLAIN)
     assert not private.is_wrapped(PLAIN) and public.is_wrapped(PLAIN)

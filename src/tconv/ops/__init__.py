@@ -24,6 +24,7 @@ flat, pack it once.
     registration.py  tells the dispatcher of all of these
 """
 
+from tconv.ops.autocast import dtype_for as autocast_dtype
 from tconv.ops.autograd import (
     cached_forward,
     forward,
@@ -39,6 +40,7 @@ from tconv.ops.registration import register
 
 __all__ = [
     "DTYPES",
+    "autocast_dtype",
     "cached_forward",
     "forward",
     "forward_unobserved",
