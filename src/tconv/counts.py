@@ -24,7 +24,7 @@ class Served(NamedTuple):
 
 
 class Counter:
-    """Counts the calls of one row.
+    """Counts the calls of one row, or of several that go together.
 
     `add` is a C function that no thread can interrupt, since every call counts.
     """
@@ -51,26 +51,39 @@ class Counter:
 
 
 _lock = threading.Lock()
-_counters: dict[tuple[str, str, str], Counter] = {}
+_Row = tuple[str, str, str]
+"""Direction, kernel and reason."""
+
+_counters: dict[tuple[_Row, ...], Counter] = {}
 
 
-def counter(direction: str, kernel: str, reason: str) -> Counter:
-    """The counter of a row; the same object each time."""
-    return _counters.setdefault((direction, kernel, reason), Counter())
+def counter(direction: str, kernel: str, reason: str, *gradients: _Row) -> Counter:
+    """The counter of a row; the same object each time.
+
+    Args:
+        direction, kernel, reason: the row.
+        gradients: rows that each of these calls counts for too.
+    """
+    return _counters.setdefault(((direction, kernel, reason), *gradients), Counter())
 
 
 def statistics(*, reset: bool = False) -> tuple[Served, ...]:
     """What CUDA calls (and emulated ones) ran on since the process began, most calls first.
 
-    Calls that PyTorch runs with its own backward count as one forward call. Replays of a CUDA
-    graph do not count; its capture does.
+    Where PyTorch runs a call with its own backward, which is not seen, the gradients that autograd
+    records in its forward are counted then, whether a backward runs or not: the input's and the
+    weight's, each if it is required. All other rows count what ran. Replays of a CUDA graph do not
+    count; its capture does.
 
     Args:
         reset: start again from zero after this.
     """
     with _lock:
-        rows = [Served(*key, counted.calls) for key, counted in _counters.items() if counted.calls]
-        if reset:
-            for counted in _counters.values():
+        calls: dict[_Row, int] = {}
+        for rows, counted in list(_counters.items()):
+            for row in rows:
+                calls[row] = calls.get(row, 0) + counted.calls
+            if reset:
                 counted.reset()
-    return tuple(sorted(rows, key=lambda row: (-row.calls, row)))
+    served = [Served(*row, number) for row, number in calls.items() if number]
+    return tuple(sorted(served, key=lambda row: (-row.calls, row)))

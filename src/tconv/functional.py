@@ -95,8 +95,15 @@ def _has_own_rules(kind: type[Tensor]) -> bool:
     return rule not in _DEFAULT_RULES or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
-def _decline(kind: _Kind, what: str) -> None:
+def _decline(
+    kind: _Kind, what: str, input: Tensor | None = None, weight: Tensor | None = None
+) -> None:
     """Say once that PyTorch serves a CUDA call that we do not, and count it.
+
+    Args:
+        kind: which function was called.
+        what: what of the call we do not serve.
+        input, weight: the call's; their gradients are PyTorch's too.
 
     Raises:
         RuntimeError: under TCONV_STRICT=1.
@@ -104,7 +111,13 @@ def _decline(kind: _Kind, what: str) -> None:
     message = f"tconv has no kernel for {what}: PyTorch's {kind.name} runs instead"
     if settings.strict():
         raise RuntimeError(f"{message}, which TCONV_STRICT=1 forbids")
-    counter("forward", "pytorch", f"no kernel for {what}").add()
+    reason = f"no kernel for {what}"
+    gradients = [
+        (direction, "pytorch", reason)
+        for direction, tensor in (("input_gradient", input), ("weight_gradient", weight))
+        if tensor is not None and tensor.requires_grad and _is_grad_enabled()
+    ]
+    counter("forward", "pytorch", reason, *gradients).add()
     if what not in _declined:
         _declined.add(what)
         logger.warning(message)
@@ -396,9 +409,8 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
                 return kind.pytorch(*arguments)
             if any(map(_has_own_rules, kinds)):
                 if input.device.type == "cuda":
-                    _decline(
-                        kind, "tensors of type " + ", ".join(sorted(k.__name__ for k in kinds))
-                    )
+                    names = ", ".join(sorted(one.__name__ for one in kinds))
+                    _decline(kind, f"tensors of type {names}", input, weight)
                 return kind.pytorch(*arguments)
             if has_torch_function_variadic(input, weight, bias):
                 # PyTorch's default rule calls us again, and gives the result its class back.
@@ -413,14 +425,14 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
     if not unobserved and torch.jit.is_tracing():
         # A traced module is TorchScript, which must load, or become ONNX, where tconv is not.
         if device == "cuda":
-            _decline(kind, "torch.jit.trace")
+            _decline(kind, "torch.jit.trace", input, weight)
         return kind.pytorch(*arguments)
     if device != "cuda" and device != "cpu":
         return kind.pytorch(*arguments)
     dtype = input.dtype
     if dtype not in ops.DTYPES or input.layout is not _STRIDED or input.is_nested:
         if device == "cuda" or settings.emulate():
-            _decline(kind, f"{dtype} tensors of layout {input.layout}")
+            _decline(kind, f"{dtype} tensors of layout {input.layout}", input, weight)
         return kind.pytorch(*arguments)
 
     stride_pair = kind.sizes(stride, 1)

@@ -102,7 +102,11 @@ def test_a_general_kernel_leaves_the_call_to_pytorch(gpu):
         out = tconv.conv_transpose2d(x, w, b, 2, 1)
         assert "Tconv" not in type(out.grad_fn).__name__  # its own backward, in C++
     assert gpu.ran == gpu.timed == []
-    assert served() == {("forward", "pytorch", "general"): 2}
+    assert served() == {
+        ("forward", "pytorch", "general"): 2,
+        ("input_gradient", "pytorch", "general"): 2,
+        ("weight_gradient", "pytorch", "general"): 2,
+    }
     torch.testing.assert_close(out, F.conv_transpose2d(x, w, b, 2, 1), rtol=0, atol=0)
 
 
@@ -147,10 +151,54 @@ def test_a_small_call_is_pytorchs_where_its_gradients_are(gpu, monkeypatch):
             type(out.grad_fn).__name__ == type(F.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__
         )
     assert gpu.timed == []
-    assert served() == {("forward", "pytorch", "small"): 2}
+    assert served() == {
+        ("forward", "pytorch", "small"): 2,
+        ("input_gradient", "pytorch", "general"): 2,
+        ("weight_gradient", "pytorch", "general"): 2,
+    }
     with torch.no_grad():  # without gradients its time decides
         tconv.conv_transpose2d(x, w, b, 2, 1)
     assert gpu.timed == ["forward"]
+
+
+@pytest.mark.parametrize("needs_input", [False, True])
+@pytest.mark.parametrize("needs_weight", [False, True])
+@pytest.mark.parametrize("needs_bias", [False, True])
+def test_gradients_of_calls_left_to_pytorch_are_counted(gpu, needs_input, needs_weight, needs_bias):
+    x, w, b = (operand.detach() for operand in operands(dtype=torch.float64))
+    x.requires_grad_(needs_input)
+    w.requires_grad_(needs_weight)
+    b.requires_grad_(needs_bias)
+    for _ in range(3):
+        out = tconv.conv_transpose2d(x, w, b, 2, 1)
+        if out.requires_grad:
+            assert type(out.grad_fn).__name__ == "ConvolutionBackward0"  # no node of ours
+    with torch.no_grad():  # records none
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+    expected = {("forward", "pytorch", "general"): 4}
+    if needs_input:
+        expected["input_gradient", "pytorch", "general"] = 3
+    if needs_weight:
+        expected["weight_gradient", "pytorch", "general"] = 3
+    assert served() == expected
+    tconv.statistics(reset=True)
+    assert served() == {}
+    tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert set(served()) == set(expected)
+    assert set(served().values()) == {1}
+
+
+def test_gradients_of_calls_without_a_kernel_are_counted(gpu):
+    x, w = torch.randn(1, 4, 3, 3, dtype=torch.complex64), torch.randn(4, 2, 3, 3)
+    w = w.to(torch.complex64).requires_grad_()
+    tconv.conv_transpose2d(x, w)
+    with torch.no_grad():
+        tconv.conv_transpose2d(x, w)
+    reason = "no kernel for torch.complex64 tensors of layout torch.strided"
+    assert served() == {
+        ("forward", "pytorch", reason): 2,
+        ("weight_gradient", "pytorch", reason): 1,
+    }
 
 
 def test_what_is_left_to_pytorch_is_found_at_once(gpu, monkeypatch):
@@ -451,7 +499,7 @@ def test_under_autocast_pytorch_casts_by_itself(gpu):
             assert "Tconv" not in type(out.grad_fn).__name__
         expected = F.conv_transpose2d(x, w, b, 2, 1)
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
-    assert served() == {("forward", "pytorch", "small"): 2}
+    assert served()["forward", "pytorch", "small"] == 2
 
 
 def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
@@ -532,6 +580,15 @@ def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):
 def test_rows_of_what_is_ahead_name_kernels():
     stems = {family.STEM for family in FAMILIES if not family.GENERAL}
     assert {row.kernel for row in choice.ahead()} <= stems
+
+
+def test_a_row_may_be_counted_by_several():
+    gradient = ("input_gradient", "pytorch", "short")
+    counts.counter(*gradient).add()
+    for reason in ("timed", "small"):
+        counts.counter("forward", "pytorch", reason, gradient).add()
+    assert tconv.statistics()[0] == counts.Served(*gradient, 3)
+    assert served()["forward", "pytorch", "small"] == 1
 
 
 def test_counting_is_exact_in_many_threads():

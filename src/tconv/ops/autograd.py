@@ -364,8 +364,11 @@ def cached_forward(
     run = compute.runner().known(input, weight, bias, geometry, dtype)
     if run is None:
         return None
-    differentiable = torch.is_grad_enabled() and private.any_requires_grad(input, weight, bias)
-    served = run.pytorchs(differentiable)
+    differentiable, wanted = False, (False, False)
+    if torch.is_grad_enabled():
+        wanted = (input.requires_grad, weight.requires_grad)
+        differentiable = True in wanted or (bias is not None and bias.requires_grad)
+    served = run.pytorchs(differentiable, wanted)
     if served is not None:
         served.add()
         if leave is not None:

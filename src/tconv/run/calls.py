@@ -52,7 +52,7 @@ class Known:
     def __init__(self, call: Call, geometry: Geometry) -> None:
         self._call = call
         self._geometry = geometry
-        self._pytorchs: dict[tuple[int, bool], Counter | None] = {}
+        self._pytorchs: dict[tuple[object, ...], Counter | None] = {}
 
     def __call__(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
@@ -60,20 +60,21 @@ class Known:
         """The layer's output."""
         return execution.forward(self._call, input, weight, bias, geometry)
 
-    def pytorchs(self, differentiable: bool) -> Counter | None:
+    def pytorchs(self, differentiable: bool, wanted: tuple[bool, bool]) -> Counter | None:
         """The counter of the call where PyTorch's own function, with its own backward, runs it.
 
         Args:
             differentiable: whether gradients may be asked for.
+            wanted: whether the input's and the weight's may.
         """
-        key = (tuning.mode(), differentiable)
+        mode = tuning.mode()
+        key = (mode, differentiable, wanted)
         if key in self._pytorchs:
             return self._pytorchs[key]
         gradients = self._gradients if differentiable else None
-        way = choosing.leave_to_pytorch(self._call, gradients)
-        found = None if way is None else way.served
+        found = choosing.leave_to_pytorch(self._call, gradients, wanted)
         deciding = (self._call, *(() if gradients is None else gradients()))
-        if found is not None or all(choosing.known(call, key[0]) for call in deciding):
+        if found is not None or all(choosing.known(call, mode) for call in deciding):
             self._pytorchs[key] = found
         return found
 

@@ -9,7 +9,7 @@ import torch
 
 from tconv import choice, settings, tuning
 from tconv.choice import Reason
-from tconv.counts import counter
+from tconv.counts import Counter, counter
 from tconv.plan import Candidate
 from tconv.run.binding import Call, Way
 from tconv.tuning import PYTORCH
@@ -74,29 +74,37 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
     return way
 
 
-def leave_to_pytorch(call: Call, gradients: Callable[[], tuple[Call, Call]] | None) -> Way | None:
-    """The way of a forward call that PyTorch runs together with its gradients, if it does.
+def leave_to_pytorch(
+    call: Call, gradients: Callable[[], tuple[Call, Call]] | None, wanted: tuple[bool, bool]
+) -> Counter | None:
+    """The counter of a forward call that PyTorch runs together with its gradients, if it does.
 
-    Its own function runs then, with its own backward.
+    Its own function runs then, with its own backward, which nobody sees. So the counter counts the
+    gradients too.
 
     Args:
         call: the forward call.
         gradients: makes the calls of its gradients; None where none is asked for.
+        wanted: which of the gradients autograd records.
     """
     mode = tuning.mode()
     way = known(call, mode)
     if gradients is None:
-        return way if way is not None and way.candidate is PYTORCH else None
+        return way.served if way is not None and way.candidate is PYTORCH else None
     if way is not None and way.candidate is not PYTORCH and way.reason == "own kernels":
         return None
-    for of_gradient in gradients():
+    rows = []
+    for of_gradient, is_wanted in zip(gradients(), wanted, strict=True):
         found = known(of_gradient, mode)
         if found is None or found.candidate is not PYTORCH:
             return None
-    if way is not None and way.candidate is PYTORCH:
-        return way
-    small = mode == tuning.DEFAULT and choice.is_small(call.planned)
-    return _way(call, PYTORCH, "small") if small else None
+        if is_wanted:
+            rows.append((of_gradient.problem.direction, PYTORCH.stem, found.reason))
+    if way is None or way.candidate is not PYTORCH:
+        if mode != tuning.DEFAULT or not choice.is_small(call.planned):
+            return None
+        way = _way(call, PYTORCH, "small")
+    return counter("forward", PYTORCH.stem, way.reason, *rows)
 
 
 def _by_rule(call: Call) -> Way | None:

@@ -130,7 +130,7 @@ class RecordedForward:
         return self.run.forward(*call)
 
     @staticmethod
-    def pytorchs(differentiable: bool) -> None:
+    def pytorchs(differentiable: bool, wanted: tuple[bool, bool]) -> None:
         return None
 
 
