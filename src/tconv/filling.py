@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tconv import choice, sizes
+from tconv import choice, settings, sizes
 from tconv.errors import CompileError, TconvError
 from tconv.jit import files
 from tconv.jit.cache import SUFFIX, DiskCache, default_cache
@@ -125,7 +125,8 @@ def precompile(
 
     Raises:
         TconvError: the model fails, or makes no call of ours, or kernels cannot be kept.
-        ValueError: an architecture is not known. Nothing was compiled then, nor above.
+        ValueError: an architecture is not known, or an environment variable of ours has a value
+            that is not allowed. Nothing was compiled then, nor above.
         CompileError: a kernel does not compile, or this NVRTC does not know an architecture.
         MissingDependencyError: cuda-bindings or NVRTC is not installed.
     """
@@ -139,6 +140,7 @@ def precompile(
             f"precompile cannot run a model without a GPU on torch {torch.__version__}: {error}"
         ) from error
 
+    settings.check()
     if not isinstance(model, Module):
         raise TypeError(f"precompile takes a torch.nn.Module, got {type(model).__name__}")
     targets = targets_of(arch)

@@ -480,6 +480,35 @@ def test_without_timing_it_is_asked_once(gpu, monkeypatch):
     assert served() == {("forward", "pytorch", "not timed"): 3}
 
 
+@pytest.mark.parametrize("why", ["general", "measured", "timed", "tuned", "own", "emulated"])
+def test_a_wrong_tconv_timing_is_an_error_of_each_new_call(request, monkeypatch, why):
+    if why == "emulated":
+        monkeypatch.setenv("TCONV_EMULATE", "1")
+    else:
+        gpu = request.getfixturevalue("gpu")
+    x, w, b = operands(dtype=torch.float64 if why == "general" else torch.float32)
+    if why == "measured":
+        row = Ahead(gpu.name, ours(x), "float32", "tf32", "contiguous")
+        monkeypatch.setattr(choice, "ahead", lambda: frozenset({row}))
+    within = {"tuned": tconv.autotune, "own": tconv.own_kernels}.get(why, torch.enable_grad)
+    monkeypatch.setenv("TCONV_TIMING", "never")
+    with within():
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"^TCONV_TIMING must be 0 or 1, got .*'never'$"):
+                tconv.conv_transpose2d(x, w, b, 2, 1)
+    assert served() == {}
+
+
+def test_a_wrong_tconv_timing_does_not_stop_calls_that_are_settled(gpu, monkeypatch):
+    x, w, b = operands()
+    with torch.no_grad():
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+        monkeypatch.setenv("TCONV_TIMING", "never")
+        tconv.conv_transpose2d(x, w, b, 2, 1)
+        with pytest.raises(ValueError, match="TCONV_TIMING"):
+            tconv.conv_transpose2d(x[:, :, 1:], w, b, 2, 1)
+
+
 def test_a_gradient_of_a_gradient_goes_the_same_way(gpu):
     x, w, b = operands(channels=4, size=4, dtype=torch.float64)
     found = []

@@ -333,6 +333,14 @@ class Unreached(torch.nn.Module):
         pytest.fail("the forward runs")
 
 
+@pytest.mark.parametrize(("variable", "value"), [("TCONV_TIMING", "never"), ("TCONV_DEBUG", "9")])
+def test_a_wrong_variable_is_an_error_before_any_work(variable, value, folder, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"^{variable} must be 0.*, got {variable}='{value}'$"):
+        tconv.precompile(Unreached(), IMAGE, arch="sm_80")
+    assert not folder.exists()
+
+
 def test_what_nvrtc_does_not_know_is_an_error_before_any_work(monkeypatch, nothing_compiles):
     monkeypatch.setattr(compiling, "supported_architectures", lambda: ("sm_75", "sm_80"))
     with pytest.raises(CompileError, match="kernels cannot be compiled for sm_90a"):

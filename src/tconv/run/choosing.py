@@ -37,11 +37,13 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
     Raises:
         CompileError, LaunchError, MissingDependencyError: a candidate of ours cannot be compiled or
             run.
+        ValueError: an environment variable has a value that is not allowed.
     """
     mode = tuning.mode()
     way = known(call, mode)
     if way is not None:
         return way
+    settings.timing()  # an error, if its value is none
     problem, device = call.problem, call.device
     if mode == tuning.FORCED:
         candidate = tuning.forced(problem)
@@ -108,7 +110,12 @@ def leave_to_pytorch(
 
 
 def _by_rule(call: Call) -> Way | None:
-    """By the rules of `tconv.choice`; None where both have to be timed."""
+    """By the rules of `tconv.choice`; None where both have to be timed.
+
+    Raises:
+        ValueError: TCONV_TIMING has a value that is not allowed, whether this call reads it or not.
+    """
+    settings.timing()
     if call.settings.own or call.device is None:
         return _way(call, None, "own kernels")
     name = torch.cuda.get_device_name(call.device)
