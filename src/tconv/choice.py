@@ -7,7 +7,7 @@ in this order:
    TCONV_STRICT=1 or TCONV_KERNEL, and in the emulator.
 2. What needs no timing: a general kernel never runs where PyTorch serves the call, and a kernel
    that committed rows show ahead of PyTorch on this GPU (`kernels/ahead.json`) always does.
-3. Else the first call of a class of problems times both (`tuning.choose_runner`).
+3. Else the first call of a class of problems times both (`tuning.race`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import contextlib
 import functools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tconv import settings
 from tconv.plan import Plan, family
+from tconv.problem import Direction
 
 Runs = Literal["tconv", "pytorch", "timed"]
 
@@ -30,10 +31,9 @@ Reason = Literal[
     "measured",
     "general",
     "too large",
-    "short",
     "timed",
     "not timed",
-    "small",
+    "step",
     "tuned",
 ]
 
@@ -42,22 +42,13 @@ SENTENCES: dict[Reason, str] = {
     "measured": "committed rows show this kernel ahead of PyTorch on this GPU",
     "general": "only a general kernel of ours serves it, and PyTorch's operator is faster",
     "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
-    "short": "a gradient this short waits for the host, and PyTorch's operator takes the host less",
     "timed": "the first call of its class timed both",
     "not timed": "TCONV_TIMING=0, or a CUDA graph was being captured, and nothing was timed before",
-    "small": "its gradients are PyTorch's, whose own backward saves the host more than our forward "
-    "would save the device",
+    "step": "forward and gradients together gain less from our kernels than our node of autograd "
+    "costs the host",
     "tuned": "autotune or cudnn.benchmark timed the candidates and PyTorch's operator",
 }
 """Why a call runs where it does, in words."""
-
-
-SMALL = 100e-6
-"""A call that ours takes less than this many modelled seconds for is small.
-
-Where the gradients are PyTorch's, our forward needs a node of autograd in Python. That costs the
-host 50 to 150 us a step, more than a small call saves where the device waits for the host.
-"""
 
 
 CHECKS = 0.7
@@ -66,17 +57,7 @@ PyTorch's call: 10 us of 20 on an H200's host, and more under autocast and in on
 half, vocoders in 16 bits ran at 0.87 of PyTorch's speed.
 """
 
-
-LEFT_BELOW = 300e-6
-"""Modelled seconds below which gradients, and 16-bit and channels_last calls that have some, are
-left to PyTorch.
-
-Each takes a whole model's host longer than PyTorch's operator does, by casts, allocations and nodes
-of autograd in Python, which timing one call does not see. Models of layers below 100 us lost up to
-a quarter, although each layer was ahead by itself (benchmarks/results/h100/engine_models.log).
-"""
-
-DEVICE_BOUND = 5
+DEVICE_BOUND = 3
 """From this ratio of the device's time to the host's on, a program likely waits for the device."""
 
 HOST_MOST = 0.9
@@ -84,15 +65,28 @@ HOST_MOST = 0.9
 for the host. Its public function takes the host a quarter less than the operator that is timed.
 """
 
-WORTH = 4
-"""How many times the host's extra time the device must save. A vocoder of four layers that saved
-the device 26 us each, and took the host 25 us longer, was slower by a tenth.
+WORTH = 2
+"""How many times the host's extra time the device must save: nobody knows what surrounds a call."""
+
+STEP = 2.5
+"""What a step of forward and backward takes the host, in times of its operators alone: autograd's
+own work and its allocations come to them.
+"""
+
+NODE = 4
+"""What our node of autograd, in Python, takes the host more than PyTorch's, in times of PyTorch's
+forward operator: 70 to 100 us where that takes 20.
 """
 
 SURE_SECONDS = 50e-6
 """Committed rows speak for calls that the model gives at least so many seconds.
 
 Below, a program may wait for the host, whose times rows do not have.
+"""
+
+SMALL = 100e-6
+"""A forward call for which committed rows speak, and which ours takes less than this many modelled
+seconds for, saves the device less than our node costs the host where its gradients are PyTorch's.
 """
 
 
@@ -103,22 +97,58 @@ class Timed(NamedTuple):
     host: float
 
 
-def ours_is_faster(ours: Timed, pytorch: Timed) -> bool:
-    """Whether our kernel is ahead of PyTorch's operator for a user.
+NEVER = Timed(float("inf"), 0.0)
+"""What PyTorch's operator takes where it fails."""
 
-    What surrounds a call is not known. A program may wait for the host, so ours must not take it
-    longer. It may where PyTorch's call takes the device `DEVICE_BOUND` times as long as the host,
-    if ours saves the device `WORTH` times as much as it costs the host.
+
+class Race(NamedTuple):
+    """The times of one call by our kernels, and by PyTorch's operator."""
+
+    ours: Timed
+    pytorch: Timed
+
+    @property
+    def saved(self) -> float:
+        """Seconds that ours saves the device; negative where PyTorch's operator is ahead."""
+        return self.pytorch.device - self.ours.device
+
+
+def ours_is_faster(race: Race, direction: Direction) -> bool:
+    """Whether our kernel runs a call rather than PyTorch's operator.
+
+    What surrounds a forward call is not known. A program may wait for the host, so ours must not
+    take it longer. It may where PyTorch's call takes the device `DEVICE_BOUND` times as long as the
+    host, if ours saves the device `WORTH` times as much as it costs the host.
+
+    A gradient is computed within our node of autograd, which runs where a whole step gains by it
+    (`step_is_ours`). So ours need only save the device what it costs the host.
+    """
+    ours, pytorch = race
+    if direction != "forward":
+        return race.saved > 0 and race.saved >= ours.host - pytorch.host
+    host = ours.host + CHECKS * pytorch.host
+    if race.saved > 0 and pytorch.device >= DEVICE_BOUND * pytorch.host:
+        return race.saved >= WORTH * (host - pytorch.host)
+    return race.saved >= 0 and host <= HOST_MOST * pytorch.host
+
+
+def step_is_ours(races: Sequence[tuple[Race, bool]]) -> bool:
+    """Whether a forward call and its gradients gain by our node of autograd.
+
+    The alternative is PyTorch's own function with its own backward.
 
     Args:
-        ours: one launch of our kernels.
-        pytorch: one call of its operator.
+        races: of the forward call and those of its gradients that are asked for, as far as they
+            were timed, and whether ours runs each within our node.
     """
-    host = ours.host + CHECKS * pytorch.host
-    saved = pytorch.device - ours.device
-    if saved > 0 and pytorch.device >= DEVICE_BOUND * pytorch.host:
-        return saved >= WORTH * (host - pytorch.host)
-    return saved >= 0 and host <= HOST_MOST * pytorch.host
+    ours = [race for race, is_ours in races if is_ours]
+    device = sum(race.pytorch.device for race, _ in races)
+    host = sum(race.pytorch.host for race, _ in races)
+    if not ours or device < DEVICE_BOUND * STEP * host:
+        return False
+    node = NODE * min(race.pytorch.host for race, _ in races)
+    more = sum(max(0.0, race.ours.host - race.pytorch.host) for race in ours)
+    return sum(race.saved for race in ours) >= WORTH * (node + more)
 
 
 class Verdict(NamedTuple):
@@ -194,16 +224,12 @@ def verdict(plan: Plan, gpu: str) -> Verdict:
     found = Ahead(gpu, plan.stem, problem.dtype, problem.math, problem.y_layout)
     if plan.cost >= SURE_SECONDS and found in ahead():
         return Verdict("tconv", "measured")
-    if problem.direction != "forward" and plan.cost < LEFT_BELOW:
-        return Verdict("pytorch", "short")
     return Verdict("timed", "timed")
 
 
 def is_small(plan: Plan) -> bool:
-    """Whether PyTorch is to run a forward call together with gradients that it runs anyway."""
-    problem = plan.problem
-    usual = problem.dtype == "float32" and problem.y_layout == "contiguous"
-    return plan.cost < (SMALL if usual else LEFT_BELOW)
+    """Whether a forward call for which rows speak saves less than our node of autograd costs."""
+    return plan.cost < SMALL
 
 
 @functools.cache

@@ -4,10 +4,10 @@ The plan's model ranks the candidates of a problem. Where tuning is on (`with tc
 `torch.backends.cudnn.benchmark`), the first call of a new problem times the best few of them, and
 PyTorch's operator, with its own tensors. It takes the fastest, not what the model puts first.
 
-Where it is off, only one question is settled by timing: whether our kernel or PyTorch's operator is
-faster (`choose_runner`), once for a class of problems, and only where `tconv.choice` does not know.
+Where it is off, our kernel and PyTorch's operator are timed (`race`), once for a class of problems,
+and only where `tconv.choice` does not know who runs it without that.
 
-Choices are kept beside the compiled kernels, so that the next process does not time again.
+Choices and times are kept beside the compiled kernels: the next process does not time again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from tconv import choice, private, settings
-from tconv.choice import Timed, ours_is_faster
+from tconv.choice import NEVER, Race, Timed, ours_is_faster
 from tconv.errors import NoKernelError
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
@@ -66,7 +66,7 @@ KEY_PREFIX = "autotune-"
 """What the keys of cache entries start with that hold a problem's fastest candidate."""
 
 RUNNER_PREFIX = "runner-"
-"""What the keys of cache entries start with that say who runs a class of problems."""
+"""What the keys of cache entries start with that say who is how fast for a class of problems."""
 
 # Stands for any number of pixels along an axis; no padding leaves nothing of it.
 _ANY_SIZE = 2**40
@@ -79,6 +79,7 @@ _tuning = threading.Lock()
 _depth = 0
 _epoch = 1
 _chosen: dict[tuple[Any, ...], Candidate] = {}
+_races: dict[tuple[Any, ...], Race] = {}
 _forced: ContextVar[Candidate | None] = ContextVar("tconv_candidate", default=None)
 
 
@@ -182,13 +183,13 @@ def choose(
     return _chosen.get(key) or _choose(key, considered, entry, problem, device, launch)
 
 
-def choose_runner(
+def race(
     problem: Problem, device: int, own: Candidate, flags: tuple[object, ...], launch: Launch
-) -> Candidate | None:
-    """The faster of our candidate and `PYTORCH`; None if that is not known and may not be timed.
+) -> Race | None:
+    """The times of our candidate and of `PYTORCH`; None if they are not known and may not be taken.
 
-    The device's and the host's time count (`choice.ours_is_faster`). What one call finds serves
-    all problems of its class (`size_class`): a new image size is not timed again.
+    What one call finds serves all problems of its class (`size_class`): a new image size is not
+    timed again.
 
     Args:
         problem, device, launch: as in `choose`.
@@ -199,22 +200,34 @@ def choose_runner(
         CompileError, LaunchError, MissingDependencyError: ours cannot be compiled or run.
     """
     of_class = (size_class(problem), own.stem, flags)
-    key = ("runner", device, *of_class)
-    found = _chosen.get(key)
-    if found is None:
+    key = (device, *of_class)
 
-        def entry(_among: Sequence[Candidate]) -> str:
-            text = f"#include <{file_of(own.stem)}>\n"
-            parts = [_gpu(device), *_pytorch_versions(), repr(of_class)]
-            return f"{RUNNER_PREFIX}{problem.direction}-{source_digest(text, [KERNELS], parts)}"
+    def entry() -> str:
+        text = f"#include <{file_of(own.stem)}>\n"
+        parts = [_gpu(device), *_pytorch_versions(), repr(of_class)]
+        return f"{RUNNER_PREFIX}{problem.direction}-{source_digest(text, [KERNELS], parts)}"
 
-        def run(candidate: Candidate) -> object:
-            return launch(PYTORCH if candidate is PYTORCH else own)
+    def run(candidate: Candidate) -> object:
+        return launch(PYTORCH if candidate is PYTORCH else own)
 
-        # Without its tile, which differs from size to size.
-        ours = Candidate(own.stem, None, None, own.cost)
-        found = _choose(key, lambda: (ours, PYTORCH), entry, problem, device, run)
-    return found if found is None or found is PYTORCH else own
+    found = _races.get(key)
+    timer = None if found is not None else timer_for(device)
+    if timer is None:
+        return found
+    with _tuning:  # one at a time, so that no timing disturbs another
+        found = _races.get(key) or _read_race(entry())
+        if found is None:
+            if _capturing(device) or not settings.timing():
+                return None
+            # Without its tile, which differs from size to size.
+            ours = Candidate(own.stem, None, None, own.cost)
+            calls = IN_A_ROW if own.cost < HOST_DECIDES_BELOW else 1
+            times = _timed(problem, (ours, PYTORCH), run, timer, calls)
+            found = Race(times[ours], times.get(PYTORCH, NEVER))
+            faster = ours if ours_is_faster(found, problem.direction) else PYTORCH
+            _keep(entry(), problem, _gpu(device), times, faster)
+        _races[key] = found
+    return found
 
 
 def size_class(problem: Problem) -> tuple[object, ...]:
@@ -249,9 +262,9 @@ def _choose(
         if found is None:
             if _capturing(device):
                 return None
-            if entry.startswith(RUNNER_PREFIX) and not settings.timing():
-                return None
-            found = _timed(problem, _gpu(device), among, launch, timer, entry)
+            times = _timed(problem, among, launch, timer)
+            found = min(times, key=lambda candidate: times[candidate])
+            _keep(entry, problem, _gpu(device), times, found)
         _chosen[key] = found
     return found
 
@@ -267,6 +280,7 @@ def forget() -> None:
     """Forgets what this process has chosen; what is in the cache folder stays."""
     global _epoch
     _chosen.clear()
+    _races.clear()
     _epoch += 1
 
 
@@ -339,27 +353,46 @@ def _read(entry: str, considered: Sequence[Candidate]) -> Candidate | None:
     return found[0] if found else None
 
 
+def _read_race(entry: str) -> Race | None:
+    """The times in the cache; None where there are none, or none that can be read."""
+    payload = default_cache().get(entry)
+    if payload is None:
+        return None
+    try:
+        times = {
+            row["kernel"] == PYTORCH.stem: Timed(row["measured_seconds"], row["host_seconds"])
+            for row in json.loads(payload)["candidates"]
+        }
+        return Race(times[False], times.get(True, NEVER))
+    except (ValueError, KeyError, TypeError):
+        logger.warning("the cache entry %s holds no times; the call is timed again", entry)
+        return None
+
+
 def _timed(
     problem: Problem,
-    gpu: str,
     considered: Sequence[Candidate],
     launch: Launch,
     timer: Timer,
-    entry: str,
-) -> Candidate:
-    """Times the candidates in turns, keeps the medians, and returns the fastest.
+    calls: int = 1,
+) -> dict[Candidate, Timed]:
+    """Times the candidates in turns: the device's median, and the host's least.
 
-    Tuning goes by the device's time. Between our kernel and PyTorch's operator the host's counts
-    too: the least, as whatever else runs there only adds to it.
+    Whatever else runs on the host only adds to its time.
+
+    Args:
+        problem: the call's.
+        considered: the candidates. PyTorch's operator may fail, and is left out then.
+        launch: runs one.
+        timer: times it.
+        calls: in a row, in one timing.
     """
-    of_runner = entry.startswith(RUNNER_PREFIX)
-    calls = IN_A_ROW if of_runner and min(c.cost for c in considered) < HOST_DECIDES_BELOW else 1
 
     def run(candidate: Candidate) -> None:
         for _ in range(calls):
             launch(candidate)
 
-    able = []
+    timings: dict[Candidate, list[Timed]] = {}
     for candidate in considered:  # compiled, loaded, and warm
         try:
             launch(candidate)
@@ -368,21 +401,21 @@ def _timed(
                 raise
             logger.debug("PyTorch's operator failed, ours runs %s: %s", problem, error)
         else:
-            able.append(candidate)
-    considered = able
-    timings: list[list[Timed]] = [[] for _ in considered]
+            timings[candidate] = []
     for _ in range(REPEATS):
-        for candidate, of_candidate in zip(considered, timings, strict=True):
+        for candidate, of_candidate in timings.items():
             device, host = timer(partial(run, candidate))
             of_candidate.append(Timed(device / calls, host / calls))
-    medians = [
-        Timed(median(one.device for one in times), min(one.host for one in times))
-        for times in timings
-    ]
-    if of_runner and len(medians) == 2:
-        fastest = considered[0 if ours_is_faster(*medians) else 1]
-    else:
-        fastest = considered[medians.index(min(medians))]
+    return {
+        candidate: Timed(median(one.device for one in times), min(one.host for one in times))
+        for candidate, times in timings.items()
+    }
+
+
+def _keep(
+    entry: str, problem: Problem, gpu: str, times: dict[Candidate, Timed], fastest: Candidate
+) -> None:
+    """Writes times and the choice to the cache."""
     record: dict[str, Any] = {
         "problem": str(problem),
         "gpu": gpu,
@@ -395,7 +428,7 @@ def _timed(
                 "measured_seconds": measured.device,
                 "host_seconds": measured.host,
             }
-            for candidate, measured in zip(considered, medians, strict=True)
+            for candidate, measured in times.items()
         ],
     }
     stem = entry[: entry.index(problem.direction) + len(problem.direction)]
@@ -403,13 +436,12 @@ def _timed(
     default_cache().put(entry, json.dumps(record, indent=1).encode(), about)
     logger.debug(
         "timed %d candidates of %s: %s %s is the fastest, %.1f us",
-        len(considered),
+        len(times),
         problem,
         fastest.stem,
         fastest.tile,
-        medians[considered.index(fastest)].device * 1e6,
+        times[fastest].device * 1e6,
     )
-    return fastest
 
 
 class _CudaTimer:

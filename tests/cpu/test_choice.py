@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import tconv
 from tconv import aten, choice, counts, functional, tuning
-from tconv.choice import Ahead, Verdict, verdict
+from tconv.choice import Ahead, Race, Timed, Verdict, verdict
 from tconv.jit.target import Target
 from tconv.layers import Layer
 from tconv.plan import FAMILIES, candidates, make_plan, plan
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SURE_SECONDS = choice.SURE_SECONDS
 HOPPER = Target.named("sm_90a")
 GEOMETRY = ((2, 2), (1, 1), (0, 0), (1, 1), 1)
+SHORT, LONG = Timed(100e-6, 20e-6), Timed(2e-3, 20e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -50,22 +51,27 @@ class Gpu:
         read = calls._read
         monkeypatch.setattr(calls, "_read", lambda is_cuda, dtype: read(True, dtype))
         find = calls._call.__wrapped__
-        monkeypatch.setattr(
-            calls, "_call", lambda *a: self.calls.setdefault(a, find(*a[:6], 0, *a[7:]))
-        )
+
+        def on_gpu(*arguments):
+            key = (*arguments[:6], 0, *arguments[7:])
+            return self.calls.setdefault(key, find(*key))
+
+        monkeypatch.setattr(calls, "_call", on_gpu)
         self.calls = {}
         monkeypatch.setattr(binding.Call, "target", HOPPER)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: self.name)
-        monkeypatch.setattr(tuning, "choose_runner", self.choose_runner)
+        monkeypatch.setattr(tuning, "race", self.race)
         for direction in ("forward", "input_gradient", "weight_gradient"):
             monkeypatch.setattr(execution, f"_{direction}", self.kernel(direction))
 
-    def choose_runner(self, problem, device, own, flags, launch):
+    def race(self, problem, device, own, flags, launch):
         self.timed.append(problem.direction)
         self.flags.add(flags)
         for candidate in (own, PYTORCH):
             launch(candidate)
-        return {"tconv": own, "pytorch": PYTORCH, "neither": None}[self.faster]
+        return {"tconv": Race(SHORT, LONG), "pytorch": Race(LONG, SHORT), "neither": None}[
+            self.faster
+        ]
 
     def kernel(self, direction):
         def run(_call, *arguments):
@@ -142,23 +148,57 @@ def test_once_known_pytorch_runs_with_its_own_backward(gpu):
     assert names[1] == type(F.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__
 
 
-def test_a_small_call_is_pytorchs_where_its_gradients_are(gpu, monkeypatch):
+def step(x, w, b):
+    """Forward and both gradients; the name of the forward's node."""
+    out = tconv.conv_transpose2d(x, w, b, 2, 1)
+    torch.autograd.grad(out, (x, w), torch.ones_like(out))
+    return type(out.grad_fn).__name__
+
+
+PYTORCHS = "ConvolutionBackward0"
+OURS = "TconvForwardBackward"
+THREE = ["forward", "input_gradient", "weight_gradient"]
+
+
+@pytest.mark.parametrize("faster", ["tconv", "pytorch"])
+def test_a_step_is_timed_within_our_node_and_then_decided_as_one(gpu, faster):
+    gpu.faster = faster
+    operand = operands(size=128, dtype=torch.bfloat16)
+    names = [step(*operand) for _ in range(3)]
+    assert gpu.timed == THREE
+    assert names == [OURS, *[OURS if faster == "tconv" else PYTORCHS] * 2]
+    if faster == "pytorch":
+        assert served() == {(direction, "pytorch", "timed"): 3 for direction in THREE}
+
+
+def test_a_step_that_saves_less_than_our_node_costs_is_pytorchs(gpu, monkeypatch):
+    race = Race(Timed(100e-6, 20e-6), Timed(140e-6, 20e-6))
+    monkeypatch.setattr(tuning, "race", lambda *_: race)
+    operand = operands(size=128, dtype=torch.bfloat16)
+    assert [step(*operand) for _ in range(2)] == [OURS, PYTORCHS]
+    counted = served()
+    assert all(counted[direction, "pytorch", "step"] == 1 for direction in THREE)
+    with torch.no_grad():  # without gradients its time decides
+        tconv.conv_transpose2d(*operand, 2, 1)
+    assert gpu.ran[-1] == "forward"
+
+
+def test_a_small_call_that_rows_speak_for_is_pytorchs_where_its_gradients_are(gpu, monkeypatch):
     monkeypatch.setattr(choice, "SMALL", 1.0)
     x, w, b = operands()
+    row = Ahead(gpu.name, ours(x), "float32", "tf32", "contiguous")
+    monkeypatch.setattr(choice, "ahead", lambda: frozenset({row}))
     for _ in range(2):
-        out = tconv.conv_transpose2d(x, w, b, 2, 1)
-        assert (
-            type(out.grad_fn).__name__ == type(F.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__
-        )
+        assert type(tconv.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__ == PYTORCHS
     assert gpu.timed == []
     assert served() == {
-        ("forward", "pytorch", "small"): 2,
+        ("forward", "pytorch", "step"): 2,
         ("input_gradient", "pytorch", "general"): 2,
         ("weight_gradient", "pytorch", "general"): 2,
     }
-    with torch.no_grad():  # without gradients its time decides
+    with torch.no_grad():  # without gradients the rows decide
         tconv.conv_transpose2d(x, w, b, 2, 1)
-    assert gpu.timed == ["forward"]
+    assert gpu.ran == ["forward"]
 
 
 @pytest.mark.parametrize("needs_input", [False, True])
@@ -520,15 +560,15 @@ def test_a_gradient_of_a_gradient_goes_the_same_way(gpu):
 
 
 def test_under_autocast_pytorch_casts_by_itself(gpu):
+    gpu.faster = "pytorch"
     x, w, b = operands()
     with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(2):
-            out = tconv.conv_transpose2d(x, w, b, 2, 1)
-            assert out.dtype == torch.bfloat16
-            assert "Tconv" not in type(out.grad_fn).__name__
+        assert [step(x, w, b) for _ in range(2)] == [OURS, PYTORCHS]
+        out = tconv.conv_transpose2d(x, w, b, 2, 1)
+        assert out.dtype == torch.bfloat16
         expected = F.conv_transpose2d(x, w, b, 2, 1)
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
-    assert served()["forward", "pytorch", "small"] == 2
+    assert served()["forward", "pytorch", "timed"] == 3
 
 
 def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
@@ -563,12 +603,8 @@ def test_the_rules(monkeypatch):
     assert verdict(large, "any") == Verdict("tconv", "too large")
     for_half = of("64,64,3", "8x64x64", "sm90_forward", "float16")
     assert verdict(for_half, "any") == Verdict("timed", "timed")
-    assert choice.is_small(for_half)
-    assert not choice.is_small(of("64,64,3", "8x1024x1024", "sm90_forward", "float16"))
     gradient = of("64,64,3", "8x64x64", dtype="float16", direction="input_gradient")
-    assert verdict(gradient, "any") == Verdict("pytorch", "short")
-    long = of("64,64,3", "8x1024x1024", dtype="float16", direction="input_gradient")
-    assert verdict(long, "any") == Verdict("timed", "timed")
+    assert verdict(gradient, "any") == Verdict("timed", "timed")
     plan = of("64,64,3", "8x512x512")
     assert verdict(plan, "any") == Verdict("timed", "timed")
     row = Ahead("any", plan.stem, "float32", "tf32", "contiguous")
@@ -597,13 +633,42 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
         ((20, 5), (40, 30), True),  # either may be waited for: ours is ahead on both
         ((20, 12), (40, 30), False),  # its checks take the host longer
         ((45, 10), (40, 30), False),
-        ((120, 60), (160, 30), False),  # it saves the device as much as it costs the host
+        ((120, 60), (160, 30), False),  # it saves the device less than it costs the host, twice
         ((20, 50), (200, 30), True),
-        ((20, 50), (140, 30), False),  # not five times as long: others may keep the host busy
+        ((20, 50), (80, 30), False),  # not three times as long: others may keep the host busy
     ],
 )
 def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):
-    assert choice.ours_is_faster(choice.Timed(*ours), choice.Timed(*pytorch)) is faster
+    race = Race(Timed(*ours), Timed(*pytorch))
+    assert choice.ours_is_faster(race, "forward") is faster
+
+
+def test_a_gradient_need_save_the_device_what_it_costs_the_host():
+    for ours, faster in (
+        ((90, 30), True),
+        ((90, 45), False),
+        ((100, 10), False),
+        ((110, 10), False),
+    ):
+        race = Race(Timed(*ours), Timed(100, 30))
+        assert choice.ours_is_faster(race, "input_gradient") is faster
+
+
+@pytest.mark.parametrize(
+    ("races", "gains"),
+    [
+        ([((100, 20), (700, 20), True)] * 3, True),
+        ([((100, 20), (140, 20), True)] * 3, False),  # the host may be waited for
+        ([((640, 20), (700, 20), True)] * 3, True),
+        ([((690, 20), (700, 20), True)] * 3, False),  # the node costs the host 80
+        ([((600, 90), (700, 20), True)] * 3, False),  # and so do the calls
+        ([((400, 20), (900, 20), True), ((900, 20), (400, 20), False)], True),
+        ([((900, 20), (400, 20), False)] * 3, False),
+    ],
+)
+def test_a_step_is_ours_if_it_saves_more_than_our_node_costs(races, gains):
+    found = [(Race(Timed(*ours), Timed(*pytorch)), is_ours) for ours, pytorch, is_ours in races]
+    assert choice.step_is_ours(found) is gains
 
 
 def test_rows_of_what_is_ahead_name_kernels():
@@ -612,12 +677,12 @@ def test_rows_of_what_is_ahead_name_kernels():
 
 
 def test_a_row_may_be_counted_by_several():
-    gradient = ("input_gradient", "pytorch", "short")
+    gradient = ("input_gradient", "pytorch", "timed")
     counts.counter(*gradient).add()
-    for reason in ("timed", "small"):
+    for reason in ("timed", "step"):
         counts.counter("forward", "pytorch", reason, gradient).add()
     assert tconv.statistics()[0] == counts.Served(*gradient, 3)
-    assert served()["forward", "pytorch", "small"] == 1
+    assert served()["forward", "pytorch", "step"] == 1
 
 
 def test_counting_is_exact_in_many_threads():

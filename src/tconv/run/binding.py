@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tconv import sizes
-from tconv.choice import Reason
+from tconv.choice import Race, Reason
 from tconv.counts import Counter
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError
@@ -59,11 +59,13 @@ class Way:
             plan chooses.
         reason: why.
         served: counts the calls that went this way.
+        race: the times that tell, where it was timed.
     """
 
     candidate: Candidate | None
     reason: Reason
     served: Counter
+    race: Race | None = None
 
 
 class BoundKernel(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from tconv import choice, settings, tuning
-from tconv.choice import Reason
+from tconv.choice import Race, Reason
 from tconv.counts import Counter, counter
 from tconv.plan import Candidate
 from tconv.run.binding import Call, Way
@@ -64,14 +64,15 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
     assert device is not None
     chosen = call.planned
     own = Candidate(chosen.stem, chosen.tile, None, chosen.cost, chosen.problem.like)
-    candidate = tuning.choose_runner(problem, device, own, call.settings.of_pytorch, launch)
-    if candidate is None:
+    race = tuning.race(problem, device, own, call.settings.of_pytorch, launch)
+    if race is None:
         way = _way(call, PYTORCH, "not timed")
         if settings.timing():  # a later call may be timed
             return way
     else:
         call.forget_tried(None)
-        way = _way(call, PYTORCH if candidate is PYTORCH else None, "timed")
+        ours = choice.ours_is_faster(race, problem.direction)
+        way = _way(call, None if ours else PYTORCH, "timed", race)
     call.ways[mode] = way
     return way
 
@@ -93,20 +94,23 @@ def leave_to_pytorch(
     way = known(call, mode)
     if gradients is None:
         return way.served if way is not None and way.candidate is PYTORCH else None
-    if way is not None and way.candidate is not PYTORCH and way.reason == "own kernels":
+    if way is None:
         return None
-    rows = []
-    for of_gradient, is_wanted in zip(gradients(), wanted, strict=True):
-        found = known(of_gradient, mode)
-        if found is None or found.candidate is not PYTORCH:
+    asked = [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
+    ways = [way, *(known(of, mode) for of in asked)]
+    races, rows = [], []
+    for of, found in zip((call, *asked), ways, strict=True):
+        if found is None:
+            return None  # it is timed within our node
+        ours = found.candidate is not PYTORCH
+        if found.race is not None:
+            races.append((found.race, ours))
+        elif ours and not (
+            of is call and found.reason == "measured" and choice.is_small(of.planned)
+        ):
             return None
-        if is_wanted:
-            rows.append((of_gradient.problem.direction, PYTORCH.stem, found.reason))
-    if way is None or way.candidate is not PYTORCH:
-        if mode != tuning.DEFAULT or not choice.is_small(call.planned):
-            return None
-        way = _way(call, PYTORCH, "small")
-    return counter("forward", PYTORCH.stem, way.reason, *rows)
+        rows.append((of.problem.direction, PYTORCH.stem, "step" if ours else found.reason))
+    return None if choice.step_is_ours(races) else counter(*rows[0], *rows[1:])
 
 
 def _by_rule(call: Call) -> Way | None:
@@ -125,10 +129,10 @@ def _by_rule(call: Call) -> Way | None:
     return _way(call, PYTORCH if verdict.runs == "pytorch" else None, verdict.reason)
 
 
-def _way(call: Call, candidate: Candidate | None, reason: Reason) -> Way:
+def _way(call: Call, candidate: Candidate | None, reason: Reason, race: Race | None = None) -> Way:
     if candidate is not None:
         stem = candidate.stem
     else:
         stem = call.planned.stem
     logger.debug("%s runs %s: %s", stem, call.problem, choice.SENTENCES[reason])
-    return Way(candidate, reason, counter(call.problem.direction, stem, reason))
+    return Way(candidate, reason, counter(call.problem.direction, stem, reason), race)
