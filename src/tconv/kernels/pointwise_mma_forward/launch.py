@@ -14,7 +14,7 @@ STEM = "pointwise_mma_forward"
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
     """The kernel: a block for each tile."""
-    laid = layout(problem, tile)
+    laid = layout(problem, target, tile)
     width = hopper.division(problem.width.output_size)
     arguments: dict[str, Argument] = {
         **input_image(problem),
@@ -41,7 +41,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("pixels", tile.pixels),
             ("splits", tile.splits),
             ("pixel_warps", tile.pixel_warps),
-            ("ahead", tile.ahead),
+            ("chunk", laid.chunk),
+            ("slots", laid.slots),
             ("pitch", laid.pitch),
         ),
         arguments=fields(arguments, index),

@@ -25,18 +25,15 @@ class Tile:
         splits: warps that share the input channels of 32 rows.
         blocks: blocks that an SM must hold. This bounds the registers.
         pixel_warps: warps that share the pixels, each a multiple of 8.
+        chunk: most input channels that arrive together, a multiple of 8 for each split.
     """
 
     rows: int
     pixels: int
     splits: int
     blocks: int
-    pixel_warps: int = 1
-
-    @property
-    def ahead(self) -> int:
-        """Steps whose weights are under way: one where sums or many warps leave few registers."""
-        return 1 if self.pixels // self.pixel_warps > 64 or self.splits == 1 else 2
+    pixel_warps: int
+    chunk: int
 
     @property
     def threads(self) -> int:
@@ -49,13 +46,11 @@ class Tile:
 
 
 TILES = (
-    Tile(rows=64, pixels=64, splits=4, blocks=2),
-    Tile(rows=64, pixels=80, splits=4, blocks=2),
-    Tile(rows=128, pixels=64, splits=4, blocks=1),
-    Tile(rows=32, pixels=64, splits=2, blocks=8),
-    Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4),
-    Tile(rows=32, pixels=128, splits=1, blocks=6, pixel_warps=4),
-    Tile(rows=96, pixels=144, splits=2, blocks=1, pixel_warps=2),
+    Tile(rows=64, pixels=64, splits=2, blocks=2, pixel_warps=2, chunk=64),
+    Tile(rows=32, pixels=80, splits=2, blocks=5, pixel_warps=2, chunk=48),
+    Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4, chunk=32),
+    Tile(rows=32, pixels=128, splits=1, blocks=6, pixel_warps=4, chunk=32),
+    Tile(rows=96, pixels=144, splits=2, blocks=1, pixel_warps=2, chunk=32),
 )
 
 
@@ -64,6 +59,7 @@ class Layout:
     """A tile laid over a problem."""
 
     problem: Problem
+    target: Target
     tile: Tile
 
     @property
@@ -119,24 +115,48 @@ class Layout:
         return self.tile.pixels + (8 - self.tile.pixels) % 16
 
     @property
+    def chunk(self) -> int:
+        """Input channels that arrive together: at least 8 for each split."""
+        unit = 8 * self.tile.splits
+        return min(self.tile.chunk, -(-self.depth // unit) * unit)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of all input channels."""
+        return -(-self.depth // self.chunk)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Shared memory of a chunk's pixels and weights."""
+        return 4 * self.chunk * (self.pitch + self.tile.rows + 8)
+
+    @property
+    def slots(self) -> int:
+        """Chunks that shared memory holds: all, or as many as let an SM hold the tile's blocks."""
+        of_sm = self.target.shared_per_block + image_tiles.RESERVED_SHARED
+        room = of_sm // self.tile.blocks - image_tiles.RESERVED_SHARED
+        return min(self.chunks, max(2, room // self.slot_bytes))
+
+    @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: pixels, then sums."""
-        return 4 * self.pitch * max(self.depth, self.tile.splits * self.tile.rows)
+        """Shared memory of a block: chunks, then sums."""
+        sums = 4 * self.pitch * self.tile.splits * self.tile.rows
+        return max(self.slots * self.slot_bytes, sums)
 
     @property
     def source_vector(self) -> int:
         """Pixels of a copy, where a dense x begins on 16 bytes."""
         return gcd(4, self.problem.height.size * self.problem.width.size, self.tile_pixels)
 
-    def blocks(self, target: Target) -> int:
+    def blocks(self) -> int:
         """Blocks that an SM holds."""
-        return image_tiles.blocks_held(self.shared_bytes, self.tile.blocks, target)
+        return image_tiles.blocks_held(self.shared_bytes, self.tile.blocks, self.target)
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
-def layout(problem: Problem, tile: Tile) -> Layout:
+def layout(problem: Problem, target: Target, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
-    return Layout(problem, tile)
+    return Layout(problem, target, tile)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
@@ -156,7 +176,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
-    laid = layout(problem, tile)
+    laid = layout(problem, target, tile)
     height, width = problem.height.size, problem.width.size
     if problem.taps > tile.rows:
         return f"a block has all taps of a channel, {tile.rows} at most, not {problem.taps}"

@@ -7,13 +7,14 @@
 // A block has pixels of an image, and rows of products: all taps of some output channels. With a
 // kernel of 1x1 the pixels are a run of them, else all of the image.
 //
-//   load      all input channels of its pixels, by cp.async to shared memory, at once. Who copied a
-//             pixel also rounds it, if many warps read it
-//   multiply  a warp has 32 rows, a part of the pixels and every `splits`-th 8 input channels. A
-//             weight is needed by few warps, so it goes to registers as it lies
+//   load      chunks of input channels, of the pixels and of the rows' weights, by cp.async to a
+//             ring in shared memory. All at once, if it holds them. Who copied a pixel also rounds
+//             it, if many warps read it
+//   multiply  a warp has 32 rows, a part of the pixels and every `splits`-th 8 input channels
 //   store     for each output channel the run of outputs of these pixels: whole rows of an image,
 //             so vectors, with the outputs that no tap reaches. See common/plane_vectors.cuh. The
-//             warps' sums come from shared memory, and are added in the order of the splits
+//             warps' sums come from shared memory, and are added in the order of the splits.
+//             Vectors without a pixel are stored while the first chunks are under way
 //
 // Only products of a pixel and a weight that exist are added: what is not finite needs no care.
 // Channels behind the last are zeros in both operands.
@@ -34,15 +35,23 @@ constexpr int row_warps = Layer::rows / 32;
 constexpr int splits = Layer::splits;
 constexpr int taps = Layer::kernel_y * Layer::kernel_x;
 constexpr int tile_channels = Layer::rows / taps;
+constexpr bool dense = Layer::pointwise && Layer::stride_y == 1 && Layer::stride_x == 1;
+constexpr bool has_gaps = Layer::pointwise && !dense;  // outputs without a pixel
 constexpr int steps = (Layer::in_channels + 7) / 8;
-constexpr int ahead = Layer::ahead;  // steps whose weights are under way
+constexpr int chunk = Layer::chunk;  // input channels that arrive together
+constexpr int chunks = (Layer::in_channels + chunk - 1) / chunk;
+constexpr int slots = Layer::slots;  // of the ring, for a chunk each
+constexpr int ahead = slots == chunks ? chunks : slots - 1;  // chunks under way at first
 // Whether pixels are rounded before they are multiplied: it pays where several warps read them.
 constexpr bool rounds_first = row_warps > 2;
 
 // Lanes of 4 channels and 8 pixels then meet all banks, and those of 4 channels and 4 pairs.
 constexpr int pitch = Layer::pitch;
+constexpr int weight_pitch = Layer::rows + 8;
+constexpr int slot_floats = chunk * (pitch + weight_pitch);
 static_assert(pitch % 16 == 8 && pitch >= pixels, "channels are 8 banks apart");
 static_assert(threads == 32 * row_warps * Layer::pixel_warps * splits, "a warp for each part");
+static_assert(chunk % (8 * splits) == 0 && ahead > 0, "each warp has a part of a chunk");
 
 // The block's pixels and output channels.
 struct Tile {
@@ -62,45 +71,53 @@ struct Tile {
     }
 };
 
-// Calls `of(channel, column, place)` for the vectors of [8 * steps][pitch] that are this thread's.
-template <int vector, typename Of>
+// Calls `of(channel, place)` for the vectors of [chunk][pitch], `columns` in a row, that are this
+// thread's: all of one column.
+template <int columns, int pitch, int vector, typename Of>
 TCONV_DEVICE void each_vector(float* shared, Of of) {
-    constexpr int columns = pixels / vector;
     constexpr int rows = threads / columns;
     static_assert(rows > 0, "a thread has a column");
-    int row = int(threadIdx.x) / columns, column = int(threadIdx.x) % columns * vector;
+    int row = int(threadIdx.x) / columns;
     if (row >= rows) return;
-    float* place = shared + row * pitch + column;
-#pragma unroll 4
-    for (int k = row; k < 8 * steps; k += rows) {
-        of(k, column, place);
-        place += rows * pitch;
+    float* place = shared + row * pitch + int(threadIdx.x) % columns * vector;
+#pragma unroll
+    for (int i = 0; i < (chunk + rows - 1) / rows; ++i) {
+        int k = row + i * rows;
+        if (chunk % rows == 0 || k < chunk) of(k, place + i * rows * pitch);
     }
 }
 
-// Copies in vectors, zeros for channels and pixels that do not exist.
 template <int vector>
-TCONV_DEVICE void load_vectors(const Arguments& a, const Tile& tile, const float* source,
-                               float* shared) {
-    int place = int(threadIdx.x) % (pixels / vector) * vector;
-    int pixel = tile.first_pixel + (place < tile.count ? place : 0);
-    int y = pixel / a.source_width, x = pixel - y * a.source_width;
-    source += y * a.source_stride_h + x * a.source_stride_w;
-    each_vector<vector>(shared, [&](int k, int column, float* to) {
-        bool valid = column < tile.count && k < Layer::in_channels;
-        const float* from = source + (valid ? k * a.source_stride_c : 0);
-        if constexpr (vector == 4) {
-            ptx::cp_async_cg_16(to, from, valid);
-        } else {
-            ptx::cp_async_ca<4 * vector>(to, from, valid);
-        }
-    });
+TCONV_DEVICE void copy(float* to, const float* from, bool valid) {
+    if constexpr (vector == 4) {
+        ptx::cp_async_cg_16(to, from, valid);
+    } else {
+        ptx::cp_async_ca<4 * vector>(to, from, valid);
+    }
 }
 
-// Rounds the values that this thread copied, which no other has read yet.
+// What a thread copies of a chunk: one column, so one place of every channel.
+struct Column {
+    const float* first;  // of the first channel
+    Index stride;        // from channel to channel
+    bool exists;
+
+    // Copies in vectors, zeros for what does not exist.
+    template <int columns, int pitch, int vector>
+    TCONV_DEVICE void load(int first_channel, float* shared) const {
+        each_vector<columns, pitch, vector>(shared, [&](int k, float* to) {
+            int channel = first_channel + k;
+            bool valid =
+                exists && (Layer::in_channels % chunk == 0 || channel < Layer::in_channels);
+            copy<vector>(to, first + (valid ? channel * stride : 0), valid);
+        });
+    }
+};
+
+// Rounds the pixels that this thread copied, which no other has read yet.
 template <int vector>
 TCONV_DEVICE void round_vectors(float* shared) {
-    each_vector<vector>(shared, [](int, int, float* place) {
+    each_vector<pixels / vector, pitch, vector>(shared, [](int, float* place) {
         auto values = *reinterpret_cast<Vector<float, vector>*>(place);
 #pragma unroll
         for (float& value : values.values) value = __uint_as_float(tf32_bits(value));
@@ -134,53 +151,48 @@ TCONV_DEVICE void with_vector(int vector, With with) {
     }
 }
 
-// A lane's weights: rows g and g + 8 of two fragments, for input channels t and t + 4 of a step,
-// where g = lane / 4 and t = lane % 4. With a kernel of 1x1 a load is four pieces of 32 bytes.
-// Rows that do not exist have the first one's weights: nobody reads their sums.
-struct Weights {
-    const uint32_t* first;  // of all
-    Index stride_in;
-    Index offsets[4];  // of the lane's rows, in its first channel
+// A thread's pixels.
+template <int vector>
+TCONV_DEVICE Column pixel_column(const Arguments& a, const Tile& tile, const float* source) {
+    int place = int(threadIdx.x) % (pixels / vector) * vector;
+    bool exists = place < tile.count;
+    int pixel = tile.first_pixel + (exists ? place : 0);
+    int y = pixel / a.source_width, x = pixel - y * a.source_width;
+    return {source + y * a.source_stride_h + x * a.source_stride_w, a.source_stride_c, exists};
+}
 
-    TCONV_DEVICE Weights(const Arguments& a, const Tile& tile, int first_row)
-        : first(static_cast<const uint32_t*>(a.weight)), stride_in(a.weight_stride_in) {
-        int lane = int(threadIdx.x) % 32;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int row = first_row + 8 * i + lane / 4;
-            int of_row = tile.first_channel + row / taps, tap = row % taps;
-            bool exists = row < tile_channels * taps && of_row < Layer::out_channels;
-            if (!exists) of_row = tile.first_channel, tap = 0;
-            offsets[i] = (tile.group * Layer::in_channels + lane % 4) * stride_in +
-                         of_row * a.weight_stride_out + tap / Layer::kernel_x * a.weight_stride_h +
-                         tap % Layer::kernel_x * a.weight_stride_w;
-        }
-    }
+// Whether weights are copied in vectors of four rows.
+TCONV_DEVICE bool weights_in_vectors(const Arguments& a) {
+    return taps == 1 && Layer::out_channels % 4 == 0 && a.weight_stride_out == 1 &&
+           a.weight_stride_in % 4 == 0 && reinterpret_cast<uint64_t>(a.weight) % 16 == 0;
+}
 
-    TCONV_DEVICE void load(int step, uint32_t (&values)[2][4]) const {
-        if (step >= steps) return;
-        Index from = 8 * step * stride_in;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            int k = 8 * step + i % 4 / 2 * 4 + int(threadIdx.x) % 4;
-            // NOTE: one offset: more than one addition to a pointer takes two instructions each.
-            Index offset = from + i % 4 / 2 * 4 * stride_in + offsets[i / 4 * 2 + i % 2];
-            bool exists = Layer::in_channels % 8 == 0 || k < Layer::in_channels;
-            values[i / 4][i % 4] = ptx::ld_global_nc_if(first + offset, exists);
-        }
-    }
-};
+// A thread's weights. Rows that do not exist are zeros: nobody reads their sums.
+template <int vector>
+TCONV_DEVICE Column weight_column(const Arguments& a, const Tile& tile) {
+    int row = int(threadIdx.x) % (Layer::rows / vector) * vector;
+    int of_row = tile.first_channel + row / taps, tap = row % taps;
+    bool exists = row < tile_channels * taps && of_row < Layer::out_channels;
+    if (!exists) of_row = tile.first_channel, tap = 0;
+    Index offset = Index(tile.group) * Layer::in_channels * a.weight_stride_in +
+                   of_row * a.weight_stride_out + tap / Layer::kernel_x * a.weight_stride_h +
+                   tap % Layer::kernel_x * a.weight_stride_w;
+    return {static_cast<const float*>(a.weight) + offset, a.weight_stride_in, exists};
+}
 
-TCONV_DEVICE void multiply(const float* shared, const uint32_t (&weights)[2][4],
+// Adds a lane's products of 8 input channels: rows g and g + 8 of two fragments, for channels t and
+// t + 4, where g = lane / 4 and t = lane % 4.
+TCONV_DEVICE void multiply(const float* of_pixels, const float* of_weights,
                            float (&sums)[2][fragments][4]) {
     uint32_t a[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        a[i / 4][i % 4] = tf32_bits(__uint_as_float(weights[i / 4][i % 4]));
+        int row = i / 4 * 16 + i % 2 * 8, channel = i % 4 / 2 * 4;
+        a[i / 4][i % 4] = tf32_bits(of_weights[channel * weight_pitch + row]);
     }
 #pragma unroll
     for (int j = 0; j < fragments; ++j) {
-        float found[2] = {shared[8 * j], shared[8 * j + 4 * pitch]};
+        float found[2] = {of_pixels[8 * j], of_pixels[8 * j + 4 * pitch]};
         uint32_t b[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -225,8 +237,11 @@ TCONV_DEVICE float gathered(const Arguments& a, const float* of_channel, Output 
     return sum;
 }
 
+// What vectors are stored: those of which no output has a pixel, those of which some have, or all.
+enum class Stored { gaps, pixels, all };
+
+template <Stored stored>
 TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const float* sums) {
-    constexpr bool dense = Layer::pointwise && Layer::stride_y == 1 && Layer::stride_x == 1;
     int first_row = tile.first_pixel / a.source_width;
     int rest = a.destination_height - first_row * Layer::stride_y;
     int rows = (tile.count + a.source_width - 1) / a.source_width * Layer::stride_y;
@@ -235,49 +250,74 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
     Index begin =
         dense ? tile.first_pixel : Index(first_row) * Layer::stride_y * a.destination_width;
     // Threads side by side along the runs of each of `together` channels.
-    constexpr int least = dense && pixels <= 64 ? 16 : 32;
+    constexpr int least = (dense && pixels <= 64) || threads < 128 ? 16 : 32;
     constexpr int most = threads / least, together = tile_channels < most ? tile_channels : most;
     constexpr int side_by_side = threads / together / least * least;
     int own = int(threadIdx.x) / side_by_side, place = int(threadIdx.x) % side_by_side * 4;
     if (own >= together) return;
-    for (int c = own; c < tile_channels; c += together) {
-        int of_group = tile.first_channel + c;
-        if (of_group >= Layer::out_channels) break;
-        int channel = tile.group * Layer::out_channels + of_group;
+    int channels = Layer::out_channels - tile.first_channel;
+    if (channels > tile_channels) channels = tile_channels;
+    // NOTE: planes four apart begin at the same place of a vector. So a thread's channels do.
+    constexpr int apart = together % 4 == 0 ? together : 4 * together;
+    for (int begun = own; begun < apart && begun < channels; begun += together) {
+        int channel = tile.group * Layer::out_channels + tile.first_channel + begun;
         Index first =
             tile.image * a.destination_stride_n + channel * a.destination_stride_c + begin;
-        float* run = static_cast<float*>(a.destination) + first;
-        const float* of_channel = sums + c * (taps * pitch);
-        float bias = 0;
-        if constexpr (Layer::bias) bias = static_cast<const float*>(a.bias)[channel];
-#pragma unroll 2
-        for (int e = place - behind_vector(first); e < length; e += 4 * side_by_side) {
-            float values[4];
-            if (dense && behind_vector(first) == 0 && e + 4 <= length) {
-                auto sums = added<4>(of_channel + e);
-#pragma unroll
-                for (int v = 0; v < 4; ++v) values[v] = bias + sums.values[v];
-                store_vector(run, e, length, values);
-                continue;
-            }
+        int behind = behind_vector(first);
+        for (int e = place - behind; e < length; e += 4 * side_by_side) {
             Output at(dense ? 0 : e, a);
+            int pixel[4] = {};
+            bool reached[4], any = false;
+            Output next = at;
 #pragma unroll
             for (int v = 0; v < 4; ++v) {
-                values[v] = bias;
-                if (unsigned(e + v) < unsigned(length)) {
-                    if constexpr (dense) {
-                        values[v] += added(of_channel + e + v).values[0];
-                    } else if constexpr (!Layer::pointwise) {
-                        values[v] += gathered(a, of_channel, at);
-                    } else if (at.has_pixel()) {
-                        values[v] += added(of_channel + at.y / Layer::stride_y * a.source_width +
-                                           at.x / Layer::stride_x)
-                                         .values[0];
+                reached[v] = unsigned(e + v) < unsigned(length) && next.has_pixel();
+                any = any || reached[v];
+                if constexpr (dense) {
+                    if (reached[v]) pixel[v] = e + v;
+                } else {
+                    if (reached[v]) {
+                        pixel[v] = int(next.y) / Layer::stride_y * a.source_width +
+                                   int(next.x) / Layer::stride_x;
+                    }
+                    next.advance(a.destination_width);
+                }
+            }
+            if (stored != Stored::all && any != (stored == Stored::pixels)) continue;
+            bool whole = dense && behind == 0 && e + 4 <= length;
+            float* run = static_cast<float*>(a.destination) + first;
+            const float* of_channel = sums + begun * (taps * pitch);
+#pragma unroll 1
+            for (int c = begun; c < channels; c += apart) {
+                float bias = 0, values[4] = {};
+                if constexpr (Layer::bias) {
+                    bias = static_cast<const float*>(a.bias)[channel + c - begun];
+                }
+                if constexpr (!Layer::pointwise) {
+                    Output reader = at;
+#pragma unroll
+                    for (int v = 0; v < 4; ++v) {
+                        bool exists = unsigned(e + v) < unsigned(length);
+                        if (exists) values[v] = gathered(a, of_channel, reader);
+                        reader.advance(a.destination_width);
+                    }
+                } else if (whole) {
+                    auto found = added<4>(of_channel + e);
+#pragma unroll
+                    for (int v = 0; v < 4; ++v) values[v] = found.values[v];
+                } else if constexpr (stored != Stored::gaps) {
+#pragma unroll
+                    for (int v = 0; v < 4; ++v) {
+                        float found = added(of_channel + pixel[v]).values[0];
+                        values[v] = reached[v] ? found : 0;
                     }
                 }
-                if constexpr (!dense) at.advance(a.destination_width);
+#pragma unroll
+                for (int v = 0; v < 4; ++v) values[v] += bias;
+                store_vector(run, e, length, values);
+                run += apart * a.destination_stride_c;
+                of_channel += apart * (taps * pitch);
             }
-            store_vector(run, e, length, values);
         }
     }
 }
@@ -292,38 +332,60 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
                           tile.image * arguments.source_stride_n +
                           Index(tile.group) * Layer::in_channels * arguments.source_stride_c;
     int vector = longest_vector(arguments, tile, source);
-    with_vector(vector,
-                [&](auto length) { load_vectors<length.value>(arguments, tile, source, shared); });
+    bool weight_vectors = weights_in_vectors(arguments);
+    Column of_pixels;
+    with_vector(vector, [&](auto length) {
+        of_pixels = pixel_column<length.value>(arguments, tile, source);
+    });
+    Column of_weights =
+        weight_vectors ? weight_column<4>(arguments, tile) : weight_column<1>(arguments, tile);
 
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     int split = warp / (row_warps * Layer::pixel_warps);
     int first_row = warp % row_warps * 32;
     int first_pixel = warp / row_warps % Layer::pixel_warps * warp_pixels;
-    Weights weights(arguments, tile, first_row);
-    uint32_t next[ahead][2][4] = {};
-#pragma unroll
-    for (int u = 0; u < ahead; ++u) weights.load(split + u * splits, next[u]);
-    float sums[2][fragments][4] = {};
-    ptx::cp_async_wait_all();
-    if constexpr (rounds_first) {
-        with_vector(vector, [&](auto length) { round_vectors<length.value>(shared); });
-    }
-    __syncthreads();
-    const float* of_lane = shared + lane % 4 * pitch + first_pixel + lane / 4;
+    int of_lane = lane % 4 * pitch + first_pixel + lane / 4;
+    int weights_of_lane = chunk * pitch + lane % 4 * weight_pitch + first_row + lane / 4;
+    auto bring = [&](int c) {
+        if (c < chunks) {
+            float* slot = shared + c % slots * slot_floats;
+            with_vector(vector, [&](auto length) {
+                constexpr int columns = pixels / length.value;
+                of_pixels.load<columns, pitch, length.value>(c * chunk, slot);
+            });
+            slot += chunk * pitch;
+            if (weight_vectors) {
+                of_weights.load<Layer::rows / 4, weight_pitch, 4>(c * chunk, slot);
+            } else {
+                of_weights.load<Layer::rows, weight_pitch, 1>(c * chunk, slot);
+            }
+        }
+        ptx::cp_async_commit_group();
+    };
 #pragma unroll 1
-    for (int step = split; step < steps; step += ahead * splits) {
+    for (int c = 0; c < ahead; ++c) bring(c);
+    if constexpr (has_gaps) store_outputs<Stored::gaps>(arguments, tile, nullptr);
+
+    float sums[2][fragments][4] = {};
+#pragma unroll 1
+    for (int c = 0; c < chunks; ++c) {
+        float* now = shared + c % slots * slot_floats;
+        ptx::cp_async_wait_group<ahead - 1>();
+        if constexpr (rounds_first) {
+            with_vector(vector, [&](auto length) { round_vectors<length.value>(now); });
+        }
+        __syncthreads();  // the chunk is there, and the one before it has been read
+        bring(c + ahead);
 #pragma unroll
-        for (int u = 0; u < ahead; ++u) {
-            uint32_t now[2][4];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) now[i / 4][i % 4] = next[u][i / 4][i % 4];
-            int own = step + u * splits;
-            weights.load(own + ahead * splits, next[u]);
-            if (own < steps) multiply(of_lane + own * (8 * pitch), now, sums);
+        for (int s = 0; s < chunk / 8; s += splits) {
+            int step = s + split;
+            if (c * (chunk / 8) + step >= steps) break;
+            multiply(now + of_lane + step * (8 * pitch),
+                     now + weights_of_lane + step * (8 * weight_pitch), sums);
         }
     }
 
-    __syncthreads();  // the pixels have been read
+    __syncthreads();  // the last chunk has been read
     float* of_warp = shared + (split * Layer::rows + first_row) * pitch + first_pixel;
 #pragma unroll
     for (int j = 0; j < fragments; ++j) {
@@ -335,5 +397,5 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
         }
     }
     __syncthreads();
-    store_outputs(arguments, tile, shared);
+    store_outputs<has_gaps ? Stored::pixels : Stored::all>(arguments, tile, shared);
 }
