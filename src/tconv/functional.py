@@ -85,6 +85,19 @@ layers that make a weight in each call soon find their kind wherever that lies.
 _MOST_LEFT = 4096
 _MOST_OF_A_WEIGHT = 8
 
+_Own = tuple[
+    tuple[object, ...],  # as in _Left
+    Callable[..., bool],  # whether the input, the weight and the bias, if any, are as they were
+    object,  # as in _Left, like the two that follow
+    str,
+    torch.dtype | None,
+    Callable[[Tensor, Tensor, Tensor | None], Tensor],  # runs the call
+]
+"""A kind of calls that our kernels run, and of which no gradient is recorded."""
+
+_own_calls: dict[int, tuple[_Own, ...]] = {}
+"""These kinds, as in `_left_to_pytorch`, by the identity of the parameter."""
+
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
     """Whether a subclass overrides how PyTorch's operators act, which ours would bypass."""
@@ -160,6 +173,49 @@ def _leave_to_pytorch(
     first = id(weight)
     others = _left_to_pytorch.get(first, ())[: _MOST_OF_A_WEIGHT - 1]
     _left_to_pytorch[first] = (entry, *others)
+
+
+def _keep_own(
+    state: tuple[object, ...],
+    operands: tuple[Tensor, Tensor, Tensor | None],
+    axes: int,
+    geometry: Geometry,
+    run: Callable[..., Tensor],
+) -> None:
+    """Let `_own` find calls like this one, whose arguments are valid.
+
+    Args:
+        state: what `_left` gave for it.
+        operands: the call's input, weight and bias.
+        axes, geometry: how many spatial axes they have, and the layer's geometry, of two.
+        run: runs the call on operands of two axes.
+    """
+    input, weight, _ = operands
+    # What makes a weight in each call would fill the table with what no call finds.
+    if type(weight) is not torch.nn.Parameter or (input.data_ptr() | weight.data_ptr()) % 16:
+        return
+    if not all(type(value) in (int, bool, tuple) for value in state):
+        return
+
+    def call(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if axes == 2:
+            return run(input, weight, bias, geometry)
+        return run(_with_height(input), _with_height(weight), bias, geometry).squeeze(2)
+
+    cast = ops.autocast_dtype(input)
+    computed = input.dtype if cast is None else cast
+    entry = (
+        state,
+        private.alike(*(operand for operand in operands if operand is not None)),
+        _fp32_precision("cuda", "conv") if computed is torch.float32 else None,
+        "cuda" if input.is_cuda else "cpu",
+        cast,
+        call,
+    )
+    if len(_own_calls) >= _MOST_LEFT:
+        _own_calls.clear()
+    others = _own_calls.get(id(weight), ())[: _MOST_OF_A_WEIGHT - 1]
+    _own_calls[id(weight)] = (entry, *others)
 
 
 def _integer(value: Any) -> int | None:
@@ -376,6 +432,32 @@ def _left(
     return state, None
 
 
+def _own(
+    state: tuple[object, ...] | None, input: Tensor, weight: Tensor, bias: Tensor | None
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """What runs a call on our kernels, if that is known; its arguments were valid then.
+
+    As our kernels, unlike PyTorch's function, see no mode, transform or tracer, and read vectors,
+    more is asked than by `_left`, which has said what the call's state is.
+    """
+    if state is None:
+        return None
+    try:
+        for kept, alike, precision, device, cast, run in _own_calls.get(id(weight), ()):
+            if (
+                kept == state
+                and (alike(input, weight) if bias is None else alike(input, weight, bias))
+                and not (input.data_ptr() | weight.data_ptr()) % 16
+                and (precision is None or _fp32_precision("cuda", "conv") == precision)
+                and (cast is None or _autocast_dtype(device) is cast)
+                and ops.unwatched()
+            ):
+                return run
+    except (TypeError, ValueError, RuntimeError):  # as in `_left`
+        pass
+    return None
+
+
 def _with_height(tensor: Tensor) -> Tensor:
     """A view [a, b, 1, c] of [a, b, c] that nobody takes for channels_last.
 
@@ -459,6 +541,9 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
         return kind.pytorch(*arguments)
     output = None
     leave = None if state is None else functools.partial(_leave_to_pytorch, state, *arguments[:3])
+    keep = None
+    if state is not None and not unbatched:
+        keep = functools.partial(_keep_own, state, arguments[:3], kind.axes, geometry)
     cached = (
         unobserved
         and (device == "cuda" or settings.emulate())
@@ -466,13 +551,13 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
         and (bias is None or _is_plain(bias))
     )
     if cached:
-        output = ops.cached_forward(batch, weight, bias, geometry, leave)
+        output = ops.cached_forward(batch, weight, bias, geometry, leave, keep)
     if output is None:
         if not _is_valid(batch, weight, bias, geometry, unobserved):
             return kind.pytorch(*arguments)
         if cached:
             ops.remember(batch, weight, bias, geometry)
-            output = ops.cached_forward(batch, weight, bias, geometry, leave)
+            output = ops.cached_forward(batch, weight, bias, geometry, leave, keep)
         if output is None:
             forward = ops.forward_unobserved if unobserved else ops.forward
             output = forward(batch, weight, bias, geometry)
@@ -512,6 +597,9 @@ def conv_transpose1d(
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
         return _pytorch1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    run = _own(state, input, weight, bias)
+    if run is not None:
+        return run(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     return _convolve(_ONE, arguments, state)
 
@@ -557,6 +645,9 @@ def conv_transpose2d(
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    run = _own(state, input, weight, bias)
+    if run is not None:
+        return run(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     return _convolve(_TWO, arguments, state)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tconv
 from tconv import aten, choice, counts, functional, tuning
@@ -32,6 +34,7 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(calls, "_known", {})
     monkeypatch.setattr(calls, "_known_gradients", {})
     monkeypatch.setattr(functional, "_left_to_pytorch", {})
+    monkeypatch.setattr(functional, "_own_calls", {})
     monkeypatch.setattr(choice, "SMALL", 0.0)
     monkeypatch.setattr(choice, "SURE_SECONDS", 0.0)
     yield
@@ -249,6 +252,87 @@ def test_what_is_left_to_pytorch_is_found_at_once(gpu, monkeypatch):
     monkeypatch.setattr(functional.ops, "unobserved", lambda *_: pytest.fail("asked again"))
     for out in (tconv.conv_transpose2d(x, w, b, 2, 1), layer(x)):
         assert type(out.grad_fn).__name__ == "ConvolutionBackward0"
+
+
+class SeesFunctions(TorchFunctionMode):
+    def __torch_function__(self, function, _types, arguments=(), named=None):
+        return function(*arguments, **(named or {}))
+
+
+class SeesOperators(TorchDispatchMode):
+    def __torch_dispatch__(self, operator, _types, arguments=(), named=None):
+        return operator(*arguments, **(named or {}))
+
+
+def own_run(layer, x, weight=None, bias=None):
+    """What runs a call without that anybody considers it again, if ours does."""
+    weight = layer.weight if weight is None else weight
+    bias = layer.bias if bias is None else bias
+    rest = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+    state, served = functional._left(x, weight, bias, *rest)
+    assert served is None
+    return functional._own(state, x, weight, bias)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_what_is_ours_is_found_at_once(gpu, monkeypatch, axes, bias):
+    kind = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1]
+    layer = kind(32, 16, 4, 2, 1, bias=bias)
+    x = torch.randn(2, 32, *(16,) * axes)
+    expected = layer(x)
+    layer(x)
+    monkeypatch.setattr(functional, "_convolve", lambda *_: pytest.fail("considered again"))
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
+    assert sum(served().values()) == len(gpu.ran) - 1 == 3  # one was the timing's
+
+
+@torch.no_grad()
+def test_what_is_not_alike_is_not_found_at_once(gpu):
+    layer = tconv.ConvTranspose2d(32, 16, 4, 2, 1)
+    x = torch.randn(2, 32, 16, 16)
+    for _ in range(2):
+        layer(x)
+    assert own_run(layer, x)
+    off = torch.randn(x.numel() + 1)[1:].view_as(x)
+    others = (x[:1], x[0], x.double(), off, x.contiguous(memory_format=torch.channels_last))
+    assert not any(own_run(layer, other) for other in others)
+    assert not own_run(layer, x, bias=layer.bias[:3])
+    assert not own_run(layer, x, weight=layer.weight.clone())
+    with torch.enable_grad():
+        assert not own_run(layer, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not own_run(layer, x)
+    for mode in (SeesFunctions(), SeesOperators(), torch.autograd.profiler.profile()):
+        with mode:
+            assert not own_run(layer, x)
+    with tconv.own_kernels():
+        assert not own_run(layer, x)
+    found = []
+    torch.func.vmap(lambda one: found.append(own_run(layer, one)) or one)(x.expand(3, *x.shape))
+    assert found == [None]
+    layer.stride = (3, 3)
+    assert not own_run(layer, x)
+    layer.stride = (2, 2)
+    layer.weight.requires_grad_(False)
+    assert not own_run(layer, x)
+    layer.weight.requires_grad_(True)
+    assert own_run(layer, x)
+
+
+@torch.inference_mode()
+def test_under_autocast_ours_is_found_at_once(gpu, monkeypatch):
+    layer = tconv.ConvTranspose2d(32, 16, 4, 2, 1)
+    x = torch.randn(2, 32, 16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            layer(x)
+        monkeypatch.setattr(functional, "_convolve", lambda *_: pytest.fail("considered again"))
+        assert layer(x).dtype is torch.bfloat16
+    with torch.autocast("cpu", torch.float16):
+        assert not own_run(layer, x)
+    assert not own_run(layer, x)
 
 
 def is_left(gpu, x, w, b=None, stride=2, padding=1, **rest):

@@ -32,6 +32,7 @@ from tconv.ops.autograd import (
     input_gradient,
     remember,
     unobserved,
+    unwatched,
     weight_gradient,
 )
 from tconv.ops.compute import DTYPES
@@ -48,6 +49,7 @@ __all__ = [
     "output_size",
     "remember",
     "unobserved",
+    "unwatched",
     "weight_gradient",
 ]
 

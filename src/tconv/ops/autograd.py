@@ -280,6 +280,18 @@ _pytorch = torch.conv_transpose2d
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
+def unwatched() -> bool:
+    """Whether no mode, transform, tracer or profiler of this thread sees calls."""
+    return (
+        not private.len_dispatch_stack()
+        and not private.len_function_stack()
+        and not private.are_transforms_active()
+        and not private.is_tracing()
+        and not private.is_profiler_enabled()
+        and private.forward_ad._current_level < 0
+    )
+
+
 def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
     """Whether the dispatcher would do nothing for a call on these tensors but call us.
 
@@ -300,12 +312,7 @@ def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
                 and not private.is_wrapped(third)
             )
         )
-        and not private.len_dispatch_stack()
-        and not private.len_function_stack()
-        and not private.are_transforms_active()
-        and not private.is_tracing()
-        and not private.is_profiler_enabled()
-        and private.forward_ad._current_level < 0
+        and unwatched()
         and not (first.is_neg() or private.is_zerotensor(first) or private.is_wrapped(first))
         and not (second.is_neg() or private.is_zerotensor(second) or private.is_wrapped(second))
     )
@@ -348,6 +355,7 @@ def cached_forward(
     bias: Tensor | None,
     geometry: Geometry,
     leave: Callable[[Counter], None] | None = None,
+    keep: Callable[[Callable[..., Tensor]], None] | None = None,
 ) -> Tensor | None:
     """`forward_unobserved` of a call whose like was `remember`ed, else None.
 
@@ -356,6 +364,8 @@ def cached_forward(
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
         leave: is told the call's counter where PyTorch is to run such calls from now on.
+        keep: is given what runs such calls, on the arguments up to the geometry, where our kernels
+            do and no gradient is recorded.
 
     Where PyTorch is to run the call and its gradients, its own function does, with its own
     backward: the host then does what it does without us, but for one look-up.
@@ -375,6 +385,8 @@ def cached_forward(
             leave(served)
         stride, padding, output_padding, dilation, groups = geometry
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if keep is not None and not differentiable and run.is_ours():
+        keep(run if dtype is None else functools.partial(_run, run, False, dtype))
     return _run(run, differentiable, dtype, input, weight, bias, geometry)
 
 

@@ -25,6 +25,7 @@ from tconv.problem import (
 )
 from tconv.run import choosing, execution
 from tconv.run.binding import Call, Settings
+from tconv.tuning import PYTORCH
 
 Laid = tuple[Sizes, Sizes]
 """Shape and strides of a tensor, strides in elements."""
@@ -59,6 +60,11 @@ class Known:
     ) -> Tensor:
         """The layer's output."""
         return execution.forward(self._call, input, weight, bias, geometry)
+
+    def is_ours(self) -> bool:
+        """Whether it is known that our kernels run the call on a GPU."""
+        way = choosing.known(self._call, tuning.mode())
+        return way is not None and way.candidate is not PYTORCH and self._call.device is not None
 
     def pytorchs(self, differentiable: bool, wanted: tuple[bool, bool]) -> Counter | None:
         """The counter of the call where PyTorch's own function, with its own backward, runs it.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tconv import functional
 from tconv.ops import compute
 from tconv.run import signature
 
@@ -130,6 +131,10 @@ class RecordedForward:
         return self.run.forward(*call)
 
     @staticmethod
+    def is_ours() -> bool:
+        return True
+
+    @staticmethod
     def pytorchs(differentiable: bool, wanted: tuple[bool, bool]) -> None:
         return None
 
@@ -138,6 +143,7 @@ class RecordedForward:
 def run(monkeypatch: pytest.MonkeyPatch) -> RecordingRun:
     """CPU tensors go where CUDA tensors go, and the way is recorded."""
     monkeypatch.setenv("TCONV_EMULATE", "1")
+    monkeypatch.setattr(functional, "_own_calls", {})
     recording = RecordingRun()
     monkeypatch.setattr(compute, "runner", lambda: recording)
     return recording
