@@ -1,11 +1,13 @@
 """What images of many sizes cost a layer: kernels, their times, and stalls.
 
     PYTHONPATH=src python benchmarks/new_sizes.py --model            # needs no GPU
+    PYTHONPATH=src python benchmarks/new_sizes.py --model --dtype bfloat16 --layout channels_last
     PYTHONPATH=src python benchmarks/new_sizes.py [--csv FILE]       # on a GPU
 
-`--model` plans 600 random sizes of each of ten layers, in all three directions, and counts the
-kernels that they need. The cost is the modelled time of the plans over that of each size's best
-kernel, as a geometric mean.
+`--model` plans 600 random sizes of each of ten layers, in all three directions. It counts the
+plans that differ, and the kernels: a plan may pack with one kernel, run a second, and repair or add
+up with a third. The cost is the modelled time of the plans over that of each size's best kernel, as
+a geometric mean.
 
 On a GPU, the same is timed for 24 sizes. Then a process with an empty cache runs 200 sizes of each
 layer forward, and so does a second process with the cache that it filled. What the first calls of
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import os
 import random
 import subprocess
@@ -25,7 +28,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, get_args
 
 from tconv import sizes
 from tconv.jit.compile import compile_cuda
@@ -33,7 +36,7 @@ from tconv.jit.target import Target
 from tconv.kernels.source import KernelSource
 from tconv.layers import DIRECTIONS, Layer
 from tconv.plan import Candidate, Plan, plan
-from tconv.problem import Problem
+from tconv.problem import Direction, DType, Layout, Problem
 
 LAYERS = {
     "kb71": "32,32,3",
@@ -53,9 +56,16 @@ MOST_ELEMENTS = 1 << 28
 """Of the larger tensor, so that 200 sizes take seconds."""
 
 
-def draw(layer: str, count: int, direction: str = "forward", tf32: bool = True) -> list[Problem]:
+def draw(
+    layer: str,
+    count: int,
+    direction: Direction = "forward",
+    dtype: DType = "float32",
+    layout: Layout = "contiguous",
+    tf32: bool = True,
+) -> list[Problem]:
     """Random sizes of a layer, the same at each call: uniform in height, width and batch."""
-    of_layer = Layer.parse(layer).problem(direction, tf32=tf32)  # type: ignore[arg-type]
+    of_layer = Layer.parse(layer).problem(direction, dtype, layout, tf32=tf32)
     numbers = random.Random(7)
     found: list[Problem] = []
     while len(found) < count:
@@ -70,36 +80,58 @@ def _elements(shape: tuple[int, int, int, int]) -> int:
     return shape[0] * shape[1] * shape[2] * shape[3]
 
 
-def model() -> list[dict[str, Any]]:
-    """Kernels and modelled cost of each layer, direction and math, for an H200."""
-    target = Target.named("sm_90a")
+def model(dtypes: list[DType], layouts: list[Layout]) -> list[dict[str, Any]]:
+    """Kernels and modelled cost of each layer, direction, dtype and layout, for an H200."""
     rows = []
-    for name, layer in LAYERS.items():
-        for direction, tf32 in ((d, t) for d in DIRECTIONS for t in (True, False)):
-            problems = draw(layer, MODELLED, direction, tf32)
-            started = time.perf_counter()
-            plans = [sizes.planned(problem, target) for problem in problems]
-            seconds = time.perf_counter() - started
-            own = [plan(problem, target) for problem in problems]
-            rows.append(
-                {
-                    "layer": name,
-                    "direction": direction,
-                    "math": problems[0].math,
-                    "kernels": len({_texts(found) for found in plans}),
-                    "kernels_of_own": len({_texts(found) for found in own}),
-                    "cost": geometric_mean(
-                        found.cost / best.cost for found, best in zip(plans, own, strict=True)
-                    ),
-                    "plan_ms": seconds / len(problems) * 1e3,
-                }
-            )
-            print("  ".join(_text(value) for value in rows[-1].values()), flush=True)
+    for dtype, layout in itertools.product(dtypes, layouts):
+        for direction in DIRECTIONS:
+            for tf32 in (True, False) if dtype == "float32" else (False,):
+                found = [
+                    _modelled(name, draw(layer, MODELLED, direction, dtype, layout, tf32))
+                    for name, layer in LAYERS.items()
+                ]
+                kernels, cost = (row["kernels"] for row in found), (row["cost"] for row in found)
+                math = "tf32" if tf32 else "ieee"
+                print(
+                    f"{dtype}/{math} {layout} {direction}: at most {max(kernels)} kernels, "
+                    f"cost {geometric_mean(cost):.4f}",
+                    flush=True,
+                )
+                rows += found
     return rows
 
 
-def _texts(of: Plan) -> tuple[KernelSource, ...]:
-    return of.sources
+def _modelled(name: str, problems: list[Problem]) -> dict[str, Any]:
+    """The row of a layer in one direction."""
+    target = Target.named("sm_90a")
+    started = time.perf_counter()
+    plans = [sizes.planned(problem, target) for problem in problems]
+    seconds = time.perf_counter() - started
+    own = [plan(problem, target) for problem in problems]
+    first = problems[0]
+    row = {
+        "layer": name,
+        "direction": first.direction,
+        "dtype": first.dtype,
+        "math": first.math,
+        "layout": first.x_layout,
+        "common_sizes": sum(map(sizes.is_common, problems)),
+        "plans": len({found.sources for found in plans}),
+        "kernels": len(_kernels(plans)),
+        "plans_of_own": len({best.sources for best in own}),
+        "kernels_of_own": len(_kernels(own)),
+        "cost": geometric_mean(
+            found.cost / best.cost for found, best in zip(plans, own, strict=True)
+        ),
+        "plan_ms": seconds / len(problems) * 1e3,
+    }
+    print("  ".join(_text(value) for value in row.values()), flush=True)
+    return row
+
+
+def _kernels(plans: list[Plan]) -> set[KernelSource]:
+    """The kernels of all launches of these plans."""
+    return {source for found in plans for source in found.sources}
 
 
 def _text(value: object) -> str:
@@ -123,8 +155,8 @@ def timed() -> list[dict[str, Any]]:
             source: None
             for problem in problems
             for source in (
-                *_texts(sizes.planned(problem, target)),
-                *_texts(plan(problem, target)),
+                *sizes.planned(problem, target).sources,
+                *plan(problem, target).sources,
             )
         }
         with ThreadPoolExecutor() as pool:
@@ -206,13 +238,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="store_true", help="plans alone: needs no GPU")
     parser.add_argument("--epoch", metavar="LAYER", help="one layer's epoch, in this process")
+    for option, choices in (("--dtype", get_args(DType)), ("--layout", get_args(Layout))):
+        parser.add_argument(
+            option, nargs="+", choices=choices, default=choices[:1], help="with --model"
+        )
     parser.add_argument("--csv", type=Path)
     parsed = parser.parse_args()
     if parsed.epoch is not None:
         epoch(parsed.epoch)
         return
     if parsed.model:
-        rows = model()
+        rows = model(parsed.dtype, parsed.layout)
     else:
         lost = {row["layer"]: row for row in epochs()}
         rows = [row | lost[row["layer"]] for row in timed()]
