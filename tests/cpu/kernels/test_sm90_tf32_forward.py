@@ -395,6 +395,19 @@ def test_patches_begin_on_lines_where_that_takes_no_more_tiles():
     assert laid(1022, tile).repairing.lead == laid(1022, tile).lead == 8
 
 
+def test_a_packing_serves_tiles_that_differ_in_what_it_does_not_read():
+    """Rows of another alignment, and tiles whose warps share their pixels."""
+    layer = Case(1, 64, 64, 1, (8, 32), (3, 3))
+    of_sizes = [
+        plans(problem_of(layer)),
+        plans(problem_of(dataclasses.replace(layer, size=(8, 33)))),
+    ]
+    every = [plan_ for of_size in of_sizes for plan_ in of_size]
+    kinds = {(p.tile.m_tiles, p.tile.half, p.tile.resident) for p in every}
+    assert len({p.launches[0].source for p in every}) == len(kinds)
+    assert len({p.kernel.source for p in every}) == len(every)
+
+
 # Whether patches come by tensor map or through registers, and weights from shared memory or L2.
 by_map_or_loads = pytest.mark.parametrize("aligned", (True, False), ids=("map", "loads"))
 by_weights = pytest.mark.parametrize("resident", (True, False), ids=("resident", "streamed"))

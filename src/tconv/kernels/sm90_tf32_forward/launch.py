@@ -77,6 +77,10 @@ def kernel_source(
     shared = -(-(shared + 256) // 1024) * 1024
     constants = (
         *_layer_constants(problem, laid, index),
+        ("padding_y", problem.height.padding),
+        ("padding_x", problem.width.padding),
+        ("vector", laid.vector),
+        ("shares", laid.shares),
         ("shared_bytes", shared),
         ("stages", stages),
         ("raw_stages", raw_stages),
@@ -140,16 +144,16 @@ def kernel_source(
 
 
 def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple, ...]:
-    """What the kernel and its packing share."""
+    """What the kernel and its packing share.
+
+    NOTE: only what both read: one packing then serves tiles that differ in the rest.
+    """
     pairs = [pair for row_class in laid.classes for pair in row_class]
     begins = [0]
     for row_class in laid.classes:
         begins.append(begins[-1] + len(row_class))
     return (
         *hopper.layer_constants(problem, index),
-        ("padding_y", problem.height.padding),
-        ("padding_x", problem.width.padding),
-        ("vector", laid.vector),
         ("row_step", laid.row_step),
         ("warp_channels", warp_channels(problem)),
         ("m_tiles", laid.tile.m_tiles),
@@ -165,7 +169,6 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
         ("split", laid.split),
         ("half", laid.tile.half),
         ("most_unfit_weights", min(laid.most_unfit_weights, MOST_UNFIT_WEIGHTS)),
-        ("shares", laid.shares),
         ("resident", laid.tile.resident),
         ("reaches", laid.reaches),
         ("slots_x", len(laid.slots_x)),
