@@ -285,8 +285,8 @@ def outlying(t, name, value):
 
 
 def assert_repaired(chosen, t, images=None, **options):
-    """These images' outputs come as from the same tile in TF32, to the bit, and the others' as from
-    float16 alone. All images' do where float16 cannot hold the weights.
+    """These images' outputs come as from its repair's tile in TF32, to the bit, and the others' as
+    from float16 alone. All images' do where float16 cannot hold the weights.
     """
     images = range(chosen.problem.batch) if images is None else images
     in_half, again, out = run(alone(chosen), t), run(in_tf32(chosen), t), run(chosen, t, **options)
@@ -437,6 +437,23 @@ def test_zeros_are_held(name):
     assert packed_for_repair(chosen, workspace) == sum(
         family.layout(chosen.problem, chosen.tile).repairing.pack_items
     )
+
+
+@pytest.mark.parametrize("case", (CASES[0], CASES[12]), ids=("together", "apart"))
+def test_one_kernel_repairs_all_tiles_and_sizes_of_a_layer(case):
+    sizes = (case.size, (5, 8), (3, 131), (2, 700))
+    every = [
+        plan_
+        for size in sizes
+        for plan_ in served(problem_of(dataclasses.replace(case, size=size)), half=True)
+    ]
+    assert len({plan_.kernel.source for plan_ in every}) > 20
+    assert len({plan_.of_role("repair")[0].source for plan_ in every}) == 1
+    # Rows that are longer than a stage of all shifts in y could be: and it still is right.
+    wide = dataclasses.replace(case, batch=1, out_channels=8, size=(2, 700))
+    chosen = served(problem_of(wide), half=True)[0]
+    t = operands(wide, torch.float32, "contiguous", "cpu")
+    assert_repaired(chosen, outlying(t, "x", 1e5))
 
 
 def test_repairs_products_of_few_small_channels():

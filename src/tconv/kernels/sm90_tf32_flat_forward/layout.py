@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
-from tconv.kernels.sm90_tf32_flat_forward.tiles import CONSUMERS, GROUP_ROWS, Tile
+from tconv.kernels.sm90_tf32_flat_forward.tiles import (
+    CONSUMERS,
+    GROUP_ROWS,
+    REPAIR,
+    REPAIR_APART,
+    Tile,
+)
 from tconv.problem import Axis, Problem
 
 PACK_THREADS = 256
@@ -103,12 +108,14 @@ class Layout:
     Attributes:
         classes: the distinct lists of slots, (shift in y, shift in x), of row groups.
         row_class: the class of each row group.
+        of_layer: whether the kernel's constants are the same for all sizes of the layer.
     """
 
     problem: Problem
     tile: Tile
     classes: tuple[tuple[Slot, ...], ...]
     row_class: tuple[int, ...]
+    of_layer: bool = False
 
     @property
     def row_phases(self) -> int:
@@ -145,7 +152,8 @@ class Layout:
     def model(self) -> Layout:
         """The tile over the problem that the kernel's constants are for."""
         pattern = self.problem.pattern
-        return self if pattern is self.problem else layout(pattern, self.tile)
+        same = self.of_layer or pattern is self.problem
+        return self if same else layout(pattern, self.tile)
 
     @functools.cached_property
     def pitch(self) -> int:
@@ -194,6 +202,8 @@ class Layout:
         """
         if self.model is not self:
             return self.model.stage_rows
+        if self.of_layer:  # rows of any length then fit
+            return max(1, len(self.slot_rows))
         fits = self._fitting_stages(hopper.TARGET, self._boxes(self.most_slot[0])) != (0, 0)
         # Nobody has timed resident weights with such stages.
         return 1 if fits or self.tile.resident else max(1, len(self.slot_rows))
@@ -235,7 +245,7 @@ class Layout:
 
         The alignment of the outputs and of the rows in shared memory decides.
         """
-        return self.model.most_vector
+        return 1 if self.of_layer else self.model.most_vector
 
     @property
     def most_vector(self) -> int:
@@ -304,7 +314,7 @@ class Layout:
         counts: tuple[int, ...] = (3, 2) if self.tile.storers else (4, 3)
         if self.tile.resident:
             counts = (most_weights,)
-        if self.model is not self:
+        if self.model is not self or self.of_layer:
             weights, pixels = weights - 16 * CONSUMERS, pixels - 16
             free = self.model.shared_bytes - self.fixed_bytes
             counts = counts if self.tile.resident else (*counts, 2)
@@ -326,6 +336,8 @@ class Layout:
         """Shared memory of a block."""
         if self.model is not self:
             return self.model.shared_bytes
+        if self.of_layer:
+            return (hopper.TARGET.shared_per_block - 2048) // 1024 * 1024
         pixels, weights = self.stages(hopper.TARGET)
         of_pixels = pixels * self.patch_positions * LINE_BYTES
         return self.fixed_bytes + CONSUMERS * weights * WEIGHT_BYTES + of_pixels
@@ -409,7 +421,8 @@ class Layout:
             # The rows of whole warps, if they fit.
             channels -= channels % min(channels, self.warp_channels)
             of_weights, of_pixels = self._pack_items(channels)
-            divisible = channels > self.warp_channels and of_weights + of_pixels < LEAST_ITEMS
+            items = of_weights + (0 if self.of_layer else of_pixels)
+            divisible = channels > self.warp_channels and items < LEAST_ITEMS
             if channels == 1 or not (divisible or of_weights < LEAST_WEIGHT_ITEMS):
                 return channels
             channels //= 2
@@ -455,11 +468,12 @@ class Layout:
 
     @property
     def repairing(self) -> Layout:
-        """The same tiles in TF32, for the repair.
+        """Tiles in TF32, for the repair: one kernel, whatever the tile and the size.
 
-        Their weights take twice the memory, so they are not resident but loaded with each tile.
+        It recomputes whole images, so its tiles need not be those of the kernel in front.
         """
-        return layout(self.problem, dataclasses.replace(self.tile, half=False, resident=False))
+        apart = hopper.apart_why_not(self.problem) is None
+        return layout(self.problem, REPAIR_APART if apart else REPAIR, of_layer=True)
 
     @property
     def status(self) -> int:
@@ -514,10 +528,11 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
-def layout(problem: Problem, tile: Tile) -> Layout:
-    """Lays a tile over a problem."""
+def layout(problem: Problem, tile: Tile, of_layer: bool = False) -> Layout:
+    """Lays a tile over a problem; for the last argument see `Layout`."""
     axes = (_of_any_size(problem.height), _of_any_size(problem.width))
-    return Layout(problem, tile, *_row_classes(*axes, problem.out_channels_per_group, tile))
+    classes = _row_classes(*axes, problem.out_channels_per_group, tile)
+    return Layout(problem, tile, *classes, of_layer)
 
 
 def _of_any_size(axis: Axis) -> Axis:
@@ -576,7 +591,12 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return refusal
     if tile.paired and problem.height.stride % 2:
         return f"takes two phases in y together, the stride is {problem.height.stride}"
-    laid = layout(problem, tile)
+    return _why_not(layout(problem, tile), target)
+
+
+def _why_not(laid: Layout, target: Target) -> str | None:
+    """The same of a layout."""
+    problem, tile = laid.problem, laid.tile
     if tile.paired and laid.rows == 0:
         return f"takes whole rows of positions, which have {laid.pitch}"
     if tile.half and laid.chunks == laid.repairing.chunks:
@@ -588,7 +608,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             f"{laid.image_octets}"
         )
     if tile.half:
-        refusal = tile_why_not(problem, target, laid.repairing.tile)
+        refusal = _why_not(laid.repairing, target)
         if refusal is not None:
             return f"the launch that repairs it: {refusal}"
     if laid.most_vector % laid.vector:

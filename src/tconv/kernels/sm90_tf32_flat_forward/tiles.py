@@ -56,3 +56,6 @@ TILES = (
     Tile(160, storers=True, resident=True),
     Tile(208, apart=True),
 )
+
+REPAIR, REPAIR_APART = Tile(160, storers=True), Tile(208, apart=True)
+"""The tiles of the launch that repairs, the second where the phases in x are better apart."""
