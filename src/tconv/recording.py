@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 from unittest import mock
@@ -248,14 +249,17 @@ def _saying(doing: str, way_out: str = "") -> Iterator[None]:
 
 def _no_calls(model: torch.nn.Module) -> str:
     """Why a model may have made no call of ours, and what to do."""
-    left = sum(type(module) is torch.nn.ConvTranspose2d for module in model.modules())
+    kinds = Counter(type(module) for module in model.modules())
+    classes = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d)
+    left = [f"{kinds[cls]} torch.nn.{cls.__name__}" for cls in classes if kinds[cls]]
     if left:
         return (
-            f"precompile found no call of tconv's, but {left} torch.nn.ConvTranspose2d: call "
+            f"precompile found no call of tconv's, but {' and '.join(left)}: call "
             "tconv.convert(model) before, as the program does, or precompile within `with "
             "tconv.enable():`"
         )
     return (
         "precompile found no call of tconv's: the model's forward reaches no "
-        "tconv.ConvTranspose2d and no tconv.conv_transpose2d with float tensors"
+        "tconv.ConvTranspose1d or tconv.ConvTranspose2d, and no tconv.conv_transpose1d or "
+        "tconv.conv_transpose2d with float tensors"
     )

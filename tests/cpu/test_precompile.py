@@ -262,8 +262,21 @@ def test_the_model_is_left_as_it_was():
     ("model", "says"),
     [
         (lambda: torch.nn.ConvTranspose2d(16, 8, 4), r"but 1 torch.nn.ConvTranspose2d: call tconv"),
-        (lambda: torch.nn.Conv2d(16, 8, 4), "reaches no tconv.ConvTranspose2d"),
-        (lambda: torch.nn.Sequential(NoImages(), up()), "reaches no tconv.ConvTranspose2d"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.ConvTranspose1d(16, 8, 4)),
+            r"but 1 torch.nn.ConvTranspose1d: call tconv.convert\(model\)",
+        ),
+        (
+            lambda: torch.nn.Sequential(
+                torch.nn.ConvTranspose2d(16, 8, 4),
+                torch.nn.ConvTranspose2d(8, 8, 4),
+                torch.nn.Flatten(2),
+                torch.nn.ConvTranspose1d(8, 8, 4),
+            ),
+            "but 1 torch.nn.ConvTranspose1d and 2 torch.nn.ConvTranspose2d: call tconv",
+        ),
+        (lambda: torch.nn.Conv2d(16, 8, 4), "reaches no tconv.ConvTranspose1d or tconv.ConvTran"),
+        (lambda: torch.nn.Sequential(NoImages(), up()), "reaches no tconv.ConvTranspose1d or tc"),
         (lambda: up(17), "run the model's forward on fake tensors: RuntimeError: Given transposed"),
         (lambda: Item(), r"DataDependentOutput.* may depend on them .*precompile --layer"),
         (lambda: torch.nn.Sequential(up(), Detached()), "pass backward=False"),
