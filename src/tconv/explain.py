@@ -36,7 +36,8 @@ class Explanation:
         plan: the chosen one. None if no kernel can serve, or if the one that TCONV_KERNEL names
             cannot.
         no_plan: why there is no plan.
-        verdict: whether the plan's kernel runs the call by default, or PyTorch's operator.
+        verdict: whether the plan's kernel runs the call by default, or PyTorch's operator: on
+            `device`, or where that is None on a GPU that nothing is known of.
         compiled: the plan's kernels (see `sources`), compiled for the architecture; empty if they
             were not compiled.
         not_compiled: why they were not compiled.
@@ -54,6 +55,11 @@ class Explanation:
     compiled: tuple[Compiled, ...]
     not_compiled: str | None
     broken: bool
+
+    @property
+    def device(self) -> str | None:
+        """The GPU's name, as CUDA gives it, if it is of the architecture that was planned for."""
+        return _device(self.gpu, self.target)
 
     @property
     def floor(self) -> Floor:
@@ -165,11 +171,15 @@ def explain(
         candidates(problem, target),
         chosen,
         no_plan,
-        None if chosen is None else verdict(chosen, gpu.device),
+        None if chosen is None else verdict(chosen, _device(gpu, target) or ""),
         compiled,
         not_compiled,
         broken,
     )
+
+
+def _device(gpu: Ceilings, target: Target) -> str | None:
+    return gpu.device if gpu.arch == target.arch else None
 
 
 def sources(chosen: Plan) -> tuple[KernelSource, ...]:

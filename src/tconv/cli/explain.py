@@ -275,10 +275,11 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "kernel", plan.stem
     verdict = explanation.verdict
     assert verdict is not None
+    device = "" if explanation.device is None else f" on an {explanation.device}"
     who = {"tconv": "this kernel", "pytorch": "PyTorch's operator", "timed": "the faster of both"}
     yield (
         "by default",
-        f"{who[verdict.runs]} on an {explanation.gpu.device}: {SENTENCES[verdict.reason]}",
+        f"{who[verdict.runs]}{device}: {SENTENCES[verdict.reason]}",
     )
     values = ", ".join(f"{name} {value}" for name, value in tile_values(plan.tile).items())
     yield "tile", f"{plan.tile} ({values})"

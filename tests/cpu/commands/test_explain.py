@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tconv import cli, disassemble, drawing, explain, plan
+from tconv import choice, cli, disassemble, drawing, explain, plan
 from tconv.bench.floors import GPUS, floor
 from tconv.errors import MissingDependencyError, TconvError
 from tconv.jit.compile import compile_cuda
@@ -43,6 +43,21 @@ def test_text(capsys):
         "registers a thread",
     ):
         assert part in text
+
+
+def test_no_gpu_is_named_that_has_another_architecture(capsys, monkeypatch):
+    asked = []
+
+    def verdict(plan, gpu):
+        asked.append(gpu)
+        return choice.Verdict("timed", "timed")
+
+    monkeypatch.setattr(explain, "verdict", verdict)
+    pages = [output_of(capsys, *LAYER, "--arch", arch) for arch in ("sm_80", "sm_90a")]
+    other, own = (" ".join(page.split()) for page in pages)
+    assert asked == ["", "NVIDIA H200"]  # whose rows are looked up
+    assert "by default the faster of both on an NVIDIA H200: " in own
+    assert "by default the faster of both: " in other
 
 
 def test_one_dimension(capsys):
