@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +29,12 @@ class Recorded:
     def __init__(self, launched: list[tuple[Any, ...]], of: tuple[Any, ...] = ()) -> None:
         self.launched = launched
         self.of = of
+        self.kernel: Recorded | None = None
 
     def prepare(self, grid: int, arguments: bytes) -> Recorded:
-        return Recorded(self.launched, (grid, arguments))
+        prepared = Recorded(self.launched, (grid, arguments))
+        prepared.kernel = self
+        return prepared
 
     def start(self, stream: int = 0, dependent: bool = False) -> None:
         self.launched.append((*self.of, stream, dependent))
@@ -48,7 +52,7 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
         device=0,
         partial_shape=None,
         packed_elements=5 if packed else 0,
-        launches=[SimpleNamespace(kernel=kernel)],
+        launches=[SimpleNamespace(kernel=Recorded(launched))],  # which were loaded again since
         launches_at=lambda addresses: launches,
     )
     kept: list[object] = []
@@ -62,7 +66,48 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
     if packed:
         expected.insert(0, (7, b"packing", STREAM, False))
     assert launched == expected * 2
-    assert kept == [kernel] * 2 * captured, "a graph launches it again"
+    assert kept == [kernel] * 2 * len(launches) * captured, "a graph launches it again"
+
+
+def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have not been used for longest do, and load them again when they are used."""
+
+    class Loaded(Recorded):
+        pass
+
+    def load(source: object, device: int) -> Any:
+        key: Any = (source, device, None)
+        kernel: Any = runtime._kernels.get(key) or Loaded([])
+        return runtime._kernels.setdefault(key, kernel)
+
+    def call_of(number: int) -> binding.Call:
+        problem: Any = number
+        return binding.Call(problem, (), (), ((), (), ()), NO_SETTINGS, 0)
+
+    def prepare(problem: Any, *_: object) -> tuple[Any, tuple[Any, ...]]:
+        bind = SimpleNamespace(arguments=lambda *_: b"")
+        launches = [SimpleNamespace(grid=1, bind=lambda _: bind)] * 2
+        plan = SimpleNamespace(launches=launches, addition=None)
+        return plan, (load("packing", 0), load(problem, 0))
+
+    monkeypatch.setattr(binding, "_prepare", prepare)
+    monkeypatch.setattr(binding.Call, "target", None)
+    monkeypatch.setattr(runtime, "_kernels", weakref.WeakValueDictionary())
+    monkeypatch.setattr(runtime, "_kept", set())
+    monkeypatch.setattr(runtime, "_holders", {})
+    monkeypatch.setattr(runtime, "MOST_LOADED", 5)
+    every = [call_of(number) for number in range(12)]  # as `_known` holds them
+    for call in every:
+        for one in (call, every[0]):
+            assert len(one.launches_at(())) == 2
+        assert runtime.loaded() <= 5
+    held = [number for number, call in enumerate(every) if "launches_at" in vars(call)]
+    assert held == [0, 9, 10, 11]
+    assert every[3].plan is not None and len(every[3].launches_at(())) == 2
+    assert runtime.loaded() <= 5
+    del call, one
+    every.clear()
+    assert runtime.loaded() == 0 and not runtime._holders
 
 
 @pytest.mark.parametrize(

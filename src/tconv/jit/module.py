@@ -228,16 +228,19 @@ class Launch:
 
     The parameters of the driver's call are prepared once, so a start is only that call.
 
+    Attributes:
+        kernel: what is launched.
+
     Args:
         kernel: what to launch.
         grid: number of blocks.
         arguments: the bytes of the entry point's `Arguments`.
     """
 
-    __slots__ = ("_address", "_grid", "_kernel", "_parameter")
+    __slots__ = ("_address", "_grid", "_parameter", "kernel")
 
     def __init__(self, kernel: Kernel, grid: int, arguments: bytes) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._grid = grid
         # The kernel has one parameter, so the driver takes the address of one pointer to it. It
         # copies the parameter before it returns, so the pointer may point into the bytes object.
@@ -265,7 +268,7 @@ class Launch:
             LaunchError: with the launch's shape and the CUDA error. It may be the error of an
                 earlier kernel.
         """
-        kernel = self._kernel
+        kernel = self.kernel
         if dependent and kernel._launch_dependent is not None:
             configuration = kernel._configurations.get((self._grid, stream))
             if configuration is None:
@@ -277,7 +280,7 @@ class Launch:
             self._start_again(result, stream, dependent)
 
     def _start_plain(self, stream: int) -> Any:
-        kernel = self._kernel
+        kernel = self.kernel
         (result,) = kernel._launch(
             kernel._function,
             self._grid,
@@ -301,7 +304,7 @@ class Launch:
         context, and keeps it. A check before each launch would slow all launches down. The second
         launch is an ordinary one, which is correct for a dependent launch too.
         """
-        kernel = self._kernel
+        kernel = self.kernel
         codes = kernel._driver.CUresult
         context_errors = (
             codes.CUDA_ERROR_INVALID_CONTEXT,

@@ -1,4 +1,8 @@
-"""`load`: from a kernel's source to the kernel on a device, cached in memory while it is in use."""
+"""`load`: from a kernel's source to the kernel on a device, cached in memory while it is in use.
+
+`hold` bounds how many are: calls hold their kernels, and the one that has not been used for longest
+lets go of them first.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,27 @@ class LaunchableSource(CudaSource, Protocol):
     def __hash__(self) -> int: ...
 
 
+class Holder(Protocol):
+    """What holds kernels, so that they stay loaded."""
+
+    def uses(self) -> int:
+        """How often it has launched them."""
+
+    def release(self) -> None:
+        """Let go of them. It may load them again."""
+
+
+MOST_LOADED = 512
+"""Kernels that stay loaded for later calls. Those that a CUDA graph launches are not counted."""
+
 _Key = tuple[LaunchableSource, int, str | None]
 _kernels: weakref.WeakValueDictionary[_Key, Kernel] = weakref.WeakValueDictionary()
 _kept: set[Kernel] = set()
 _loading: dict[_Key, threading.Lock] = {}
 _lock = threading.Lock()
+# By identity, the one that is looked at next first: and its uses when it was last looked at.
+_holders: dict[int, tuple[weakref.ref[Holder], int]] = {}
+_holding = threading.Lock()
 
 
 def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> Kernel:
@@ -70,6 +90,46 @@ def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> K
         with _lock:
             _loading.pop(key, None)
     return kernel
+
+
+def loaded() -> int:
+    """Kernels that are loaded, but for those that are kept."""
+    return len(_kernels) - len(_kept)
+
+
+def hold(holder: Holder) -> None:
+    """Notes who holds kernels, and lets others go of theirs where `MOST_LOADED` are exceeded.
+
+    Nothing is noted when a holder is used: of those that are looked at, one that has been used
+    since the last look stays for another round.
+
+    Args:
+        holder: has just loaded its kernels. It is not kept alive.
+    """
+    with _holding:
+        for _ in range(2 * len(_holders)):
+            if loaded() <= MOST_LOADED:
+                break
+            _look_at_the_next()
+        key = id(holder)
+        # The first use is what the kernels were loaded for.
+        _holders[key] = weakref.ref(holder, lambda _: _holders.pop(key, None)), 1
+
+
+def _look_at_the_next() -> None:
+    try:
+        key = next(iter(_holders))
+        reference, before = _holders.pop(key)
+    except (StopIteration, KeyError):
+        return  # it has gone meanwhile
+    holder = reference()
+    if holder is None:
+        return
+    uses = holder.uses()
+    if uses > before:
+        _holders[key] = reference, uses
+    else:
+        holder.release()
 
 
 def keep(kernel: Kernel) -> None:

@@ -171,6 +171,19 @@ class Call:
 
         return functools.lru_cache(maxsize=64)(fill)
 
+    def uses(self) -> int:
+        """How often it has launched its kernels since they were loaded."""
+        launches_at = vars(self).get("launches_at")
+        if launches_at is None:
+            return 0
+        info = launches_at.cache_info()
+        return int(info.hits + info.misses)
+
+    def release(self) -> None:
+        """Lets go of its kernels, which the next launch loads again."""
+        for name in ("_prepared", "launches", "launches_at"):
+            vars(self).pop(name, None)
+
     @functools.cached_property
     def packed_elements(self) -> int:
         """float32 values of the workspace that the launches share; 0 without one."""
@@ -188,7 +201,12 @@ class Call:
 
     @functools.cached_property
     def _prepared(self) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
-        return _prepare(self.problem, self.device, self.target, self.choice, self.settings.sanitize)
+        found = _prepare(
+            self.problem, self.device, self.target, self.choice, self.settings.sanitize
+        )
+        if self.device is not None:
+            runtime.hold(self)
+        return found
 
 
 def _planned(problem: Problem, device: int | None, target: Target) -> Plan:

@@ -169,15 +169,16 @@ def _launch(
             arguments = bound.launch.arguments(addresses, emulated_map.encode)
             bound.kernel.launch(bound.grid, arguments, allocations=memory)
         return partial
-    if torch.cuda.is_current_stream_capturing():
-        for bound in call.launches:
-            assert not isinstance(bound.kernel, EmulatedKernel)
-            runtime.keep(bound.kernel)
     stream = private.raw_stream(device)
     # The packing waits for all that came before it; the kernel behind it need not wait to start.
     dependent = False
     try:
-        for launch in call.launches_at(addresses):
+        launches = call.launches_at(addresses)
+        if torch.cuda.is_current_stream_capturing():
+            # NOTE: the kernels of these launches: the call may load others meanwhile.
+            for launch in launches:
+                runtime.keep(launch.kernel)
+        for launch in launches:
             launch.start(stream, dependent)
             dependent = True
     except LaunchError as error:

@@ -108,6 +108,67 @@ def test_unloading():
     assert fake.fake_unloads() == before + 2
 
 
+class Holder:
+    """As a call: it loads its kernels where it runs and they are not loaded."""
+
+    def __init__(self, *numbers):
+        self.numbers, self.launches, self.count = numbers, [], 0
+
+    def run(self):
+        if not self.launches:
+            kernels = [runtime.load(Source(static_bytes=4 * n), 0) for n in self.numbers]
+            self.launches, self.count = [kernel.prepare(1, bytes(24)) for kernel in kernels], 0
+            del kernels
+            runtime.hold(self)
+        self.count += 1
+        for launch in self.launches:
+            launch.start()
+
+    def uses(self):
+        return self.count
+
+    def release(self):
+        self.launches = []
+
+
+def test_few_kernels_stay_loaded():
+    most, runtime.MOST_LOADED = runtime.MOST_LOADED, runtime.loaded() + 3
+    try:
+        holders = [Holder(n) for n in range(1, 9)]
+        often, before = holders[0], fake.fake_unloads()
+        for count, holder in enumerate(holders, 1):
+            holder.run()
+            often.run()
+            assert runtime.loaded() <= runtime.MOST_LOADED
+            assert fake.fake_unloads() - before == max(0, count - 3)
+        assert often.launches, "it has been used since, so others let go"
+        assert [holder.numbers[0] for holder in holders if holder.launches] == [1, 7, 8]
+        holders[3].run()  # loaded again
+        assert runtime.loaded() <= runtime.MOST_LOADED
+        before, left = fake.fake_unloads(), sum(bool(holder.launches) for holder in holders)
+        holder = often = None
+        holders.clear()  # whoever has gone lets go
+        assert fake.fake_unloads() == before + left
+        assert not runtime._holders
+        # What a CUDA graph launches stays, and is not counted.
+        captured = Holder(*range(11, 17))
+        captured.run()
+        loaded = runtime.loaded()
+        for launch in captured.launches:
+            runtime.keep(launch.kernel)
+        assert runtime.loaded() == loaded - 6
+        # Kernels that two hold stay as long as the one that is used.
+        shared, other = Holder(21, 22), Holder(21)
+        for holder in (shared, other):
+            holder.run()
+        for n in range(31, 35):
+            other.run()
+            Holder(n).run()
+        assert other.launches and runtime.loaded() <= runtime.MOST_LOADED
+    finally:
+        runtime.MOST_LOADED = most
+
+
 def test_dependent_launches():
     kernel = runtime.load(Source(), 0)
     for turn in range(2):  # the second by what the first has kept
