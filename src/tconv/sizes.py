@@ -2,9 +2,9 @@
 
 A kernel is compiled for a layer and a tile, and for some constants that depend on the image. A size
 that networks commonly have (`is_common`) gets the kernel that is best for it. All other sizes of a
-layer share `MOST_KERNELS` kernels, so that new sizes soon compile nothing: those that together cost
-the least at `SAMPLES` sizes, by the model. They follow from the layer and the GPU alone. So does
-the plan of a call, whatever was called before it.
+layer share `MOST_KERNELS` kernels, packings, repairs and additions among them, so that new sizes
+soon compile nothing: those that together cost the least at `SAMPLES` sizes, by the model. They
+follow from the layer and the GPU alone. So does the plan of a call, whatever was called before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,14 @@ logger = logging.getLogger("tconv")
 COMMON_FACTORS = (1, 3, 5, 7)
 """Odd factors of common sizes: 224 is 7 * 32, 640 is 5 * 128."""
 
+MOST_RATIO = 5
+"""Common sizes are in a ratio of whole numbers up to this: 1:1, 2:1, 4:3, 5:3, but not 7:6."""
+
 SMALL_SIZE = 16
 """Pixels along an axis that are few, as in the depth of a network. There are few such sizes."""
 
-MOST_KERNELS = 4
-"""Kernels of a layer for sizes that are not common."""
+MOST_KERNELS = 6
+"""Kernels of a layer for sizes that are not common: all that its plans launch."""
 
 SAMPLES = 64
 """Sizes that these kernels are chosen for."""
@@ -51,7 +54,13 @@ SURVEYED = 16
 NEAR = 1.15
 """Tiles within this factor of the best, at a surveyed sample, are considered at all samples."""
 
-LEAST_PIXELS, MOST_PIXELS, MOST_BATCH = 8, 511, 64
+CHECKED = 256
+"""Further sizes, at which some kernel must serve: with few pixels more or less, one may not."""
+
+MOST_MISSED, MOST_ROUNDS = 4, 4
+"""Sizes at which none serves that are taken as samples at a time, and how often."""
+
+LEAST_PIXELS, MOST_PIXELS, MOST_BATCH = 8, 513, 64
 """Range of the samples: pixels along an axis, and images. Rows of the most are not aligned."""
 
 MOST_ELEMENTS = 1 << 30
@@ -88,9 +97,14 @@ def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
 
 
 def is_common(problem: Problem) -> bool:
-    """Whether both sizes of the image are few, or both a small odd number times a power of two."""
-    sizes = (problem.height.size, problem.width.size)
-    return max(sizes) <= SMALL_SIZE or all(s // (s & -s) in COMMON_FACTORS for s in sizes)
+    """Whether both sizes of the image are few, or both a small odd number times a power of two, in
+    a simple ratio. A row may have any length of that kind.
+    """
+    least, most = sorted((problem.height.size, problem.width.size))
+    if most <= SMALL_SIZE:
+        return True
+    simple = least == 1 or most // math.gcd(least, most) <= MOST_RATIO
+    return simple and all(size // (size & -size) in COMMON_FACTORS for size in (least, most))
 
 
 def kernels(problem: Problem, target: Target) -> tuple[Candidate, ...]:
@@ -115,7 +129,7 @@ def are_found(problem: Problem, target: Target) -> bool:
 def _any_size(problem: Problem) -> Problem:
     """The same for all sizes; a layer may have outputs too large for the largest of these."""
     sizes = (MOST_PIXELS >> halvings for halvings in range(MOST_PIXELS.bit_length()))
-    found = (_sample(problem, 1, 1 if _is_row(problem) else size, size) for size in sizes)
+    found = (_sample(problem, 1, size, size) for size in sizes)
     return next((size for size in found if size is not None), problem)
 
 
@@ -130,14 +144,20 @@ def cheapest(among: Sequence[Candidate], problem: Problem, target: Target) -> Ca
 
 def cost(kernel: Candidate, problem: Problem, target: Target) -> float:
     """Modelled seconds of a kernel made for another size; infinite if it cannot serve."""
+    served = _served(kernel, problem, target)
+    return math.inf if served is None else family(kernel.stem).cost(served, target, kernel.tile)
+
+
+def _served(kernel: Candidate, problem: Problem, target: Target) -> Problem | None:
+    """The problem by a kernel made for another size; None if it cannot serve."""
     like = kernel.like
     if like is None or not like.serves(problem):
-        return math.inf
+        return None
     served = dataclasses.replace(problem, like=like)
     of_kernel = family(kernel.stem)
     if of_kernel.why_not(served, target) or of_kernel.tile_why_not(served, target, kernel.tile):
-        return math.inf
-    return of_kernel.cost(served, target, kernel.tile)
+        return None
+    return served
 
 
 def expect(problem: Problem, target: Target) -> None:
@@ -153,10 +173,12 @@ def expect(problem: Problem, target: Target) -> None:
             return
     try:
         threads = ThreadPoolExecutor(thread_name_prefix="tconv-sizes")
+        sources: dict[KernelSource, None] = {}
         for kernel in kernels(problem, target):
             assert kernel.like is not None
-            for source in make_plan(kernel.like, target, kernel).sources:
-                threads.submit(compile_cuda, source, target.arch).add_done_callback(_report)
+            sources |= dict.fromkeys(make_plan(kernel.like, target, kernel).sources)
+        for source in sources:
+            threads.submit(compile_cuda, source, target.arch).add_done_callback(_report)
         threads.shutdown(wait=False)
     except RuntimeError as error:  # no more threads; the call that needs a kernel compiles it
         logger.debug("no kernels for more sizes of %s: %s", problem, error)
@@ -183,7 +205,7 @@ def _kernels(problem: Problem, target: Target, forced: str | None) -> tuple[Cand
 
 
 def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
-    """The kernels that together cost the least at the samples: greedily, one by one."""
+    """The kernels that together cost the least at the samples, and serve nearly all sizes."""
     samples = _samples(problem)
     tiles: dict[tuple[str, Any], None] = {}
     for sample in samples[:SURVEYED]:
@@ -192,29 +214,74 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
         tiles |= {(candidate.stem, candidate.tile): None for candidate in near}
     # The best kernel of each sample. Several may have the same text.
     pool: dict[tuple[KernelSource, ...] | None, Candidate] = {}
-    for sample in samples:
-        made = [Candidate(stem, tile, None, math.inf, sample) for stem, tile in tiles]
-        best = cheapest(made, sample, target) or _own(sample, target)
-        texts = _texts(best, target)
-        # A kernel that does not depend on the alignment of x serves any.
-        loose = dataclasses.replace(best, like=dataclasses.replace(sample, source_aligned=False))
-        same = not sample.source_aligned or _texts(loose, target) == texts
-        made_for = loose if same else best
-        kept = pool.get(texts)
-        if kept is None or _strictness(made_for) < _strictness(kept):
-            pool[texts] = made_for
+    pooled = 0
+    for _ in range(MOST_ROUNDS):
+        for sample in samples[pooled:]:
+            made = [Candidate(stem, tile, None, math.inf, sample) for stem, tile in tiles]
+            best = cheapest(made, sample, target) or _own(sample, target)
+            texts = _texts(best, target)
+            # A kernel that does not depend on the alignment of x serves any.
+            loose = dataclasses.replace(
+                best, like=dataclasses.replace(sample, source_aligned=False)
+            )
+            same = not sample.source_aligned or _texts(loose, target) == texts
+            made_for = loose if same else best
+            kept = pool.get(texts)
+            if kept is None or _strictness(made_for) < _strictness(kept):
+                pool[texts] = made_for
+        pooled = len(samples)
+        found = _cheapest_set(pool, samples, target)
+        missed = (
+            size
+            for size in _checked(problem)
+            if all(_served(kernel, size, target) is None for kernel in found)
+        )
+        samples += itertools.islice(missed, MOST_MISSED)
+        if len(samples) == pooled:
+            break
+    return found
+
+
+def _cheapest_set(
+    pool: dict[tuple[KernelSource, ...] | None, Candidate], samples: list[Problem], target: Target
+) -> tuple[Candidate, ...]:
+    """Of kernels by their sources, those that together cost the least at the samples."""
     among = list(pool.values())
     times = [[cost(kernel, sample, target) for kernel in among] for sample in samples]
-    chosen: list[int] = []
-
-    def loss(index: int) -> float:
-        return sum(
-            math.log(min(min(row[i] for i in (*chosen, index)) / min(row), WORST)) for row in times
-        )
-
-    while len(chosen) < min(MOST_KERNELS, len(among)):
-        chosen.append(min((i for i in range(len(among)) if i not in chosen), key=loss))
+    losses = [[math.log(min(time / min(row), WORST)) for time in row] for row in times]
+    of_kernels = list(zip(*losses, strict=True))
+    sources = [frozenset(texts or ()) for texts in pool]
+    _, chosen = min(_completed(first, of_kernels, sources) for first in range(len(among)))
     return tuple(among[index] for index in chosen)
+
+
+def _completed(
+    first: int, losses: Sequence[Sequence[float]], sources: Sequence[frozenset[KernelSource]]
+) -> tuple[float, list[int]]:
+    """A kernel and those that are added to it: greedily, by what each gains for a new source.
+
+    Returns their loss too, summed over the samples.
+
+    Args:
+        first: its index.
+        losses: of each kernel at each sample: the logarithm of its time over the least.
+        sources: of each kernel. Together they may have `MOST_KERNELS`.
+    """
+    chosen, held, least = [first], sources[first], losses[first]
+    while True:
+        best, most = None, 1e-9
+        for index, of_kernel in enumerate(losses):
+            new = len(sources[index] - held)
+            if len(held) + new > MOST_KERNELS:
+                continue
+            gain = sum(a - b for a, b in zip(least, of_kernel, strict=True) if b < a)
+            if gain / max(new, 1) > most:
+                best, most = index, gain / max(new, 1)
+        if best is None:
+            return sum(least), chosen
+        chosen.append(best)
+        held |= sources[best]
+        least = list(map(min, least, losses[best]))
 
 
 def _own(problem: Problem, target: Target) -> Candidate:
@@ -240,7 +307,11 @@ def _strictness(kernel: Candidate) -> tuple[int, ...]:
 
 
 def _samples(problem: Problem) -> list[Problem]:
-    """Sizes, evenly distributed in the logarithm; the same for each layer that can have them."""
+    """Sizes; the same for each layer that can have them.
+
+    Pixels along an axis are evenly distributed in the logarithm or, in every second sample, as
+    they are.
+    """
     draw = random.Random(0)
     found: list[Problem] = []
     # The corners of the range come first, so that some kernel serves each of them.
@@ -249,18 +320,34 @@ def _samples(problem: Problem) -> list[Problem]:
         at = corners[index] if index < len(corners) else [draw.random() for _ in range(3)]
         batch = int(MOST_BATCH ** at[0])
         height, width = (
-            round(LEAST_PIXELS * (MOST_PIXELS / LEAST_PIXELS) ** part) for part in at[1:]
+            round(LEAST_PIXELS + (MOST_PIXELS - LEAST_PIXELS) * part)
+            if index % 2
+            else round(LEAST_PIXELS * (MOST_PIXELS / LEAST_PIXELS) ** part)
+            for part in at[1:]
         )
-        if _is_row(problem):  # a row as long as the image would have pixels
-            height, width = 1, height * width
         sample = _sample(problem, batch, height, width)
         if sample is not None and len(found) < SAMPLES:
             found.append(sample)
     return found or [problem]
 
 
+def _checked(problem: Problem) -> Iterator[Problem]:
+    """Sizes, evenly distributed."""
+    draw = random.Random(1)
+    for _ in range(CHECKED):
+        height, width = (draw.randint(LEAST_PIXELS, MOST_PIXELS) for _ in range(2))
+        size = _sample(problem, draw.randint(1, MOST_BATCH), height, width)
+        if size is not None:
+            yield size
+
+
 def _sample(problem: Problem, batch: int, height: int, width: int) -> Problem | None:
-    """The layer at another size; None if it has no output there, or is too large."""
+    """The layer at another size; None if it has no output there, or is too large.
+
+    A layer of one dimension has a row as long as the image would have pixels.
+    """
+    if _is_row(problem):
+        height, width = 1, height * width
     try:
         sample = problem.resized(batch, height, width)
     except ValueError:

@@ -157,10 +157,15 @@ def test_kernels_that_cannot_serve():
 
 def test_common_sizes():
     layer = problem("64,64,3")
-    for height, width in ((1, 1), (7, 7), (56, 24), (640, 1024), (5, 6), (9, 13)):
+    for height, width in ((1, 1), (7, 7), (56, 28), (640, 512), (5, 6), (9, 13), (384, 640)):
         assert sizes.is_common(layer.resized(2, height, width))
     for height, width in ((17, 8), (8, 19), (33, 33), (30, 64), (9, 48), (1333, 800)):
         assert not sizes.is_common(layer.resized(2, height, width))
+    for height, width in ((14, 256), (256, 40), (80, 96), (56, 24)):  # in no simple ratio
+        assert not sizes.is_common(layer.resized(2, height, width))
+    row = problem("1d:64,32,16,8,4")
+    assert sizes.is_common(row.resized(2, 1, 5 * 1024))
+    assert not sizes.is_common(row.resized(2, 1, 5 * 1024 + 1))
 
 
 @pytest.fixture
@@ -179,25 +184,42 @@ def no_choices(monkeypatch, tmp_path):
     forget()
 
 
-@pytest.mark.parametrize("layer", ("64,3,4,2,1", "256,256,4,2,1,groups=256", "1d:64,32,16,8,4"))
-def test_few_kernels_serve_all_sizes(layer, no_choices):
+@pytest.mark.parametrize(
+    ("layer", "direction", "dtype"),
+    (
+        ("64,3,4,2,1", "forward", "float32"),
+        ("256,256,4,2,1,groups=256", "forward", "float32"),
+        ("1d:64,32,16,8,4", "forward", "float32"),
+        # Of several launches: packing, kernel, repair or addition.
+        ("256,128,3,2,1,1", "forward", "float32"),
+        ("256,256,2,2", "forward", "float32"),
+        ("128,64,4,2,1", "forward", "bfloat16"),
+        ("128,64,4,2,1", "weight_gradient", "bfloat16"),
+    ),
+)
+def test_few_kernels_serve_all_sizes(layer, direction, dtype, no_choices):
+    """Packings, repairs and additions are kernels too."""
     draw = random.Random(5)
-    of_layer = problem(layer)
+    of_layer = Layer.parse(layer).problem(direction, dtype)
     found, slower = set(), []
-    for _ in range(80):
-        height, width = draw.randint(8, 512), draw.randint(8, 512)
+    drawn = [(512, 327), (250, 487)]  # of which a narrower or a wider one could be served alone
+    drawn += [(draw.randint(8, 512), draw.randint(8, 512)) for _ in range(80)]
+    for width, height in drawn:
         if of_layer.height.size == 1:
             height, width = 1, draw.randint(8, 1 << 16)
         of_size = of_layer.resized(draw.randint(1, 16), height, width)
+        if sizes.is_common(of_size):
+            continue
         made = sizes.planned(of_size, HOPPER)
-        found.add(texts(made))
+        assert made.problem.like is not None, "a kernel of its own"
+        found.update(texts(made))
         slower.append(made.cost / plan(of_size, HOPPER).cost)
-    assert len(found) <= sizes.MOST_KERNELS + 1
-    assert torch.tensor(slower).log().mean().exp() < 1.08
+    assert 1 < len(found) <= sizes.MOST_KERNELS == 6
+    assert torch.tensor(slower).log().mean().exp() < 1.05
 
 
 def test_common_sizes_have_kernels_of_their_own(no_choices):
-    of_size = problem("64,64,3").resized(4, 56, 96)
+    of_size = problem("64,64,3").resized(4, 64, 96)
     assert sizes.planned(of_size, HOPPER) is plan(of_size, HOPPER)
 
 
@@ -248,7 +270,9 @@ def test_of_equal_kernels_the_one_that_serves_most_is_kept(no_choices):
 def test_an_entry_that_does_not_fit_is_found_again(changes, no_choices, caplog):
     layer = problem("64,64,3").resized(2, 33, 45)
     found = sizes.planned(layer, HOPPER)
-    entry = sizes._entry(sizes._sample(layer, 1, 511, 511), HOPPER, None)
+    entry = sizes._entry(
+        sizes._sample(layer, 1, sizes.MOST_PIXELS, sizes.MOST_PIXELS), HOPPER, None
+    )
     records = json.loads(default_cache().get(entry))
     about = {"kind": "sizes", "stem": "sizes-forward", "arch": "sm_90a"}
     changed = json.dumps([record | changes for record in records])
@@ -269,7 +293,7 @@ def test_one_kernel_may_be_asked_for(no_choices, monkeypatch):
 def test_the_third_size_compiles_the_kernels_of_all(no_choices, monkeypatch):
     compiled = []
     monkeypatch.setattr(sizes, "compile_cuda", lambda source, arch: compiled.append(source))
-    of_layer = problem("64,3,4,2,1")
+    of_layer = problem("64,64,3")  # of which two have the same packing
     for batch, height, width in ((1, 19, 19), (2, 19, 19), (1, 8, 8), (1, 19, 21)):
         sizes.expect(of_layer.resized(batch, height, width), HOPPER)
     assert not compiled
@@ -283,4 +307,5 @@ def test_the_third_size_compiles_the_kernels_of_all(no_choices, monkeypatch):
         for kernel in sizes.kernels(of_layer, HOPPER)
         for source in texts(make_plan(kernel.like, HOPPER, kernel))
     ]
-    assert Counter(compiled) == Counter(wanted)
+    assert len(set(wanted)) < len(wanted)
+    assert Counter(compiled) == Counter(set(wanted))
