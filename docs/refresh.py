@@ -183,7 +183,7 @@ def readme_gain() -> str:
             "| training: both gradients | PyTorch's operator runs: our general kernels lose on "
             "most layers |",
             "| float16, bfloat16, channels_last | inference: the faster, as timed; training: "
-            "PyTorch's operator runs short calls (modelled under 300 us) |",
+            "the faster, a step as one |",
         )
     )
 
