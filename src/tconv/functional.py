@@ -83,7 +83,7 @@ Identity decides nothing: a new weight in an old one's place is found only if it
 layers that make a weight in each call soon find their kind wherever that lies.
 """
 _MOST_LEFT = 4096
-_MOST_OF_A_WEIGHT = 8
+_MOST_OF_A_WEIGHT = 16
 
 _Own = tuple[
     tuple[object, ...],  # as in _Left
@@ -95,8 +95,8 @@ _Own = tuple[
 ]
 """A kind of calls that our kernels run, and of which no gradient is recorded."""
 
-_own_calls: dict[int, tuple[_Own, ...]] = {}
-"""These kinds, as in `_left_to_pytorch`, by the identity of the parameter."""
+_own_calls: tuple[dict[int, tuple[_Own, ...]], dict[int, tuple[_Own, ...]]] = ({}, {})
+"""These kinds of either function, as in `_left_to_pytorch`, by the identity of the parameter."""
 
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
@@ -191,11 +191,17 @@ def _keep_own(
         run: runs the call on operands of two axes.
     """
     input, weight, _ = operands
+    others = _own_calls[axes - 1].get(id(weight), ())
     # What makes a weight in each call would fill the table with what no call finds.
-    if type(weight) is not torch.nn.Parameter or (input.data_ptr() | weight.data_ptr()) % 16:
+    if type(weight) is not torch.nn.Parameter or len(others) >= _MOST_OF_A_WEIGHT:
         return
-    if not all(type(value) in (int, bool, tuple) for value in state):
+    if (input.data_ptr() | weight.data_ptr()) % 16:
         return
+    for value in state:
+        if not all(
+            type(one) in (int, bool) for one in (value if type(value) is tuple else (value,))
+        ):
+            return
 
     def call(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if axes == 2:
@@ -212,10 +218,10 @@ def _keep_own(
         cast,
         call,
     )
-    if len(_own_calls) >= _MOST_LEFT:
-        _own_calls.clear()
-    others = _own_calls.get(id(weight), ())[: _MOST_OF_A_WEIGHT - 1]
-    _own_calls[id(weight)] = (entry, *others)
+    table = _own_calls[axes - 1]
+    if len(table) >= _MOST_LEFT:
+        table.clear()
+    table[id(weight)] = (entry, *others)
 
 
 def _integer(value: Any) -> int | None:
@@ -433,19 +439,24 @@ def _left(
 
 
 def _own(
-    state: tuple[object, ...] | None, input: Tensor, weight: Tensor, bias: Tensor | None
+    axes: int,
+    state: tuple[object, ...] | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
     """What runs a call on our kernels, if that is known; its arguments were valid then.
 
     As our kernels, unlike PyTorch's function, see no mode, transform or tracer, and read vectors,
-    more is asked than by `_left`, which has said what the call's state is.
+    more is asked than by `_left`, which has said what the call's state is. The layer's parameters
+    have to be the very objects: 1.0 equals 1, and PyTorch raises.
     """
     if state is None:
         return None
     try:
-        for kept, alike, precision, device, cast, run in _own_calls.get(id(weight), ()):
+        for kept, alike, precision, device, cast, run in _own_calls[axes - 1].get(id(weight), ()):
             if (
-                kept == state
+                all(map(operator.is_, kept, state))
                 and (alike(input, weight) if bias is None else alike(input, weight, bias))
                 and not (input.data_ptr() | weight.data_ptr()) % 16
                 and (precision is None or _fp32_precision("cuda", "conv") == precision)
@@ -597,7 +608,7 @@ def conv_transpose1d(
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
         return _pytorch1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    run = _own(state, input, weight, bias)
+    run = _own(1, state, input, weight, bias)
     if run is not None:
         return run(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -645,7 +656,7 @@ def conv_transpose2d(
         # Most of what PyTorch is to run ends here. Its own function checks its arguments.
         served.add()
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    run = _own(state, input, weight, bias)
+    run = _own(2, state, input, weight, bias)
     if run is not None:
         return run(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)

@@ -199,7 +199,7 @@ def race(
     Raises:
         CompileError, LaunchError, MissingDependencyError: ours cannot be compiled or run.
     """
-    of_class = (size_class(problem), own.stem, flags)
+    of_class = _class_of(problem, own.stem, flags)
     key = (device, *of_class)
 
     def entry() -> str:
@@ -228,6 +228,16 @@ def race(
             _keep(entry(), problem, _gpu(device), times, faster)
         _races[key] = found
     return found
+
+
+def raced(problem: Problem, device: int, stem: str, flags: tuple[object, ...]) -> Race | None:
+    """The times that `race` found for the class in this process; None if it found none."""
+    return _races.get((device, *_class_of(problem, stem, flags)))
+
+
+def _class_of(problem: Problem, stem: str, flags: tuple[object, ...]) -> tuple[object, ...]:
+    """What times hold for."""
+    return size_class(problem), stem, flags
 
 
 def size_class(problem: Problem) -> tuple[object, ...]:
@@ -363,6 +373,9 @@ def _read_race(entry: str) -> Race | None:
             row["kernel"] == PYTORCH.stem: Timed(row["measured_seconds"], row["host_seconds"])
             for row in json.loads(payload)["candidates"]
         }
+        # NaN is in no order.
+        if not all(0 <= seconds < NEVER.device for timed in times.values() for seconds in timed):
+            raise ValueError("seconds are finite, and not below 0")
         return Race(times[False], times.get(True, NEVER))
     except (ValueError, KeyError, TypeError):
         logger.warning("the cache entry %s holds no times; the call is timed again", entry)

@@ -34,7 +34,7 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(calls, "_known", {})
     monkeypatch.setattr(calls, "_known_gradients", {})
     monkeypatch.setattr(functional, "_left_to_pytorch", {})
-    monkeypatch.setattr(functional, "_own_calls", {})
+    monkeypatch.setattr(functional, "_own_calls", ({}, {}))
     monkeypatch.setattr(choice, "SMALL", 0.0)
     monkeypatch.setattr(choice, "SURE_SECONDS", 0.0)
     yield
@@ -174,6 +174,46 @@ def test_a_step_is_timed_within_our_node_and_then_decided_as_one(gpu, faster):
         assert served() == {(direction, "pytorch", "timed"): 3 for direction in THREE}
 
 
+def test_a_step_of_another_size_is_decided_by_its_class(gpu, monkeypatch):
+    gpu.faster = "pytorch"
+    races = {}
+
+    def race(problem, device, own, flags, launch):
+        found = gpu.race(problem, device, own, flags, launch)
+        return races.setdefault((tuning.size_class(problem), own.stem, flags), found)
+
+    def raced(problem, _device, stem, flags):
+        return races.get((tuning.size_class(problem), stem, flags))
+
+    monkeypatch.setattr(tuning, "race", race)
+    monkeypatch.setattr(tuning, "raced", raced)
+    x, w, b = operands(size=128, dtype=torch.bfloat16)
+    names = [step(x[:, :, :rows].detach().requires_grad_(), w, b) for rows in (120, 112, 100)]
+    assert names == [OURS, PYTORCHS, PYTORCHS]
+    assert gpu.timed == THREE
+
+
+def test_gradients_that_nobody_asks_for_are_not_waited_for(gpu):
+    gpu.faster = "pytorch"
+    x, w, b = operands(size=128, dtype=torch.bfloat16)
+    names = [type(tconv.conv_transpose2d(x, w, b, 2, 1).grad_fn).__name__ for _ in range(20)]
+    assert set(names[:16]) == {OURS}
+    assert set(names[17:]) == {PYTORCHS}
+
+
+def test_gradients_that_are_not_wanted_decide_nothing(gpu, monkeypatch):
+    gpu.faster = "pytorch"
+    x, w, b = operands(size=128, dtype=torch.bfloat16)
+    asked = []
+    leave = choosing.leave_to_pytorch
+    monkeypatch.setattr(choosing, "leave_to_pytorch", lambda *a: asked.append(a) or leave(*a))
+    for _ in range(4):
+        out = tconv.conv_transpose2d(x.detach(), w, b, 2, 1)
+        torch.autograd.grad(out, w, torch.ones_like(out))
+    assert len(asked) == 2
+    assert type(out.grad_fn).__name__ == PYTORCHS
+
+
 def test_a_step_that_saves_less_than_our_node_costs_is_pytorchs(gpu, monkeypatch):
     race = Race(Timed(100e-6, 20e-6), Timed(140e-6, 40e-6))
     monkeypatch.setattr(tuning, "race", lambda *_: race)
@@ -271,7 +311,7 @@ def own_run(layer, x, weight=None, bias=None):
     rest = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
     state, served = functional._left(x, weight, bias, *rest)
     assert served is None
-    return functional._own(state, x, weight, bias)
+    return functional._own(len(layer.kernel_size), state, x, weight, bias)
 
 
 @pytest.mark.parametrize("axes", [1, 2])
@@ -312,13 +352,42 @@ def test_what_is_not_alike_is_not_found_at_once(gpu):
     found = []
     torch.func.vmap(lambda one: found.append(own_run(layer, one)) or one)(x.expand(3, *x.shape))
     assert found == [None]
-    layer.stride = (3, 3)
+    stride, layer.stride = layer.stride, (3, 3)
     assert not own_run(layer, x)
-    layer.stride = (2, 2)
+    layer.stride = stride
     layer.weight.requires_grad_(False)
     assert not own_run(layer, x)
     layer.weight.requires_grad_(True)
     assert own_run(layer, x)
+
+
+@torch.inference_mode()
+def test_parameters_that_only_equal_a_layers_are_not_found_at_once(gpu):
+    layer = tconv.ConvTranspose2d(32, 16, 3, 1, 1, bias=False)
+    x = torch.randn(2, 32, 16, 16)
+    for _ in range(2):
+        layer(x)
+    for stride in (1.0, True, (1.0, 1.0)):
+        layer.stride = stride
+        assert not own_run(layer, x)
+        with pytest.raises(TypeError):
+            layer(x)
+    one = torch.tensor(1)
+    layer.stride = (one, one)
+    for _ in range(3):
+        expected = layer(x)
+    one.fill_(2)
+    assert layer(x).shape != expected.shape
+
+
+@torch.inference_mode()
+def test_a_signals_call_is_not_found_for_an_images(gpu):
+    layer = tconv.ConvTranspose1d(32, 16, 4, 2, 1)
+    x = torch.randn(2, 32, 16)
+    for _ in range(2):
+        layer(x)
+    with pytest.raises(RuntimeError):
+        tconv.conv_transpose2d(x, layer.weight, layer.bias, (2,), (1,), (0,), 1, (1,))
 
 
 @torch.inference_mode()
@@ -459,7 +528,8 @@ def test_what_misaligned_tensors_are_left_to_is_not_kept_for_aligned_ones(gpu):
         assert not is_left(gpu, x.clone(), weight)
 
 
-def test_one_identity_holds_few_kinds_of_calls(gpu):
+def test_one_identity_holds_few_kinds_of_calls(gpu, monkeypatch):
+    monkeypatch.setattr(functional, "_MOST_OF_A_WEIGHT", 8)
     x = torch.randn(2, 32, 16, 16)
     weight = torch.randn(32, 16, 4, 4)
     with torch.no_grad():

@@ -58,6 +58,7 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
     kept: list[object] = []
     monkeypatch.setattr(private, "raw_stream", lambda device: STREAM)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    monkeypatch.setattr(private, "current_device", lambda: 0)
     monkeypatch.setattr(runtime, "keep", kept.append)
     real = torch.zeros(1, 16, 4, 4)
     for _ in range(2):  # the second call's packing is no dependent launch either

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import re
 import threading
 import weakref
 
@@ -369,6 +370,19 @@ def test_a_class_is_not_timed_under_capture_or_without_leave(machine, monkeypatc
     assert found is not None
     monkeypatch.setenv("TCONV_TIMING", "0")
     assert machine.choose_runner() == found  # what is known serves
+
+
+@pytest.mark.parametrize("value", ["null", '"1"', "NaN", "-1"])
+def test_kept_times_that_are_none_are_taken_again(machine, value):
+    machine.choose_runner()
+    (entry,) = (one.key for one in machine.cache.entries())
+    text = machine.cache.get(entry).decode()
+    changed = re.sub(r'"measured_seconds": [^,]+', f'"measured_seconds": {value}', text)
+    assert changed != text
+    machine.restart()
+    machine.cache.put(entry, changed.encode(), {"kind": "choice", "stem": "", "arch": ""})
+    assert machine.choose_runner() is not None
+    assert machine.launched
 
 
 def test_ours_runs_where_pytorch_fails(machine, monkeypatch):

@@ -43,17 +43,20 @@ DTYPE_NAMES: dict[torch.dtype, DType] = {
 _known: dict[tuple[object, ...], Known] = {}
 _known_gradients: dict[tuple[object, ...], tuple[Call, Call]] = {}
 _MOST_KNOWN = 4096
+_PATIENCE = 16
+"""Calls within our node after which its gradients count as PyTorch's, if nobody has timed them."""
 
 
 class Known:
     """`forward` of calls of one signature, whose arguments are valid."""
 
-    __slots__ = ("_call", "_geometry", "_pytorchs")
+    __slots__ = ("_call", "_geometry", "_pytorchs", "_waited")
 
     def __init__(self, call: Call, geometry: Geometry) -> None:
         self._call = call
         self._geometry = geometry
         self._pytorchs: dict[tuple[object, ...], Counter | None] = {}
+        self._waited = 0
 
     def __call__(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
@@ -78,10 +81,16 @@ class Known:
         if key in self._pytorchs:
             return self._pytorchs[key]
         gradients = self._gradients if differentiable else None
-        found = choosing.leave_to_pytorch(self._call, gradients, wanted)
-        deciding = (self._call, *(() if gradients is None else gradients()))
-        if found is not None or all(choosing.known(call, mode) for call in deciding):
+        # A program may never ask for the gradients, or ask for them of another layout.
+        waited = self._waited >= _PATIENCE
+        found = choosing.leave_to_pytorch(self._call, gradients, wanted, waited)
+        deciding = [self._call]
+        if gradients is not None:
+            deciding += [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
+        if found is not None or waited or all(choosing.known(call, mode) for call in deciding):
             self._pytorchs[key] = found
+        elif gradients is not None:
+            self._waited += 1
         return found
 
     def _gradients(self) -> tuple[Call, Call]:

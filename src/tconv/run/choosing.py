@@ -21,7 +21,7 @@ def known(call: Call, mode: int) -> Way | None:
     """Who runs a call, as far as that is known without timing."""
     way = call.ways.get(mode)
     if way is None and mode == tuning.DEFAULT:
-        way = _by_rule(call)
+        way = _by_rule(call) or _by_class(call)
         if way is not None:
             call.ways[mode] = way
     return way
@@ -71,14 +71,16 @@ def choose(call: Call, launch: tuning.Launch) -> Way:
             return way
     else:
         call.forget_tried(None)
-        ours = choice.ours_is_faster(race, problem.direction)
-        way = _way(call, None if ours else PYTORCH, "timed", race)
+        way = _raced(call, race)
     call.ways[mode] = way
     return way
 
 
 def leave_to_pytorch(
-    call: Call, gradients: Callable[[], tuple[Call, Call]] | None, wanted: tuple[bool, bool]
+    call: Call,
+    gradients: Callable[[], tuple[Call, Call]] | None,
+    wanted: tuple[bool, bool],
+    waited: bool = False,
 ) -> Counter | None:
     """The counter of a forward call that PyTorch runs together with its gradients, if it does.
 
@@ -89,6 +91,7 @@ def leave_to_pytorch(
         call: the forward call.
         gradients: makes the calls of its gradients; None where none is asked for.
         wanted: which of the gradients autograd records.
+        waited: whether to wait no longer for gradients that nobody has timed.
     """
     mode = tuning.mode()
     way = known(call, mode)
@@ -100,8 +103,11 @@ def leave_to_pytorch(
     ways = [way, *(known(of, mode) for of in asked)]
     races, rows = [], []
     for of, found in zip((call, *asked), ways, strict=True):
-        if found is None:
-            return None  # it is timed within our node
+        if found is None:  # it is timed within our node
+            if not waited:
+                return None
+            rows.append((of.problem.direction, PYTORCH.stem, "not timed"))
+            continue
         ours = found.candidate is not PYTORCH
         if found.race is not None:
             races.append((found.race, ours))
@@ -111,6 +117,20 @@ def leave_to_pytorch(
             return None
         rows.append((of.problem.direction, PYTORCH.stem, "step" if ours else found.reason))
     return None if choice.step_is_ours(races) else counter(*rows[0], *rows[1:])
+
+
+def _by_class(call: Call) -> Way | None:
+    """By the times that another call of its class took; None without them."""
+    device = call.device
+    assert device is not None  # else a rule says who runs it
+    flags = call.settings.of_pytorch
+    race = tuning.raced(call.problem, device, call.planned.stem, flags)
+    return None if race is None else _raced(call, race)
+
+
+def _raced(call: Call, race: Race) -> Way:
+    ours = choice.ours_is_faster(race, call.problem.direction)
+    return _way(call, None if ours else PYTORCH, "timed", race)
 
 
 def _by_rule(call: Call) -> Way | None:

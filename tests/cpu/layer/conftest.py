@@ -143,7 +143,7 @@ class RecordedForward:
 def run(monkeypatch: pytest.MonkeyPatch) -> RecordingRun:
     """CPU tensors go where CUDA tensors go, and the way is recorded."""
     monkeypatch.setenv("TCONV_EMULATE", "1")
-    monkeypatch.setattr(functional, "_own_calls", {})
+    monkeypatch.setattr(functional, "_own_calls", ({}, {}))
     recording = RecordingRun()
     monkeypatch.setattr(compute, "runner", lambda: recording)
     return recording
