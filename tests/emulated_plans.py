@@ -11,7 +11,7 @@ import torch
 from layer_cases import Case, reference, round_to_tf32
 from tconv.emulator import tensor_map
 from tconv.emulator.launch import EmulatedKernel
-from tconv.jit.compile import compile_cuda
+from tconv.jit.compile import compile_cuda, nvrtc_version
 from tconv.jit.target import Target
 from tconv.kernels.launch import OPERANDS, Launch
 from tconv.kernels.source import KernelSource
@@ -217,6 +217,17 @@ def assert_compiled_well(chosen: Plan, arch: str = "sm_90a") -> None:
         resources = compile_cuda(launch.source, arch).resources
         assert not resources.spills and resources.stack_frame == 0, f"{chosen}: {resources}"
         assert not resources.warnings, f"{chosen}: {resources}"
+
+
+def expect_worse_code(request: pytest.FixtureRequest, *releases: tuple[int, int]) -> None:
+    """Mark a test of `assert_compiled_well` as one that fails with these releases of NVRTC.
+
+    They spill or serialise where 13.0 and later do not. The tiles are right with them, and slower.
+    """
+    version = nvrtc_version()
+    if version in releases:
+        reason = f"NVRTC {version[0]}.{version[1]} spills or serialises, 13.0 does not"
+        request.applymarker(pytest.mark.xfail(raises=AssertionError, reason=reason))
 
 
 def allocations(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
