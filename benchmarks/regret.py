@@ -98,11 +98,6 @@ class Case(NamedTuple):
         return dict(zip(CASE, (self.layer.name or str(self.layer), *self[1:]), strict=True))
 
 
-kept: list[nn.Module] = []
-"""NOTE: tconv knows calls that it leaves to PyTorch by their weight's id, so no layer may get that
-of one that is gone, as it would in a program of few layers."""
-
-
 def around(name: str) -> contextlib.AbstractContextManager[None]:
     """Around a contestant's steps."""
     return tconv.own_kernels() if name == OWN else contextlib.nullcontext()
@@ -122,7 +117,6 @@ def contestants(case: Case) -> dict[str, Run]:
     theirs.weight = nn.Parameter(tensors.w, requires_grad=direction == "weight_gradient")
     ours = copy.deepcopy(theirs)
     tconv.convert(ours)
-    kept.append(ours)
     x = tensors.x.requires_grad_(direction == "input_gradient")
 
     def step(module: nn.ConvTranspose2d) -> Run:

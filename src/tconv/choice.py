@@ -43,7 +43,8 @@ SENTENCES: dict[Reason, str] = {
     "general": "only a general kernel of ours serves it, and PyTorch's operator is faster",
     "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
     "timed": "the first call of its class timed both",
-    "not timed": "TCONV_TIMING=0, or a CUDA graph was being captured, and nothing was timed before",
+    "not timed": "nothing was timed before, and TCONV_TIMING=0, a CUDA graph was being captured or "
+    "nobody asked for the gradient",
     "step": "forward and gradients together gain less from our kernels than our node of autograd "
     "costs the host",
     "tuned": "autotune or cudnn.benchmark timed the candidates and PyTorch's operator",
@@ -78,7 +79,7 @@ STEP = 10
 NODE = 4
 """What our node of autograd, in Python, takes the host more than PyTorch's, in those times: in 24
 steps that waited for the host, 43 to 179 us, 76 in the median, where launches took 11 to 29
-(benchmarks/results/h200/regret/timed.csv).
+(benchmarks/results/h200/regret/one_step.csv and timed.csv).
 """
 
 STEP_WORTH = 2

@@ -49,7 +49,7 @@ _STRICT, _KERNEL = settings.own_kernels_keys
 
 _declined: set[str] = set()
 
-# Read so by each call that is left to PyTorch.
+# Read so by each call.
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_cudnn_enabled = private.is_cudnn_enabled
 _is_cudnn_benchmark = private.is_cudnn_benchmark
@@ -136,6 +136,14 @@ def _decline(
         logger.warning(message)
 
 
+def _computed(input: Tensor) -> tuple[object, str, torch.dtype | None]:
+    """The precision, the device and the dtype of autocast of an entry of `_Left` or `_Own`."""
+    cast = ops.autocast_dtype(input)
+    is_float32 = (input.dtype if cast is None else cast) is torch.float32
+    precision = _fp32_precision("cuda", "conv") if is_float32 else None
+    return precision, "cuda" if input.is_cuda else "cpu", cast
+
+
 def _leave_to_pytorch(
     state: tuple[object, ...], input: Tensor, weight: Tensor, bias: Tensor | None, served: Counter
 ) -> None:
@@ -157,14 +165,10 @@ def _leave_to_pytorch(
         if not isinstance(value, (int, tuple, list)):
             return  # what it is equal to may change
         kept.append(value.copy() if isinstance(value, list) else value)
-    cast = ops.autocast_dtype(input)
-    computed = input.dtype if cast is None else cast
     entry = (
         tuple(kept),
         private.alike(input, weight),
-        _fp32_precision("cuda", "conv") if computed is torch.float32 else None,
-        "cuda" if input.is_cuda else "cpu",
-        cast,
+        *_computed(input),
         free,
         served,
     )
@@ -189,6 +193,8 @@ def _keep_own(
         operands: the call's input, weight and bias.
         axes, geometry: how many spatial axes they have, and the layer's geometry, of two.
         run: runs the call on operands of two axes.
+
+    A parameter's calls of further kinds take the longer way: to make entries in turns takes more.
     """
     input, weight, _ = operands
     others = _own_calls[axes - 1].get(id(weight), ())
@@ -208,14 +214,10 @@ def _keep_own(
             return run(input, weight, bias, geometry)
         return run(_with_height(input), _with_height(weight), bias, geometry).squeeze(2)
 
-    cast = ops.autocast_dtype(input)
-    computed = input.dtype if cast is None else cast
     entry = (
         state,
         private.alike(*(operand for operand in operands if operand is not None)),
-        _fp32_precision("cuda", "conv") if computed is torch.float32 else None,
-        "cuda" if input.is_cuda else "cpu",
-        cast,
+        *_computed(input),
         call,
     )
     table = _own_calls[axes - 1]

@@ -111,7 +111,9 @@ def without_autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
 
 def _alike_in_python(*tensors: Tensor) -> Callable[..., bool]:
     def described(one: Tensor) -> tuple[object, ...]:
-        return one.dtype, one.device, one.shape, one.stride(), one.requires_grad
+        # What C compares with the dispatcher's keys: values that do not lie there as they are.
+        seen = one.is_neg(), is_zerotensor(one), is_wrapped(one)
+        return one.dtype, one.device, one.shape, one.stride(), one.requires_grad, seen
 
     kinds = tuple(map(type, tensors))
     kept = tuple(map(described, tensors))
@@ -193,6 +195,16 @@ def _raw_stream(device: int) -> int:
 
 
 current_device: Callable[[], int] = find("_C._cuda_getDevice", torch.cuda.current_device)
+
+
+def is_capturing(device: int) -> bool:
+    """Whether the device's current stream captures: PyTorch tells it of the current device's."""
+    if current_device() == device:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 raw_stream: Callable[[int], int] = find("_C._cuda_getCurrentRawStream", _raw_stream)
 
 # What torch.compile's code allocates with, past the dispatcher: 2.1 us on a host where

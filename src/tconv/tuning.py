@@ -202,11 +202,6 @@ def race(
     of_class = _class_of(problem, own.stem, flags)
     key = (device, *of_class)
 
-    def entry() -> str:
-        text = f"#include <{file_of(own.stem)}>\n"
-        parts = [_gpu(device), *_pytorch_versions(), repr(of_class)]
-        return f"{RUNNER_PREFIX}{problem.direction}-{source_digest(text, [KERNELS], parts)}"
-
     def run(candidate: Candidate) -> object:
         return launch(PYTORCH if candidate is PYTORCH else own)
 
@@ -215,9 +210,12 @@ def race(
     if timer is None:
         return found
     with _tuning:  # one at a time, so that no timing disturbs another
-        found = _races.get(key) or _read_race(entry())
+        text = f"#include <{file_of(own.stem)}>\n"
+        parts = [_gpu(device), *_pytorch_versions(), repr(of_class)]
+        entry = f"{RUNNER_PREFIX}{problem.direction}-{source_digest(text, [KERNELS], parts)}"
+        found = _races.get(key) or _read_race(entry)
         if found is None:
-            if _capturing(device) or not settings.timing():
+            if private.is_capturing(device) or not settings.timing():
                 return None
             # Without its tile, which differs from size to size.
             ours = Candidate(own.stem, None, None, own.cost)
@@ -225,7 +223,7 @@ def race(
             times = _timed(problem, (ours, PYTORCH), run, timer, calls)
             found = Race(times[ours], times.get(PYTORCH, NEVER))
             faster = ours if ours_is_faster(found, problem.direction) else PYTORCH
-            _keep(entry(), problem, _gpu(device), times, faster)
+            _keep(entry, problem, _gpu(device), times, faster)
         _races[key] = found
     return found
 
@@ -270,7 +268,7 @@ def _choose(
         entry = entry_of(among)
         found = _read(entry, among)
         if found is None:
-            if _capturing(device):
+            if device is not None and private.is_capturing(device):
                 return None
             times = _timed(problem, among, launch, timer)
             found = min(times, key=lambda candidate: times[candidate])
@@ -321,13 +319,6 @@ def _considered(problem: Problem, device: int | None) -> tuple[Candidate, ...]:
         return usable(problem, _target(device))[:TIMED_CANDIDATES]
     except NoKernelError:  # the plan says why
         return ()
-
-
-def _capturing(device: int | None) -> bool:
-    if device is None:
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
 
 
 def _entry(

@@ -336,7 +336,14 @@ def test_what_is_not_alike_is_not_found_at_once(gpu):
         layer(x)
     assert own_run(layer, x)
     off = torch.randn(x.numel() + 1)[1:].view_as(x)
-    others = (x[:1], x[0], x.double(), off, x.contiguous(memory_format=torch.channels_last))
+    others = (
+        x[:1],
+        x[0],
+        x.double(),
+        torch._neg_view(x),
+        off,
+        x.contiguous(memory_format=torch.channels_last),
+    )
     assert not any(own_run(layer, other) for other in others)
     assert not own_run(layer, x, bias=layer.bias[:3])
     assert not own_run(layer, x, weight=layer.weight.clone())

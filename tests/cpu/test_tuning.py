@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import tconv
-from tconv import tuning
+from tconv import private, tuning
 from tconv.choice import Timed, ours_is_faster
 from tconv.emulator.compile import compiler
 from tconv.errors import LaunchError, MissingDependencyError
@@ -52,6 +52,7 @@ class Machine:
         monkeypatch.setattr(tuning, "timer_for", lambda device: self.time)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(private, "current_device", lambda: GPU)
         self.folder = folder
         monkeypatch.setattr(tuning, "default_cache", lambda: self.cache)
         self.restart()

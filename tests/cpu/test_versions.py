@@ -140,6 +140,7 @@ def test_what_tensors_are_alike(way: Any) -> None:
         (torch.zeros(2, 4, 3).transpose(1, 2), w),
         (torch.zeros(2, 3, 4, device="meta"), w),
         (x[0], w),
+        (torch._neg_view(x), w) if way is private else (x[1], w),  # unseen, so no call is kept
         (x, w.detach()),
         (x, torch.nn.Parameter(torch.zeros(3), requires_grad=False)),
         (torch.zeros(2, 3, 4, requires_grad=True), w),

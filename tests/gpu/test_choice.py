@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import tconv
 from tconv import functional, tuning
+from tconv.choice import Race, Timed
 from tconv.jit.cache import DiskCache
 from tconv.layers import DIRECTIONS
 from tconv.run import calls
@@ -59,6 +60,30 @@ def test_a_forward_in_float32_is_timed_once():
     expected = F.conv_transpose2d(x.double(), w.double(), stride=2, padding=1)
     for out in outs:
         assert (out - expected).norm() / expected.norm() < 1e-3
+
+
+@pytest.mark.parametrize("kind", [tconv.ConvTranspose1d, tconv.ConvTranspose2d])
+@torch.inference_mode()
+def test_calls_of_a_layer_that_are_found_at_once(kind, monkeypatch):
+    """With operands at other addresses, in turns, on another stream."""
+    race = Race(Timed(1e-6, 1e-6), Timed(1e-3, 1e-6))
+    monkeypatch.setattr(tuning, "race", lambda *_: race)
+    axes = 2 if kind is tconv.ConvTranspose2d else 1
+    layers = [kind(64, 3, 8, 4, 2, device="cuda") for _ in range(2)]
+    images = [torch.randn(8, 64, *(512 // axes**3,) * axes, device="cuda") for _ in range(3)]
+    for layer in layers:
+        for _ in range(2):
+            layer(images[0])
+    assert len(functional._own_calls[axes - 1]) == len(layers)
+    plain = getattr(F, f"conv_transpose{axes}d")
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            found = [(layer, x, layer(x)) for x in images for layer in layers]
+        torch.cuda.synchronize()
+        for layer, x, out in found:
+            expected = plain(x.double(), layer.weight.double(), layer.bias.double(), 4, 2)
+            assert (out - expected).norm() / expected.norm() < 1e-3
 
 
 def test_gradients_with_our_forward():

@@ -85,9 +85,9 @@ class Known:
         waited = self._waited >= _PATIENCE
         found = choosing.leave_to_pytorch(self._call, gradients, wanted, waited)
         deciding = [self._call]
-        if gradients is not None:
+        if gradients is not None and not waited:
             deciding += [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
-        if found is not None or waited or all(choosing.known(call, mode) for call in deciding):
+        if found is not None or all(choosing.known(call, mode) for call in deciding):
             self._pytorchs[key] = found
         elif gradients is not None:
             self._waited += 1

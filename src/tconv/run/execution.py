@@ -174,7 +174,7 @@ def _launch(
     dependent = False
     try:
         launches = call.launches_at(addresses)
-        if _is_capturing(device):
+        if private.is_capturing(device):
             # NOTE: the kernels of these launches: the call may load others meanwhile.
             for launch in launches:
                 runtime.keep(launch.kernel)
@@ -184,14 +184,6 @@ def _launch(
     except LaunchError as error:
         raise LaunchError(f"{error}\nplan: {call.plan}") from error
     return partial
-
-
-def _is_capturing(device: int) -> bool:
-    """Whether the device's current stream captures: PyTorch tells it of the current device's."""
-    if private.current_device() == device:
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
 
 
 def _allocations(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
