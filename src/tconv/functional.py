@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import operator
 import threading
@@ -42,6 +43,7 @@ _DEFAULT_RULES = (
 _MAX_STEP = 2**31 - 1
 
 _is_grad_enabled = torch.is_grad_enabled
+_overrides = choice.overrides
 
 # What may keep calls to our kernels, even if it is set to nothing: then calls take the longer way.
 _environment = settings.environment
@@ -84,6 +86,23 @@ layers that make a weight in each call soon find their kind wherever that lies.
 """
 _MOST_LEFT = 4096
 _MOST_OF_A_WEIGHT = 16
+
+_Last = tuple[
+    tuple[object, ...],  # grad mode, whether there is no bias, the layer's parameters
+    Callable[..., bool],  # whether an input and a weight are as they were
+    Callable[[], int],  # counts the calls
+    Counter,
+]
+"""A kind of `_left_to_pytorch`, without the flags that it depends on."""
+
+_last_left: dict[int, _Last] = {}
+"""The kind of the last call that `_left` found, by the identity of its weight.
+
+To read the flags takes longer than all else that `_left` does, and in a model that waits for the
+host longer than all that PyTorch's layer does before its operator. So each `_EVERY`th of such calls
+reads them. If they have changed, those between are PyTorch's still, and its function obeys them.
+"""
+_EVERY = 16
 
 _Own = tuple[
     tuple[object, ...],  # as in _Left
@@ -433,6 +452,12 @@ def _left(
                 and (cast is None or _autocast_dtype(device) is cast)
                 and (free or bias is None or not bias.requires_grad)
             ):
+                if free:
+                    if len(_last_left) >= _MOST_LEFT:
+                        _last_left.clear()
+                    grad_enabled, _, _, *rest = kept
+                    turn = itertools.count(1).__next__
+                    _last_left[id(weight)] = (grad_enabled, *rest), alike, turn, served
                 return state, served
     except (TypeError, ValueError, RuntimeError):
         # What only looks like a number, or has no strides: who checks the arguments says so.
@@ -605,11 +630,26 @@ def conv_transpose1d(
     Raises:
         RuntimeError, TypeError, TconvError: as `conv_transpose2d`, with PyTorch's own message.
     """
-    state, served = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if served is not None:
-        # Most of what PyTorch is to run ends here. Its own function checks its arguments.
-        served.add()
+    last = None if _is_dynamo_compiling() else _last_left.get(id(weight))
+    if last is not None:
+        kept, alike, turn, served = last
+        called = _is_grad_enabled(), bias is None, stride, padding, output_padding, groups, dilation
+        try:
+            stays = kept == called and alike(input, weight) and not _overrides and turn() % _EVERY
+        except (TypeError, ValueError, RuntimeError):  # as in `_left`
+            stays = False
+        if stays:
+            # Most of what PyTorch is to run ends here. Its own function checks its arguments.
+            served.add()
+            return _pytorch1d(
+                input, weight, bias, stride, padding, output_padding, groups, dilation
+            )
+    state, found = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if found is not None:
+        found.add()
         return _pytorch1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if last is not None:
+        _last_left.pop(id(weight), None)
     run = _own(1, state, input, weight, bias)
     if run is not None:
         return run(input, weight, bias)
@@ -653,11 +693,24 @@ def conv_transpose2d(
         TypeError: for arguments of the wrong type, with PyTorch's own message.
         TconvError: where a kernel cannot be compiled or launched.
     """
-    state, served = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if served is not None:
-        # Most of what PyTorch is to run ends here. Its own function checks its arguments.
-        served.add()
+    last = None if _is_dynamo_compiling() else _last_left.get(id(weight))
+    if last is not None:
+        kept, alike, turn, served = last
+        called = _is_grad_enabled(), bias is None, stride, padding, output_padding, groups, dilation
+        try:
+            stays = kept == called and alike(input, weight) and not _overrides and turn() % _EVERY
+        except (TypeError, ValueError, RuntimeError):  # as in `_left`
+            stays = False
+        if stays:
+            # Most of what PyTorch is to run ends here. Its own function checks its arguments.
+            served.add()
+            return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    state, found = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if found is not None:
+        found.add()
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if last is not None:
+        _last_left.pop(id(weight), None)
     run = _own(2, state, input, weight, bias)
     if run is not None:
         return run(input, weight, bias)

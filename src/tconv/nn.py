@@ -8,6 +8,8 @@ from torch.nn.utils import parametrize
 
 from .functional import conv_transpose1d, conv_transpose2d
 
+_is_scripting = torch.jit.is_scripting  # which TorchScript knows by this name too
+
 
 class ConvTranspose1d(torch.nn.ConvTranspose1d):
     """`torch.nn.ConvTranspose1d`, computed by tconv.
@@ -35,7 +37,7 @@ class ConvTranspose1d(torch.nn.ConvTranspose1d):
         if self.padding_mode != "zeros":
             raise ValueError("Only `zeros` padding mode is supported for ConvTranspose1d")
         assert isinstance(self.padding, tuple)
-        if not torch.jit.is_scripting() and output_size is None:
+        if output_size is None and not _is_scripting():
             # What `self.weight` looks up, in a tenth of the time; a parametrized one is elsewhere.
             found = self._parameters
             weight = found.get("weight")
@@ -96,7 +98,7 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
         if self.padding_mode != "zeros":
             raise ValueError("Only `zeros` padding mode is supported for ConvTranspose2d")
         assert isinstance(self.padding, tuple)
-        if not torch.jit.is_scripting() and output_size is None:
+        if output_size is None and not _is_scripting():
             # What `self.weight` looks up, in a tenth of the time; a parametrized one is elsewhere.
             found = self._parameters
             weight = found.get("weight")

@@ -26,6 +26,8 @@ SURE_SECONDS = choice.SURE_SECONDS
 HOPPER = Target.named("sm_90a")
 GEOMETRY = ((2, 2), (1, 1), (0, 0), (1, 1), 1)
 SHORT, LONG = Timed(100e-6, 20e-6), Timed(2e-3, 20e-6)
+CLOSE = Race(Timed(20e-6, 8e-6), Timed(40e-6, 30e-6))
+"""Ours is ahead of PyTorch's, but not with casts beside it."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,7 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(calls, "_known", {})
     monkeypatch.setattr(calls, "_known_gradients", {})
     monkeypatch.setattr(functional, "_left_to_pytorch", {})
+    monkeypatch.setattr(functional, "_last_left", {})
     monkeypatch.setattr(functional, "_own_calls", ({}, {}))
     monkeypatch.setattr(choice, "SMALL", 0.0)
     monkeypatch.setattr(choice, "SURE_SECONDS", 0.0)
@@ -72,9 +75,8 @@ class Gpu:
         self.flags.add(flags)
         for candidate in (own, PYTORCH):
             launch(candidate)
-        return {"tconv": Race(SHORT, LONG), "pytorch": Race(LONG, SHORT), "neither": None}[
-            self.faster
-        ]
+        races = {"tconv": Race(SHORT, LONG), "pytorch": Race(LONG, SHORT), "close": CLOSE}
+        return (races | {"neither": None})[self.faster]
 
     def kernel(self, direction):
         def run(_call, *arguments):
@@ -515,6 +517,37 @@ def test_autocast_is_part_of_what_is_left(gpu):
         assert is_left(gpu, x, w)
 
 
+def test_flags_are_read_in_some_calls_that_are_left_and_the_rest_in_each(gpu, monkeypatch):
+    x, w, _ = (operand.detach() for operand in operands())
+    every, asked, find = functional._EVERY, [], functional._left
+
+    def left(*arguments):
+        asked.append(arguments)
+        return find(*arguments)
+
+    def times_asked(calls, *arguments):
+        del asked[:]
+        for _ in range(calls):
+            tconv.conv_transpose2d(*arguments)
+        return len(asked)
+
+    with torch.no_grad():
+        leave(gpu, x, w, None, 2, 1)
+        monkeypatch.setattr(functional, "_left", left)
+        assert times_asked(4 * every, x, w, None, 2, 1) == 4
+        for other in (x[:1], x.to(memory_format=torch.channels_last), x.clone().requires_grad_()):
+            assert times_asked(1, other, w, None, 2, 1) == 1
+            assert times_asked(3, x, w, None, 2, 1) == 1
+        assert times_asked(1, x, w, None, 2, 0) == 1
+        times_asked(2, x, w, None, 2, 1)
+        with tconv.own_kernels():
+            assert times_asked(3, x, w, None, 2, 1) == 3
+        times_asked(2, x, w, None, 2, 1)
+        monkeypatch.setattr(functional, "_is_cudnn_benchmark", lambda: True)
+        assert times_asked(2 * every, x, w, None, 2, 1) > every
+        assert times_asked(every, x, w, None, 2, 1) == every
+
+
 def test_a_list_of_parameters_may_change(gpu):
     x, w, _ = (operand.detach() for operand in operands())
     stride = [2, 2]
@@ -808,6 +841,18 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
 def test_which_is_faster_counts_device_and_host(ours, pytorch, faster):
     race = Race(Timed(*ours), Timed(*pytorch))
     assert choice.ours_is_faster(race, "forward") is faster
+
+
+def test_casts_of_autocast_count(gpu):
+    assert choice.ours_is_faster(CLOSE, "forward")
+    assert not choice.ours_is_faster(CLOSE, "forward", cast=True)
+    gpu.faster = "close"
+    x, w, _ = (operand.detach() for operand in operands())
+    for half in (x.bfloat16(), w.bfloat16()), (x, w):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half[0] is x):
+            for _ in range(3):
+                tconv.conv_transpose2d(*half, None, 2, 1)
+            assert is_left(gpu, *half) is (half[0] is x)
 
 
 def test_a_gradient_need_save_the_device_what_it_costs_the_host():

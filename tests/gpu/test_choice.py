@@ -21,7 +21,7 @@ def _fresh(monkeypatch, tmp_path):
     cache = DiskCache(tmp_path / "cache")
     monkeypatch.setattr(tuning, "default_cache", lambda: cache)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA Nobody Knows")
-    tables = (functional._left_to_pytorch, *functional._own_calls)
+    tables = (functional._left_to_pytorch, functional._last_left, *functional._own_calls)
     for known in (calls._known, calls._known_gradients, *tables):
         known.clear()
     calls._call.cache_clear()

@@ -50,11 +50,12 @@ _PATIENCE = 16
 class Known:
     """`forward` of calls of one signature, whose arguments are valid."""
 
-    __slots__ = ("_call", "_geometry", "_pytorchs", "_waited")
+    __slots__ = ("_call", "_cast", "_geometry", "_pytorchs", "_waited")
 
-    def __init__(self, call: Call, geometry: Geometry) -> None:
+    def __init__(self, call: Call, geometry: Geometry, cast: bool) -> None:
         self._call = call
         self._geometry = geometry
+        self._cast = cast  # by autocast
         self._pytorchs: dict[tuple[object, ...], Counter | None] = {}
         self._waited = 0
 
@@ -83,7 +84,7 @@ class Known:
         gradients = self._gradients if differentiable else None
         # A program may never ask for the gradients, or ask for them of another layout.
         waited = self._waited >= _PATIENCE
-        found = choosing.leave_to_pytorch(self._call, gradients, wanted, waited)
+        found = choosing.leave_to_pytorch(self._call, gradients, wanted, waited, self._cast)
         deciding = [self._call]
         if gradients is not None and not waited:
             deciding += [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
@@ -214,7 +215,8 @@ def remember(
     """
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
-    _known[key] = Known(_find_forward(input, weight, bias, geometry), geometry)
+    call = _find_forward(input, weight, bias, geometry)
+    _known[key] = Known(call, geometry, key[1] is not None)
 
 
 def signature(

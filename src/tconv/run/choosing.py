@@ -81,6 +81,7 @@ def leave_to_pytorch(
     gradients: Callable[[], tuple[Call, Call]] | None,
     wanted: tuple[bool, bool],
     waited: bool = False,
+    cast: bool = False,
 ) -> Counter | None:
     """The counter of a forward call that PyTorch runs together with its gradients, if it does.
 
@@ -92,13 +93,17 @@ def leave_to_pytorch(
         gradients: makes the calls of its gradients; None where none is asked for.
         wanted: which of the gradients autograd records.
         waited: whether to wait no longer for gradients that nobody has timed.
+        cast: whether autocast casts the call's tensors.
     """
     mode = tuning.mode()
     way = known(call, mode)
-    if gradients is None:
-        return way.served if way is not None and way.candidate is PYTORCH else None
     if way is None:
         return None
+    if gradients is None:
+        race = way.race
+        if cast and race is not None and not choice.ours_is_faster(race, "forward", cast):
+            way = _way(call, PYTORCH, "timed", race)
+        return way.served if way.candidate is PYTORCH else None
     asked = [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
     ways = [way, *(known(of, mode) for of in asked)]
     races, rows = [], []
