@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tconv.jit.target import Target
 from tconv.kernels.source import Constant
 from tconv.problem import Axis, Problem
@@ -30,6 +32,18 @@ def pitch(axis: Axis, most_slot: int) -> int:
     before = max(0, most_slot - axis.q_range.start)
     behind = max(0, axis.q_range.stop - axis.size)
     return max(axis.size + max(before, behind), len(axis.q_range))
+
+
+MOST_APART = 8
+"""Positions from one image to the next, for each pixel of input and output."""
+
+
+def apart_in_line_why_not(problem: Problem, image_positions: int) -> str | None:
+    """One sentence where a line of positions would have hardly any pixels, else None."""
+    pixels = math.prod(problem.x_shape[2:]) + math.prod(problem.y_shape[2:])
+    if image_positions <= MOST_APART * pixels:
+        return None
+    return f"taps reach so far that images are {image_positions} positions apart"
 
 
 def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, Constant], ...]:

@@ -631,4 +631,4 @@ def _why_not(laid: Layout, target: Target) -> str | None:
         )
     if laid.tiles > family.MAX_GRID:
         return f"{laid.tiles} tiles are over 32 bits"
-    return None
+    return hopper.apart_in_line_why_not(problem, laid.image_positions)

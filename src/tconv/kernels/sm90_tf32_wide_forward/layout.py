@@ -363,7 +363,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"two stages of {laid.pixel_bytes} bytes do not fit {target.arch} beside the weights"
     if laid.tiles > family.MAX_GRID or problem.batch * laid.image_positions >= 2**31 - 2**12:
         return f"{problem.batch * laid.image_positions} positions are over 32 bits"
-    return None
+    return hopper.apart_in_line_why_not(problem, laid.image_positions)
 
 
 def vector(problem: Problem) -> int:
