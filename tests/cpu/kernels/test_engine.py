@@ -198,7 +198,7 @@ def test_the_cases_serve_every_tile(direction):
     """Those that turn serve rows on 16 bytes, which cases of their own have (`SOURCES`)."""
     found = {
         chosen.tile
-        for case in (*CASES[direction], *SOURCES[direction])
+        for case in (*CASES[direction], *SOURCES[direction], *FOLDED)
         for made in LAYOUTS[:2]
         for chosen in served(problem_of(of_layout(direction, case, torch.bfloat16, made)))
     }
@@ -474,6 +474,9 @@ FOLDED = (
     Case(257, 8, 3, 1, (1, 2), (2, 2), (2, 2)),
     Case(1, 64, 10, 1, (9, 40), (4, 6), (4, 2), (3, 1), (2, 0), bias=False),
     Case(1, 3, 1, 2, (1, 1), (6, 4), (3, 2), (1, 1)),
+    Case(2, 70, 3, 1, (6, 16), (4, 4), (2, 2), (1, 1)),
+    Case(3, 40, 2, 2, (5, 8), (9, 9), (3, 3), (4, 4), (2, 2)),
+    Case(1, 21, 21, 1, (3, 72), (16, 16), (8, 8), (4, 4)),
 )
 FOLDS = [
     (direction, case, order)

@@ -29,30 +29,20 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     weights = 0 if laid.resident else slots * laid.weight_bytes
     stages *= laid.patch_loads(target)
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
+    written = _written(laid, tile)
     if tile.turned:
         rows, octets = laid.piece
         turning = fit.turning * rows * octets * laid.depth / 64 + fit.piece / laid.raw_pieces
         turning *= len(laid.runs) / len(laid.kinds) * laid.chunks * laid.patch_loads(target)
-        # Most of it is not hidden: few stages fit, and shared memory serves both.
-        products += turning * laid.pieces[2] / laid.turning_warps
+        turning *= laid.pieces[2] / laid.turning_warps
+        # Most of it is not hidden: few stages fit, and shared memory serves both. But by a long
+        # way to memory it is.
+        products += max(0.0, turning - written) if laid.unfolds else turning
     patch_stages = max(1, laid.rings(target)[0])
     products += fit.step * slots
     # From one turn of the ring to the next, a stage is copied and multiplied.
     turns = (products + copied + fit.stage * stages) / patch_stages
     main = max(products, copied, turns)
-    if laid.unfolds:
-        pieces = tile.columns / 64
-        runs = 1 + 64 / laid.pitch_x  # of a piece
-        vectors = laid.block_rows * 64 / 4 / 128 + 2 * runs  # of a thread
-        lines = laid.block_rows // fold.run(laid.call)
-        written = laid.group_rows / 2 * fit.staged + vectors * fit.unfolded
-        written = pieces * (written + lines * runs * fit.unfolded_line)
-    elif laid.contiguous:
-        vectors = tile.columns * laid.tile_results * laid.group_rows / laid.neighbours
-        written = vectors * (fit.turned if laid.adjacent else fit.scattered)
-    else:
-        written = tile.columns * laid.tile_results * -(-laid.group_rows // laid.vector)
-        written *= fit.written
     of_tile = main + written + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
@@ -69,6 +59,22 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if laid.packs_image:
         packing += packing_bytes(laid.problem, "x" if laid.forward else "y") / (rate * 1e12)
     return family.with_host(modelled + packing + fit.pack_launch * 1e-6)
+
+
+def _written(laid: Layout, tile: Tile) -> float:
+    """Cycles of a consumer's way to memory."""
+    fit = _COSTS
+    if laid.unfolds:
+        pieces = tile.columns / 64
+        runs = 1 + 64 / laid.pitch_x  # of a piece
+        vectors = laid.block_rows * 64 / 4 / 128 + 2 * runs  # of a thread
+        lines = laid.block_rows // fold.run(laid.call)
+        written = laid.group_rows / 2 * fit.staged + vectors * fit.unfolded
+        return pieces * (written + lines * runs * fit.unfolded_line)
+    if laid.contiguous:
+        vectors = tile.columns * laid.tile_results * laid.group_rows / laid.neighbours
+        return vectors * (fit.turned if laid.adjacent else fit.scattered)
+    return tile.columns * laid.tile_results * -(-laid.group_rows // laid.vector) * fit.written
 
 
 def _longer(laid: Layout, tile: Tile) -> float:

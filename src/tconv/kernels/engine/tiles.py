@@ -56,7 +56,7 @@ class Tile:
     def __str__(self) -> str:
         """Positions of a block, where channels are the columns; else rows x positions."""
         rows = "" if self.positions_are_rows else f"{self.row_groups * GROUP_ROWS}x"
-        way = "/folded" if self.folded else "/turned" if self.turned else ""
+        way = "/folded" * self.folded + "/turned" * self.turned
         paired = "/paired" if self.paired else ""
         depth = f"/{self.depth}" if self.depth < 64 else ""
         return f"{rows}{self.positions}/{self.reach}{paired}{way}{depth}"
@@ -88,4 +88,8 @@ FORWARD_TILES = (
     Tile(224, "image", turned=True),
     *(Tile(128, reach, alike=True, paired=True) for reach in ("image", "column")),
     *(Tile(128, reach, alike=True, paired=True, turned=True) for reach in ("image", "tap")),
+    *(
+        Tile(columns, "image", positions_are_rows=True, folded=True, turned=True, depth=depth)
+        for columns, depth in ((256, 64), (256, 32), (128, 64))
+    ),
 )

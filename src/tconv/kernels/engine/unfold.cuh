@@ -21,31 +21,38 @@ TCONV_DEVICE void stage_lines(const Arguments& arguments, const Position& at, in
     constexpr bool pairs = fold_run % 2 == 0;  // both columns of a lane are of one line
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
 #pragma unroll
-    for (int from = 0; from < group_rows / 2; from += 2) {
+    for (int from = 0; from < group_rows / 2; from += 4) {
+        float values[2][2];  // of two positions, eight apart, and two columns
         int column = from / 4 * 8 + lane % 4 * 2;
-        int position = first + warp * 16 + from % 4 / 2 * 8 + lane / 4;
-        float values[2] = {sums[from], sums[from + 1]};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[i / 2][i % 2] = sums[from + i];
         if constexpr (Layer::bias) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 int row = row_block * Layer::block_rows + column + i;
                 int channel = at.group * Layer::fold_channels + Unfolded(row).channel;
                 if (column + i < Layer::block_rows && row < Layer::rows) {
-                    values[i] += widen(static_cast<const Element*>(arguments.bias)[channel]);
+                    float bias = widen(static_cast<const Element*>(arguments.bias)[channel]);
+                    values[0][i] += bias;
+                    values[1][i] += bias;
                 }
             }
         }
-        // NOTE: both together: ptxas serialises all products (C7514) if one is converted alone.
-        uint32_t word = narrowed(values[0], values[1]);
 #pragma unroll
-        for (int i = 0; i < 2; i += pairs ? 2 : 1) {
-            int line = (column + i) / fold_run;
-            if (column + i >= Layer::block_rows) continue;
-            auto* to = lines + (line * columns + position - line) * fold_run + column + i;
+        for (int i = 0; i < 2; ++i) {
+            // NOTE: two of which both or none is written: ptxas serialises all products (C7514) if
+            // one value is converted alone.
+            uint32_t word =
+                pairs ? narrowed(values[i][0], values[i][1]) : narrowed(values[0][i], values[1][i]);
+            int of_word = pairs ? column : column + i, line = of_word / fold_run;
+            if (of_word >= Layer::block_rows) continue;
+            int position = first + warp * 16 + lane / 4 + (pairs ? i * 8 : 0);
+            auto* to = lines + (line * columns + position - line) * fold_run + of_word;
             if constexpr (pairs) {
                 *reinterpret_cast<uint32_t*>(to) = word;
             } else {
-                *reinterpret_cast<uint16_t*>(to) = uint16_t(word >> 16 * i);
+                *reinterpret_cast<uint16_t*>(to) = uint16_t(word);
+                *reinterpret_cast<uint16_t*>(to + 8 * fold_run) = uint16_t(word >> 16);
             }
         }
     }
