@@ -24,6 +24,7 @@ from tconv.kernels import FAMILIES
 from tconv.layers import Layer
 from tconv.plan import candidates, family, make_plan, plan
 from tconv.problem import Problem
+from tconv.run import binding
 
 LAYERS = (
     "64,64,3",
@@ -345,6 +346,29 @@ def test_threads_that_compile_are_few_and_survive_an_error(no_choices, monkeypat
     join_threads()
     assert max(most) <= 2 and len(names) >= waiting and not sizes._waiting
     assert not sizes._compiling
+
+
+def test_a_size_whose_kernels_are_loaded_starts_no_thread(no_choices, monkeypatch):
+    of_size = problem("256,128,3,2,1,1").resized(1, 23, 19)
+    chosen = sizes.planned(of_size, HOPPER)
+    assert len(chosen.sources) > 1
+    loaded = {source: object() for source in chosen.sources}
+    missing = chosen.sources[-1]
+    asked = []
+
+    def load(source, device):
+        asked.append((source, threading.current_thread()))
+        return loaded[source]
+
+    monkeypatch.setattr(binding.runtime, "load", load)
+    monkeypatch.setattr(binding.runtime, "hold", lambda _: None)
+    monkeypatch.setattr(binding.sizes, "expect", lambda *_: None)
+    for known in (loaded, {s: k for s, k in loaded.items() if s != missing}):
+        monkeypatch.setattr(binding.runtime, "find", lambda source, _, of=known: of.get(source))
+        plan_, kernels = binding._prepare(of_size, 0, HOPPER, None, False)
+        assert plan_ is chosen and kernels == tuple(loaded[s] for s in chosen.sources)
+        assert bool(asked) == (known is not loaded)
+    assert all(thread is not threading.main_thread() for _, thread in asked)
 
 
 ENDING = """
