@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import itertools
 import os
 import random
@@ -138,18 +139,24 @@ def _text(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def timed() -> list[dict[str, Any]]:
-    """Measured time of the plans over that of each size's best kernel by the model."""
+def operands(problem: Problem) -> tuple[Any, ...]:
+    """Input, weight and bias of a forward call, as its plan expects them."""
     import torch
 
+    shapes = problem.x_shape, problem.w_shape, (problem.out_channels,)
+    return tuple(torch.randn(shape, device="cuda") for shape in shapes)
+
+
+def timed(layers: list[str]) -> list[dict[str, Any]]:
+    """Measured time of the plans over that of each size's best kernel by the model."""
     from tconv import conv_transpose2d, own_kernels
     from tconv.bench.timing import timer
     from tconv.tuning import using
 
     clock, target = timer("cuda"), Target.for_device(0)
     rows = []
-    for name, layer in LAYERS.items():
-        ratios = []
+    for name in layers:
+        layer, ratios = LAYERS[name], []
         problems = draw(layer, TIMED)
         wanted = {
             source: None
@@ -162,11 +169,9 @@ def timed() -> list[dict[str, Any]]:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda source: compile_cuda(source, target.arch), wanted))
         for problem in problems:
-            x, w = (
-                torch.randn(shape, device="cuda") for shape in (problem.x_shape, problem.w_shape)
-            )
+            x, w, bias = operands(problem)
             stride, padding, output_padding, dilation, groups = Layer.parse(layer).geometry
-            options = (None, stride, padding, output_padding, groups, dilation)
+            options = (bias, stride, padding, output_padding, groups, dilation)
             of_size, own = sizes.planned(problem, target), plan(problem, target)
 
             def call(of: Plan) -> Any:
@@ -187,35 +192,45 @@ def timed() -> list[dict[str, Any]]:
 
 
 def epoch(layer: str) -> None:
-    """Prints the seconds lost to the first calls of the layer's sizes, in this process."""
+    """Prints the seconds lost to the first calls of the layer's sizes, in this process.
+
+    And how many took 0.1 s longer than the second call, and what was lost to the first size alone
+    and to Python's garbage collector.
+    """
     import torch
 
     from tconv import conv_transpose2d, own_kernels
 
     stride, padding, output_padding, dilation, groups = Layer.parse(layer).geometry
     torch.zeros(1, device="cuda").add_(1)
-    lost, stalls = 0.0, 0
+    lost, stalls, first, collected = 0.0, 0, 0.0, 0.0
+
+    def collecting(phase: str, _info: object) -> None:
+        nonlocal collected
+        collected += time.perf_counter() * (1 if phase == "stop" else -1)
+
+    gc.callbacks.append(collecting)
     with own_kernels():
         for problem in draw(layer, RUN):
-            x, w = (
-                torch.randn(shape, device="cuda") for shape in (problem.x_shape, problem.w_shape)
-            )
+            x, w, bias = operands(problem)
             seconds = []
             for _ in range(2):
                 torch.cuda.synchronize()
                 started = time.perf_counter()
-                conv_transpose2d(x, w, None, stride, padding, output_padding, groups, dilation)
+                conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
                 torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - started)
             lost += seconds[0] - seconds[1]
             stalls += seconds[0] - seconds[1] > 0.1
-    print(f"{lost:.3f} {stalls}")
+            first = first or lost
+    print(f"{lost:.3f} {stalls} {first:.3f} {collected:.3f}")
 
 
-def epochs() -> list[dict[str, Any]]:
+def epochs(layers: list[str]) -> list[dict[str, Any]]:
     """Seconds lost over an epoch of each layer, with an empty cache and with a filled one."""
     rows = []
-    for name, layer in LAYERS.items():
+    for name in layers:
+        layer = LAYERS[name]
         with tempfile.TemporaryDirectory() as folder:
             row: dict[str, Any] = {"layer": name}
             for state in ("cold", "warm"):
@@ -226,8 +241,13 @@ def epochs() -> list[dict[str, Any]]:
                     capture_output=True,
                     text=True,
                 )
-                lost, stalls = found.stdout.split()[-2:]
-                row |= {f"{state}_s": float(lost), f"{state}_stalls": int(stalls)}
+                lost, stalls, first, collected = found.stdout.split()[-4:]
+                row |= {
+                    f"{state}_s": float(lost),
+                    f"{state}_stalls": int(stalls),
+                    f"{state}_first_s": float(first),
+                    f"{state}_gc_s": float(collected),
+                }
         rows.append(row)
         print("  ".join(_text(value) for value in row.values()), flush=True)
     return rows
@@ -242,6 +262,9 @@ def main() -> None:
         parser.add_argument(
             option, nargs="+", choices=choices, default=choices[:1], help="with --model"
         )
+    parser.add_argument(
+        "--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="on a GPU"
+    )
     parser.add_argument("--csv", type=Path)
     parsed = parser.parse_args()
     if parsed.epoch is not None:
@@ -250,8 +273,8 @@ def main() -> None:
     if parsed.model:
         rows = model(parsed.dtype, parsed.layout)
     else:
-        lost = {row["layer"]: row for row in epochs()}
-        rows = [row | lost[row["layer"]] for row in timed()]
+        lost = {row["layer"]: row for row in epochs(parsed.layers)}
+        rows = [row | lost[row["layer"]] for row in timed(parsed.layers)]
     if parsed.csv is not None:
         with parsed.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")

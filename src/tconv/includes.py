@@ -5,6 +5,8 @@ Conditions of the preprocessor are not evaluated: a text reaches every file that
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -76,21 +78,30 @@ def reached(text: str, directories: Sequence[Path]) -> Iterator[tuple[str, bytes
         text: a translation unit.
         directories: the include path, in order. A file that is in none of them has no content.
     """
+    # Strings, as each kernel's load comes here: a `Path` takes longer than its file's reading.
     seen: set[str] = set()
-    pending: list[tuple[str, Path | None]] = [(text, None)]
+    pending = [(_names(text.encode(errors="surrogatepass")), "")]
+    folders = [str(directory) for directory in directories]
     while pending:
-        current, folder = pending.pop()
-        for opening, name in _DIRECTIVE.findall(current):
-            beside = [folder] if opening == '"' and folder is not None else []
-            paths = (base / name for base in (*beside, *directories))
-            path = next((path for path in paths if path.is_file()), None)
-            identity = name if path is None else str(path)
+        names, folder = pending.pop()
+        for opening, name in names:
+            beside = [folder] if opening == '"' and folder else []
+            paths = (os.path.join(base, name) for base in (*beside, *folders))
+            path = next((path for path in paths if os.path.isfile(path)), None)
+            identity = name if path is None else path
             if identity in seen:
                 continue
             seen.add(identity)
             if path is None:
                 yield name, None
                 continue
-            content = path.read_bytes()
+            with open(path, "rb", buffering=0) as file:
+                content = file.read()
             yield name, content
-            pending.append((content.decode(errors="replace"), path.parent))
+            pending.append((_names(content), os.path.dirname(path)))
+
+
+@functools.lru_cache(maxsize=256)
+def _names(text: bytes) -> list[tuple[str, str]]:
+    """Opening quote and name of each directive."""
+    return _DIRECTIVE.findall(text.decode(errors="replace"))

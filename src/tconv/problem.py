@@ -28,6 +28,15 @@ Sizes = tuple[int, ...]
 Geometry = tuple[Pair, Pair, Pair, Pair, int]
 """Stride, padding, output padding and dilation, each a (height, width), and groups."""
 
+_ALLOWED = (
+    ("direction", get_args(Direction)),
+    ("dtype", get_args(DType)),
+    ("math", get_args(Math)),
+    ("x_layout", get_args(Layout)),
+    ("y_layout", get_args(Layout)),
+)
+"""The values of these fields of a `Problem`."""
+
 ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 WIDE_OFFSET = 2**31 - 1
@@ -232,13 +241,7 @@ class Problem:
                     f"a problem needs {name} divisible by groups, got "
                     f"{name}={getattr(self, name)}, groups={self.groups}"
                 )
-        for name, allowed in (
-            ("direction", get_args(Direction)),
-            ("dtype", get_args(DType)),
-            ("math", get_args(Math)),
-            ("x_layout", get_args(Layout)),
-            ("y_layout", get_args(Layout)),
-        ):
+        for name, allowed in _ALLOWED:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         if self.math == "tf32" and self.dtype != "float32":

@@ -9,16 +9,17 @@ follow from the layer and the GPU alone. So does the plan of a call, whatever wa
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
 import json
 import logging
 import math
+import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,12 @@ MOST_ELEMENTS = 1 << 30
 WORST = 100.0
 """Where a kernel cannot serve, it counts as so many times slower than the best."""
 
-MANY = 3
-"""Image sizes of a layer that tell of more to come."""
-
 KEY_PREFIX = "sizes-"
 """What the keys of cache entries start with that hold a layer's kernels."""
 
-_met: dict[tuple[object, ...], set[tuple[int, int]]] = {}
+_expected: set[tuple[object, ...]] = set()
+_waiting: collections.deque[tuple[KernelSource, str]] = collections.deque()
+_compiling: set[threading.Thread] = set()
 _lock = threading.Lock()
 
 
@@ -160,35 +160,54 @@ def _served(kernel: Candidate, problem: Problem, target: Target) -> Problem | No
     return served
 
 
-def expect(problem: Problem, target: Target) -> None:
-    """Prepares for more sizes: a layer's third compiles the kernels of all, in the background."""
-    if is_common(problem) or problem.wide_offsets:
+def expect(problem: Problem, chosen: Plan) -> None:
+    """Prepares for more sizes: a layer's first compiles the kernels of all, in the background.
+
+    Args:
+        problem: of a call on our kernels.
+        chosen: its plan, whose own kernels the call compiles.
+    """
+    layer = problem.layer, chosen.target
+    if chosen.problem.like is None or layer in _expected:
         return
+    wanted: dict[KernelSource, None] = {}
+    for kernel in kernels(problem, chosen.target):
+        assert kernel.like is not None
+        wanted |= dict.fromkeys(make_plan(kernel.like, chosen.target, kernel).sources)
     with _lock:
-        met = _met.setdefault((problem.layer, target), set())
-        if len(met) >= MANY:
+        if layer in _expected:
             return
-        met.add((problem.height.size, problem.width.size))
-        if len(met) < MANY:
-            return
-    try:
-        threads = ThreadPoolExecutor(thread_name_prefix="tconv-sizes")
-        sources: dict[KernelSource, None] = {}
-        for kernel in kernels(problem, target):
-            assert kernel.like is not None
-            sources |= dict.fromkeys(make_plan(kernel.like, target, kernel).sources)
-        for source in sources:
-            threads.submit(compile_cuda, source, target.arch).add_done_callback(_report)
-        threads.shutdown(wait=False)
-    except RuntimeError as error:  # no more threads; the call that needs a kernel compiles it
-        logger.debug("no kernels for more sizes of %s: %s", problem, error)
+        _expected.add(layer)
+        _waiting.extend((s, chosen.target.arch) for s in wanted if s not in chosen.sources)
+        # The other cores are left to the calls, which compile what they need at once.
+        most = max(1, len(os.sched_getaffinity(0)) // 2)
+        started = min(len(_waiting), most - len(_compiling))
+        threads = [threading.Thread(target=_compile, name="tconv-sizes") for _ in range(started)]
+        _compiling.update(threads)
+    for thread in threads:
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads; the call that needs a kernel compiles it
+            _compiling.discard(thread)
+            logger.debug("no kernels for more sizes of %s: %s", problem, error)
 
 
-def _report(compiled: Future[Any]) -> None:
-    """Logs why a kernel does not compile; the call that needs it raises."""
-    error = compiled.exception()
-    if error is not None:
-        logger.debug("a kernel for more sizes: %s", error)
+def _compile() -> None:
+    """Compiles what waits, until nothing does or the interpreter ends.
+
+    NOTE: no daemon, as NVRTC may crash when the process ends around it. And no ThreadPoolExecutor,
+    which compiles all that waits before it lets the process end.
+    """
+    while True:
+        with _lock:
+            if not _waiting or not threading.main_thread().is_alive():
+                _compiling.discard(threading.current_thread())
+                return
+            source, arch = _waiting.popleft()
+        try:
+            compile_cuda(source, arch)
+        except Exception as error:  # the call that needs it raises
+            logger.debug("a kernel for more sizes: %s", error)
 
 
 @functools.lru_cache(maxsize=1024)

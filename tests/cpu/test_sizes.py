@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections import Counter
 
@@ -21,6 +24,7 @@ from tconv.kernels import FAMILIES
 from tconv.layers import Layer
 from tconv.plan import candidates, family, make_plan, plan
 from tconv.problem import Problem
+from tconv.run import binding
 
 LAYERS = (
     "64,64,3",
@@ -176,7 +180,7 @@ def no_choices(monkeypatch, tmp_path):
     def forget():
         sizes._kernels.cache_clear()
         sizes._planned.cache_clear()
-        sizes._met.clear()
+        sizes._expected.clear()
 
     forget()
     yield forget
@@ -290,22 +294,111 @@ def test_one_kernel_may_be_asked_for(no_choices, monkeypatch):
     assert sizes.planned(of_size, HOPPER).stem != "general_forward"
 
 
-def test_the_third_size_compiles_the_kernels_of_all(no_choices, monkeypatch):
+def expect(of_size: Problem) -> None:
+    sizes.expect(of_size, sizes.planned(of_size, HOPPER))
+
+
+def join_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "tconv-sizes":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_the_first_size_compiles_the_kernels_of_all(no_choices, monkeypatch):
+    """But for its own, which the call compiles itself."""
     compiled = []
     monkeypatch.setattr(sizes, "compile_cuda", lambda source, arch: compiled.append(source))
     of_layer = problem("64,64,3")  # of which two have the same packing
-    for batch, height, width in ((1, 19, 19), (2, 19, 19), (1, 8, 8), (1, 19, 21)):
-        sizes.expect(of_layer.resized(batch, height, width), HOPPER)
-    assert not compiled
-    for height in (23, 27):  # the third, and a fourth, which has nothing to add
-        sizes.expect(of_layer.resized(1, height, 19), HOPPER)
-    for thread in threading.enumerate():
-        if thread.name.startswith("tconv-sizes"):
-            thread.join(30)
+    expect(of_layer.resized(1, 8, 8))
+    expect(of_layer.resized(1, 64, 96))
+    join_threads()
+    assert not compiled, "a common size has its own kernels"
+    first = of_layer.resized(1, 23, 19)
+    for size in (first, first, of_layer.resized(1, 27, 19)):
+        expect(size)
+    join_threads()
     wanted = [
         source
         for kernel in sizes.kernels(of_layer, HOPPER)
         for source in texts(make_plan(kernel.like, HOPPER, kernel))
     ]
     assert len(set(wanted)) < len(wanted)
-    assert Counter(compiled) == Counter(set(wanted))
+    assert Counter(compiled) == Counter(set(wanted) - set(sizes.planned(first, HOPPER).sources))
+
+
+def test_threads_that_compile_are_few_and_survive_an_error(no_choices, monkeypatch):
+    monkeypatch.setattr(sizes.os, "sched_getaffinity", lambda _: range(4))
+    go, names, most = threading.Event(), [], []
+
+    def compile_cuda(source, arch):
+        most.append(len(sizes._compiling))
+        go.wait(30)
+        names.append(source)
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(sizes, "compile_cuda", compile_cuda)
+    for layer in ("64,64,3", "256,128,3,2,1,1", "64,3,4,2,1"):
+        expect(problem(layer).resized(1, 23, 19))
+    waiting = len(sizes._waiting)
+    assert waiting > 2
+    go.set()
+    join_threads()
+    assert max(most) <= 2 and len(names) >= waiting and not sizes._waiting
+    assert not sizes._compiling
+
+
+def test_a_size_whose_kernels_are_loaded_starts_no_thread(no_choices, monkeypatch):
+    of_size = problem("256,128,3,2,1,1").resized(1, 23, 19)
+    chosen = sizes.planned(of_size, HOPPER)
+    assert len(chosen.sources) > 1
+    loaded = {source: object() for source in chosen.sources}
+    missing = chosen.sources[-1]
+    asked = []
+
+    def load(source, device):
+        asked.append((source, threading.current_thread()))
+        return loaded[source]
+
+    monkeypatch.setattr(binding.runtime, "load", load)
+    monkeypatch.setattr(binding.runtime, "hold", lambda _: None)
+    monkeypatch.setattr(binding.sizes, "expect", lambda *_: None)
+    for known in (loaded, {s: k for s, k in loaded.items() if s != missing}):
+        monkeypatch.setattr(binding.runtime, "find", lambda source, _, of=known: of.get(source))
+        plan_, kernels = binding._prepare(of_size, 0, HOPPER, None, False)
+        assert plan_ is chosen and kernels == tuple(loaded[s] for s in chosen.sources)
+        assert bool(asked) == (known is not loaded)
+    assert all(thread is not threading.main_thread() for _, thread in asked)
+
+
+ENDING = """
+import threading, time
+from tconv import sizes
+from tconv.jit.target import Target
+from tconv.layers import Layer
+
+def compile_cuda(source, arch):
+    time.sleep(0.3)
+    print("compiled", flush=True)
+
+sizes.os.sched_getaffinity = lambda _: range(2)
+sizes.compile_cuda = compile_cuda
+of_size = Layer.parse("64,64,3").problem("forward").resized(1, 23, 19)
+target = Target.named("sm_90a")
+sizes.expect(of_size, sizes.planned(of_size, target))
+assert len(sizes._waiting) > 1
+"""
+
+
+def test_a_process_that_ends_compiles_no_more(tmp_path):
+    """What is being compiled is waited for; what waits is left."""
+    environment = {**os.environ, "TCONV_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert ended.stdout.split() == ["compiled"], ended.stderr

@@ -92,6 +92,11 @@ def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> K
     return kernel
 
 
+def find(source: LaunchableSource, device: int) -> Kernel | None:
+    """The kernel that `load` gives, if it is loaded."""
+    return _kernels.get((source, device, None))
+
+
 def loaded() -> int:
     """Kernels that are loaded, but for those that are kept."""
     return len(_kernels) - len(_kept)

@@ -8,8 +8,9 @@ packs, so the two sides cannot disagree.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 from tconv import includes
@@ -86,29 +87,10 @@ class KernelSource:
             f"#include <{file_of(self.stem)}>\n"
         )
 
-    @cached_property
-    def offsets(self) -> dict[str, int]:
+    @property
+    def offsets(self) -> Mapping[str, int]:
         """Where each field of `struct Arguments` lies in its bytes."""
-        offsets, end = {}, 0
-        for name, type_ in self.arguments:
-            _, size, align = _field(type_)
-            offsets[name] = end + -end % align
-            end = offsets[name] + size
-        return offsets
-
-    @cached_property
-    def _layout(self) -> tuple[struct.Struct, tuple[str, ...]]:
-        offset, codes = 0, ["="]
-        alignment = 1
-        for name, type_ in self.arguments:
-            code, size, align = _field(type_)
-            padding = self.offsets[name] - offset
-            codes.append(f"{padding}x{code}" if padding else code)
-            offset += padding + size
-            alignment = max(alignment, align)
-        if -offset % alignment:
-            codes.append(f"{-offset % alignment}x")
-        return struct.Struct("".join(codes)), tuple(name for name, _ in self.arguments)
+        return _layout(self.arguments)[1]
 
     def pack(self, **values: int | float | bytes) -> bytes:
         """The bytes of `struct Arguments`, in C's natural alignment.
@@ -120,12 +102,12 @@ class KernelSource:
         Raises:
             TypeError: a field is missing or unknown.
         """
-        layout, names = self._layout
-        if len(values) != len(names) or any(name not in values for name in names):
+        layout, offsets = _layout(self.arguments)
+        if values.keys() != offsets.keys():
             raise TypeError(
-                f"{self.stem} takes the arguments {sorted(names)}, got {sorted(values)}"
+                f"{self.stem} takes the arguments {sorted(offsets)}, got {sorted(values)}"
             )
-        return layout.pack(*(values[name] for name in names))
+        return layout.pack(*(values[name] for name in offsets))
 
 
 def _inner(source: KernelSource) -> str:
@@ -141,6 +123,25 @@ def _inner(source: KernelSource) -> str:
         f"{first}#define TCONV_INNER\nnamespace repair {{\n"
         f"struct Layer {{\n{constants}}};\n{texts}\n}}\n#undef TCONV_INNER\n#define TCONV_REPAIR\n"
     )
+
+
+@lru_cache(maxsize=256)
+def _layout(arguments: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, Mapping[str, int]]:
+    """The bytes of `struct Arguments`, and where each field lies in them, in order.
+
+    Remembered: each new image size makes sources with the same few.
+    """
+    offsets, end, codes, alignment = {}, 0, ["="], 1
+    for name, type_ in arguments:
+        code, size, align = _field(type_)
+        padding = -end % align
+        codes.append(f"{padding}x{code}" if padding else code)
+        offsets[name] = end + padding
+        end += padding + size
+        alignment = max(alignment, align)
+    if -end % alignment:
+        codes.append(f"{-end % alignment}x")
+    return struct.Struct("".join(codes)), offsets
 
 
 def _field(type_: str) -> tuple[str, int, int]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tconv import sizes
 from tconv.choice import Race, Reason
@@ -226,12 +226,19 @@ def _prepare(
     else:
         chosen = make_plan(problem, target, choice)
     sources = chosen.sources
+    if choice is None and device is not None:
+        sizes.expect(problem, chosen)
 
     def load(source: KernelSource) -> Kernel | EmulatedKernel:
         if device is None:
             return EmulatedKernel(source, sanitize=sanitize)
         return runtime.load(source, device)
 
+    if device is not None:
+        # A thread takes longer to start than all else that a new size needs.
+        found = tuple(runtime.find(source, device) for source in sources)
+        if None not in found:
+            return chosen, cast(tuple[Kernel, ...], found)
     try:
         # Beside each other: NVRTC takes a second or two for each, and holds no lock meanwhile. No
         # thread can be started when the interpreter ends.
@@ -243,6 +250,4 @@ def _prepare(
     except CompileError as error:
         error.plan = chosen
         raise
-    if choice is None and device is not None:
-        sizes.expect(problem, target)
     return chosen, kernels
