@@ -35,8 +35,8 @@ OUT_BLOCK = 64
 MOST_TAPS = 16
 """Most taps of a consumer."""
 
-RAW_REGISTERS = 200
-"""Sums and operands of a raw tile's products, at most, with those of one step at a time."""
+RAW_REGISTERS = (160, 200)
+"""Sums and operands of a raw tile's products, at most: of one step, and of several at a time."""
 
 MOST_STAGES = 8
 MOST_SPLITS = 1024
@@ -154,7 +154,9 @@ class Layout:
         if not self.tile.columns:
             return IN_BLOCK
         channels = self.problem.in_channels_per_group
-        most = max(8, min(IN_BLOCK, 2 * self.tile.sums // self.problem.width.kernel // 8 * 8))
+        taps = self.problem.width.kernel
+        of_tap = min(self.tile.sums // taps, RAW_REGISTERS[0] // taps - 4)
+        most = max(8, min(IN_BLOCK, 2 * of_tap // 8 * 8))
         blocks = -(-channels // most)
         return -(-channels // (8 * blocks)) * 8
 
@@ -173,7 +175,7 @@ class Layout:
         if not self.tile.columns:
             return steps
         taps = self.consumer_taps
-        room = (RAW_REGISTERS - taps * self.in_block // 2) // (4 * taps)
+        room = (RAW_REGISTERS[1] - taps * self.in_block // 2) // (4 * taps)
         return max(k for k in range(1, steps + 1) if steps % k == 0 and (k == 1 or k <= room))
 
     @functools.cached_property
@@ -418,8 +420,8 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "reads contiguous images of rows on multiples of 16 bytes, x or y is none"
     if width.stride > 2:
         return f"takes one pixel of y or every second one, the stride along x is {width.stride}"
-    if (found := width.kernel * (laid.in_block // 2 + 4)) > RAW_REGISTERS:
-        return f"has {RAW_REGISTERS} registers for rows of the kernel, they take {found}"
+    if (found := width.kernel * (laid.in_block // 2 + 4)) > RAW_REGISTERS[0]:
+        return f"has {RAW_REGISTERS[0]} registers for a row of the kernel, this takes {found}"
     last = width.stride * (tile.columns - 1) + laid.reach[1]
     if last >= LINE_PIXELS:
         return f"has lines of {LINE_PIXELS} pixels of y, {tile.columns} positions read {last + 1}"
