@@ -10,6 +10,7 @@ from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, rea
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.cost import best_splits
 from tconv.kernels.sm90_weight_gradient.layout import (
+    EXPERIMENT,
     LINE_BYTES,
     MOST_STAGES,
     Layout,
@@ -54,6 +55,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stage_bytes": laid.stage_bytes,
         "stages": laid.stages(target),
         "splits": splits,
+        # From a row of a raw y to the next, and from a channel.
+        "row_lines": 1 if laid.rows_next else laid.out_block,
+        "channel_lines": pitch_y if laid.rows_next else 1,
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
         # tiles of many taps spilled.
         "gradient_stride_out": Stride("w", 1),
@@ -72,6 +76,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("first_pixel", min(tap.x for tap in laid.taps) if tile.columns else 0),
             ("in_block", laid.in_block),
             ("takers", laid.takers),
+            ("alternates", laid.alternates),
+            ("ahead", EXPERIMENT["ahead"]),
+            ("staggers", EXPERIMENT["staggers"]),
             ("steps", laid.steps),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
@@ -135,7 +142,8 @@ def _y_map(laid: Layout, views: tuple[View, View]) -> TensorMap:
         )
     rows, columns = laid.pitch
     box = (columns, laid.out_block, rows, n, 1)
-    return contiguous_map(problem, "y", views[0], problem.height.stride, box, LINE_BYTES)
+    found = contiguous_map(problem, "y", views[0], problem.height.stride, box, LINE_BYTES)
+    return found.swapped(1, 2) if laid.rows_next else found
 
 
 def _box(n: int, y: int, x: int) -> tuple[int, ...]:

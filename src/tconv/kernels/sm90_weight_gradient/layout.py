@@ -38,6 +38,7 @@ MOST_TAPS = 16
 RAW_REGISTERS = (160, 200)
 """Sums and operands of a raw tile's products, at most: of one step, and of several at a time."""
 
+EXPERIMENT = {"ahead": 1, "staggers": 0, "rows_next": 1 << 20}
 MOST_STAGES = 8
 MOST_SPLITS = 1024
 MOST_PARTIAL_BYTES = 256 << 20
@@ -76,18 +77,13 @@ class Layout:
         if self.tile.columns:
             for phase in height.phases:
                 view = phase_view(height, phase.index)
-                if phase.taps and view.size > 0:
-                    taps += sorted(
-                        Tap(
-                            len(sources),
-                            tap.shift - view.q,
-                            x * width.dilation - width.padding,
-                            tap.index * width.kernel + x,
-                        )
-                        for tap in phase.taps
-                        for x in range(width.kernel)
-                    )
-                    sources.append((view, View(0, 0, width.output_size)))
+                of_phase = sorted(phase.taps, key=lambda tap: tap.shift) if view.size > 0 else []
+                for i, tap in enumerate(of_phase):
+                    if i == 0 or self.set_rows == 1:  # no other row of a set reads the same
+                        sources.append((view, View(0, 0, width.output_size)))
+                    for x in range(width.kernel):
+                        at = tap.shift - view.q, x * width.dilation - width.padding
+                        taps.append(Tap(len(sources) - 1, *at, tap.index * width.kernel + x))
             return tuple(sources), tuple(taps)
         for phase_y in range(height.stride):
             for phase_x in range(width.stride):
@@ -161,12 +157,20 @@ class Layout:
         return -(-channels // (8 * blocks)) * 8
 
     @property
-    def takers(self) -> int:
-        """Sets of taps are shared out among so many.
+    def alternates(self) -> bool:
+        """Whether consumers have the same taps and every second box: else one would have none."""
+        parts = OUT_BLOCK // self.out_block
+        return self.tile.columns > 0 and -(-self.problem.height.kernel // parts) in (1, 3, 5)
 
-        Those are the consumers; of raw tiles, parts of one that have the block's output channels.
-        """
-        return CONSUMERS * OUT_BLOCK // self.out_block if self.tile.columns else CONSUMERS
+    @property
+    def set_rows(self) -> int:
+        """Rows of the kernel that a raw tile's set has: warps of the same channels have one."""
+        return OUT_BLOCK // self.out_block * (1 if self.alternates else CONSUMERS)
+
+    @property
+    def takers(self) -> int:
+        """Sets of taps are shared out among so many: the consumers, or by rows of the kernel."""
+        return self.set_rows if self.tile.columns else CONSUMERS
 
     @property
     def steps(self) -> int:
@@ -176,6 +180,8 @@ class Layout:
             return steps
         taps = self.consumer_taps
         room = (RAW_REGISTERS[1] - taps * self.in_block // 2) // (4 * taps)
+        if EXPERIMENT["ahead"]:
+            return max(k for k in range(1, steps + 1) if steps % (2*k) == 0 and (k == 1 or 2*k <= room))
         return max(k for k in range(1, steps + 1) if steps % k == 0 and (k == 1 or k <= room))
 
     @functools.cached_property
@@ -214,7 +220,7 @@ class Layout:
     @property
     def sets(self) -> int:
         """Sets of taps: a block has one."""
-        return len(self.set_taps) // self.takers
+        return (len(self.set_taps) - 1) // self.takers
 
     @functools.cached_property
     def set_sources(self) -> tuple[range, ...]:
@@ -329,6 +335,18 @@ class Layout:
         if self.tile.columns:
             return self.box[0] * self.pitch[0] * self.out_block * LINE_BYTES
         return -(-self.patch_bytes // 1024) * 1024
+
+    @property
+    def rows_next(self) -> bool:
+        """Whether a raw y's rows of a channel follow each other in a patch.
+
+        Channels of large images are pages of memory apart, and a copy that goes to another page with
+        each line is slow. Lines of all channels of a row meet all banks, those of a row in so many
+        rows if they are odd.
+        """
+        _, _, height, width = self.problem.y_shape
+        far = 2 * height * width >= EXPERIMENT["rows_next"]
+        return self.tile.columns > 0 and self.pitch[0] % 2 == 1 and far
 
     @property
     def x_bytes(self) -> int:

@@ -14,7 +14,6 @@ namespace {
 
 constexpr int raw_taps = Layer::consumer_taps;
 constexpr int raw_channels = Layer::raw ? Layer::out_block : 16;
-constexpr int raw_row_bytes = raw_channels * 128;  // from a row of y to the next
 constexpr int raw_rows = Layer::positions / Layer::columns;
 
 // Words, two pixels, that the taps of a thread's two positions read, from the first position on.
@@ -83,20 +82,21 @@ TCONV_DEVICE int half_column(int step, int half) {
     return step % (Layer::columns / 8) * 8;
 }
 
-// y of some steps of a box, of a thread's row of the kernel; `of_row`: where rows of y begin.
+// y of some steps of a box, of a thread's row of the kernel. `of_row`: a row's line of channel 0;
+// `channel_lines`: from a channel to the next.
 template <int count, int taps>
-TCONV_DEVICE void load_y(const unsigned char* y, const int (&of_row)[raw_rows], int first,
-                         uint32_t (&a)[count][taps][4]) {
+TCONV_DEVICE void load_y(const unsigned char* y, const int (&of_row)[raw_rows], int channel_lines,
+                         int first, uint32_t (&a)[count][taps][4]) {
     int t = threadIdx.x % 4;
 #pragma unroll
     for (int step = 0; step < count; ++step) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int channel = raw_channel(i % 2), of_step = first + step;
-            int column = half_column(of_step, i / 2);
-            const unsigned char* line = y + of_row[half_row(of_step, i / 2)] + channel * 128;
+            int of_step = first + step, column = half_column(of_step, i / 2);
+            int line = of_row[half_row(of_step, i / 2)] + raw_channel(i % 2) * channel_lines;
+            int word = (column / 2 + t) * Layer::stride_x + first_word;
             uint32_t words[word_count];
-            load_words(line, channel % 8, (column / 2 + t) * Layer::stride_x + first_word, words);
+            load_words(y + line * 128, line % 8, word, words);
 #pragma unroll
             for (int tap = 0; tap < taps; ++tap) a[step][tap][i] = two_positions(words, tap);
         }

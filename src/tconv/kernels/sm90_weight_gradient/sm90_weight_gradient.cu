@@ -43,9 +43,10 @@ constexpr int columns = Layer::raw ? in_block : out_block;  // of a product
 constexpr int in_blocks = (Layer::in_channels + in_block - 1) / in_block;
 constexpr int out_blocks = (Layer::out_channels + out_block - 1) / out_block;
 constexpr int consumer_taps = Layer::consumer_taps;  // at most
+constexpr int turns = Layer::alternates ? consumers : 1;  // of boxes, from a consumer's to its next
 constexpr int takers = Layer::takers;  // of the taps of a set: the consumers, or parts of them
 constexpr int all_steps = Layer::positions / 16;  // of 16 positions, in a box
-constexpr int steps = Layer::steps;               // at a time
+constexpr int steps = Layer::steps;  // at a time
 constexpr int x_bytes = 2 * Layer::positions * in_block;
 constexpr int x_room = (x_bytes + 1023) / 1024 * 1024;
 
@@ -106,9 +107,13 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         to += x_room;
         for (int source = first; source < first + count; ++source) {
             int pixel = x * Layer::stride_x + entry(Layer::source_x, source);
+            int row = y + entry(Layer::source_y, source), channel = share.out;
+            // Of a channel of a raw image, rows may follow each other.
+            int next = Layer::raw ? channel : pixel;
+            bool rows_next = Layer::raw && arguments.row_lines == 1;
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, maps + source, Layer::raw ? pixel : share.out, Layer::raw ? share.out : pixel,
-                y + entry(Layer::source_y, source), image, share.group, full);
+                to, maps + source, Layer::raw ? pixel : channel, rows_next ? row : next,
+                rows_next ? channel : row, image, share.group, full);
             to += arguments.patch_stride;
         }
         turn.advance(arguments.stages);
@@ -195,6 +200,28 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
     }
 }
 
+// The first consumer's sums, plus those of the same taps that the other has of other boxes.
+TCONV_DEVICE void add_sums(float* stages, int consumer, Sums& sums) {
+    int thread = threadIdx.x % warpgroup;
+    static_assert(sizeof(Sums) * warpgroup <= 96 << 10, "stages have room");
+    ptx::bar_sync(1, consumers * warpgroup);  // the first may still read a stage
+#pragma unroll
+    for (int tap = 0; tap < consumer_taps; ++tap) {
+#pragma unroll
+        for (int i = 0; i < columns / 2; ++i) {
+            if (consumer > 0) stages[(tap * columns / 2 + i) * warpgroup + thread] = sums[tap][i];
+        }
+    }
+    ptx::bar_sync(1, consumers * warpgroup);
+#pragma unroll
+    for (int tap = 0; tap < consumer_taps; ++tap) {
+#pragma unroll
+        for (int i = 0; i < columns / 2; ++i) {
+            if (consumer == 0) sums[tap][i] += stages[(tap * columns / 2 + i) * warpgroup + thread];
+        }
+    }
+}
+
 using Bits = unsigned short;  // of a value of the gradient
 
 // The gradient is dense: weights of an input channel have their taps adjacent, or their output
@@ -273,7 +300,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     Share share;
     CountedTurn turn;
     int warp = threadIdx.x % warpgroup / 32;
-    int taker = consumer * (takers / consumers) + (Layer::raw ? warp * 16 / out_block : 0);
+    int taker = Layer::raw ? warp * 16 / out_block : 0;
+    if (!Layer::alternates) taker += consumer * (takers / consumers);
     int first = entry(Layer::set_tap, share.set * takers + taker);
     int count = entry(Layer::set_tap, share.set * takers + taker + 1) - first;
     const unsigned char* stages = stage_of(arguments, memory, 0);
@@ -281,14 +309,15 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                                  : ptx::matrix_descriptor(stages, 0, arguments.group_stride,
                                                           ptx::Swizzle::bytes_128);
     // Where the positions of a tap, and of a step or raw row, begin among those of y.
-    int starts[consumer_taps], of_step[all_steps], of_row[raw_rows];
+    int starts[consumer_taps], of_step[all_steps], of_row[raw_rows], tap_y = 0;
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
         int at = tap < count ? first + tap : entry(Layer::set_tap, share.set * takers);
         int source = Layer::tap_source[at] - entry(Layer::set_source, share.set);
         int position = Layer::tap_y[at] * arguments.pitch_x + Layer::tap_x[at];
-        starts[tap] = x_room + source * arguments.patch_stride +
-                      (Layer::raw ? Layer::tap_y[at] * raw_row_bytes : position * line_bytes);
+        starts[tap] =
+            x_room + source * arguments.patch_stride + (Layer::raw ? 0 : position * line_bytes);
+        tap_y = Layer::tap_y[at];
     }
 #pragma unroll
     for (int step = 0; step < all_steps; ++step) {
@@ -299,8 +328,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     }
 #pragma unroll
     for (int row = 0; row < raw_rows; ++row) {
-        int image = row / arguments.box_y;
-        of_row[row] = (row + image * (arguments.pitch_y - arguments.box_y)) * raw_row_bytes;
+        int image = row / arguments.box_y, of_image = row - image * arguments.box_y + tap_y;
+        of_row[row] = image * arguments.pitch_y * out_block + of_image * arguments.row_lines;
     }
     Sums sums;
 #pragma unroll
@@ -308,20 +337,32 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
 #pragma unroll
         for (float& sum : of_tap) sum = 0.0f;
     }
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, own = Layer::alternates ? consumer : 0;
+    if (own > 0) turn.advance(arguments.stages);
+    if (Layer::staggers && Layer::raw && consumer > 0) ptx::bar_sync(2, consumers * warpgroup);
+    constexpr int parts = all_steps / steps;
+    constexpr bool ahead = Layer::ahead && Layer::raw && parts % 2 == 0;
+    uint32_t a[ahead ? 2 : 1][steps][Layer::raw ? consumer_taps : 1][4];
+    // NOTE: of two stages, a consumer that has every second box would wait for the one it holds.
+    constexpr bool holds = ahead && !Layer::alternates;
+    int before = -1;  // the stage that is not handed back yet
 #pragma unroll 1
-    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
+    for (int box = share.split + own * arguments.splits; box < arguments.boxes;
+         box += turns * arguments.splits) {
         ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
         const unsigned char* stage = stage_of(arguments, memory, turn.stage);
         uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
 #pragma unroll
-        for (int done = 0; done < all_steps; done += steps) {
-            uint32_t a[steps][Layer::raw ? consumer_taps : 1][4];
+        for (int part = 0; part < parts; ++part) {
+            auto& of_part = a[ahead ? part % 2 : 0];
             if constexpr (Layer::raw) {
-                load_y(stage + starts[0], of_row, done, a);
+                load_y(stage + starts[0], of_row, arguments.channel_lines, part * steps, of_part);
             } else {
                 // NOTE: opaque, so that no register remembers where each step begins.
-                load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
+                load_x(stage, ptx::opaque(arguments.box_x) / 8, of_part);
+            }
+            if (Layer::staggers && Layer::raw && consumer == 0 && part == 0 && box == share.split) {
+                ptx::bar_sync(2, consumers * warpgroup);
             }
             ptx::wgmma_fence();
             // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
@@ -330,8 +371,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
             for (int tap = 0; tap < consumer_taps; ++tap) {
 #pragma unroll
                 for (int step = 0; step < steps; ++step) {
-                    auto& of_tap = a[step][Layer::raw ? tap : 0];
-                    int at = Layer::raw ? raw_x_step(done + step) : starts[tap] + of_step[step];
+                    auto& of_tap = of_part[step][Layer::raw ? tap : 0];
+                    int at =
+                        Layer::raw ? raw_x_step(part * steps + step) : starts[tap] + of_step[step];
                     uint64_t b = ptx::advance(operand, at);
                     if constexpr (Layer::bfloat) {
                         ptx::wgmma_m64k16_bf16<columns, !Layer::raw>(sums[tap], of_tap, b, true);
@@ -341,13 +383,26 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                 }
             }
             ptx::wgmma_commit_group();
-            ptx::wgmma_wait_group<0>();
+            ptx::wgmma_wait_group<ahead ? 1 : 0>();
+            if (holds && part == 0) {
+                if (lane == 0 && before >= 0) ptx::mbarrier_arrive(&shared.empty[before]);
+                before = turn.stage;
+            }
         }
-        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
-        turn.advance(arguments.stages);
+        if constexpr (!holds) {
+            ptx::wgmma_wait_group<0>();
+            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
+        }
+#pragma unroll
+        for (int i = 0; i < turns; ++i) turn.advance(arguments.stages);
     }
+    ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (auto& of_tap : sums) ptx::fence_registers(of_tap);
+    if constexpr (Layer::alternates) {
+        add_sums(reinterpret_cast<float*>(stage_of(arguments, memory, 0)), consumer, sums);
+        if (consumer > 0) count = 0;
+    }
     if constexpr (!is_folded) {
         if (arguments.splits == 1) {
             write_gradient(arguments, memory, share, first, count, sums);
@@ -366,7 +421,7 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < arguments.stages; ++stage) {
             ptx::mbarrier_init(&shared.full[stage], 1);
-            ptx::mbarrier_init(&shared.empty[stage], consumers * warpgroup / 32);
+            ptx::mbarrier_init(&shared.empty[stage], consumers / turns * warpgroup / 32);
         }
         ptx::fence_mbarrier_init();
     }
