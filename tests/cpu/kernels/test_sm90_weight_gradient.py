@@ -152,7 +152,9 @@ def test_the_cases_serve_every_tile():
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
-@pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4]), ids=str)
+@pytest.mark.parametrize(
+    "case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4]), ids=str
+)
 def test_result_does_not_depend_on_the_order_of_threads(case, layout, of_splits):
     t = operands(case, torch.bfloat16, layout, "cpu")
     for plan_ in plans(problem_of(case, t), family.STEM, few()):

@@ -10,7 +10,6 @@ from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, rea
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.cost import best_splits
 from tconv.kernels.sm90_weight_gradient.layout import (
-    EXPERIMENT,
     LINE_BYTES,
     MOST_STAGES,
     Layout,
@@ -35,7 +34,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     pitch_y, pitch_x = laid.pitch
     whole_x = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        "x": contiguous_map(problem, "x", whole_x[0], 1, (_line(x, tile), laid.in_block, y, n, 1))
+        "x": contiguous_map(problem, "x", whole_x[0], 1, (x, laid.in_block, y, n, 1))
         if laid.maps_x
         else image_map(problem, "x", whole_x, (1, 1), _box(n, y, x), laid.packed[0]),
         **{f"y_{i}": _y_map(laid, views) for i, views in enumerate(laid.sources)},
@@ -55,9 +54,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stage_bytes": laid.stage_bytes,
         "stages": laid.stages(target),
         "splits": splits,
-        # From a row of a raw y to the next, and from a channel.
-        "row_lines": 1 if laid.rows_next else laid.out_block,
-        "channel_lines": pitch_y if laid.rows_next else 1,
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
         # tiles of many taps spilled.
         "gradient_stride_out": Stride("w", 1),
@@ -70,15 +66,12 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("maps_x", laid.maps_x),
             ("raw", tile.columns > 0),
             ("columns", tile.columns or tile.positions),
-            ("line", _line(tile.columns, tile) if tile.columns else 8),
+            ("by_channel", tile.by_channel),
             ("stride_x", problem.width.stride if tile.columns else 1),
             ("dilation_x", problem.width.dilation),
             ("first_pixel", min(tap.x for tap in laid.taps) if tile.columns else 0),
             ("in_block", laid.in_block),
             ("takers", laid.takers),
-            ("alternates", laid.alternates),
-            ("ahead", EXPERIMENT["ahead"]),
-            ("staggers", EXPERIMENT["staggers"]),
             ("steps", laid.steps),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
@@ -129,11 +122,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
 
 
-def _line(columns: int, tile: Tile) -> int:
-    """Columns of a line of x. A raw tile's must be the span of a swizzle, or octets."""
-    return 8 if tile.columns % 16 else columns
-
-
 def _y_map(laid: Layout, views: tuple[View, View]) -> TensorMap:
     problem, n = laid.problem, laid.box[0]
     if not laid.tile.columns:
@@ -143,7 +131,7 @@ def _y_map(laid: Layout, views: tuple[View, View]) -> TensorMap:
     rows, columns = laid.pitch
     box = (columns, laid.out_block, rows, n, 1)
     found = contiguous_map(problem, "y", views[0], problem.height.stride, box, LINE_BYTES)
-    return found.swapped(1, 2) if laid.rows_next else found
+    return found.swapped(1, 2) if laid.tile.by_channel else found
 
 
 def _box(n: int, y: int, x: int) -> tuple[int, ...]:

@@ -38,7 +38,6 @@ MOST_TAPS = 16
 RAW_REGISTERS = (160, 200)
 """Sums and operands of a raw tile's products, at most: of one step, and of several at a time."""
 
-EXPERIMENT = {"ahead": 1, "staggers": 0, "rows_next": 1 << 20}
 MOST_STAGES = 8
 MOST_SPLITS = 1024
 MOST_PARTIAL_BYTES = 256 << 20
@@ -77,13 +76,12 @@ class Layout:
         if self.tile.columns:
             for phase in height.phases:
                 view = phase_view(height, phase.index)
-                of_phase = sorted(phase.taps, key=lambda tap: tap.shift) if view.size > 0 else []
-                for i, tap in enumerate(of_phase):
-                    if i == 0 or self.set_rows == 1:  # no other row of a set reads the same
-                        sources.append((view, View(0, 0, width.output_size)))
-                    for x in range(width.kernel):
-                        at = tap.shift - view.q, x * width.dilation - width.padding
-                        taps.append(Tap(len(sources) - 1, *at, tap.index * width.kernel + x))
+                if phase.taps and view.size > 0:
+                    for tap in sorted(phase.taps, key=lambda tap: tap.shift):
+                        for x in range(width.kernel):
+                            at = tap.shift - view.q, x * width.dilation - width.padding
+                            taps.append(Tap(len(sources), *at, tap.index * width.kernel + x))
+                    sources.append((view, View(0, 0, width.output_size)))
             return tuple(sources), tuple(taps)
         for phase_y in range(height.stride):
             for phase_x in range(width.stride):
@@ -157,20 +155,12 @@ class Layout:
         return -(-channels // (8 * blocks)) * 8
 
     @property
-    def alternates(self) -> bool:
-        """Whether consumers have the same taps and every second box: else one would have none."""
-        parts = OUT_BLOCK // self.out_block
-        return self.tile.columns > 0 and -(-self.problem.height.kernel // parts) in (1, 3, 5)
-
-    @property
-    def set_rows(self) -> int:
-        """Rows of the kernel that a raw tile's set has: warps of the same channels have one."""
-        return OUT_BLOCK // self.out_block * (1 if self.alternates else CONSUMERS)
-
-    @property
     def takers(self) -> int:
-        """Sets of taps are shared out among so many: the consumers, or by rows of the kernel."""
-        return self.set_rows if self.tile.columns else CONSUMERS
+        """Sets of taps are shared out among so many: the consumers.
+
+        Of raw tiles, their warps of the same channels: each has a row of the kernel.
+        """
+        return CONSUMERS * OUT_BLOCK // self.out_block if self.tile.columns else CONSUMERS
 
     @property
     def steps(self) -> int:
@@ -180,8 +170,6 @@ class Layout:
             return steps
         taps = self.consumer_taps
         room = (RAW_REGISTERS[1] - taps * self.in_block // 2) // (4 * taps)
-        if EXPERIMENT["ahead"]:
-            return max(k for k in range(1, steps + 1) if steps % (2*k) == 0 and (k == 1 or 2*k <= room))
         return max(k for k in range(1, steps + 1) if steps % k == 0 and (k == 1 or k <= room))
 
     @functools.cached_property
@@ -337,18 +325,6 @@ class Layout:
         return -(-self.patch_bytes // 1024) * 1024
 
     @property
-    def rows_next(self) -> bool:
-        """Whether a raw y's rows of a channel follow each other in a patch.
-
-        Channels of large images are pages of memory apart, and a copy that goes to another page with
-        each line is slow. Lines of all channels of a row meet all banks, those of a row in so many
-        rows if they are odd.
-        """
-        _, _, height, width = self.problem.y_shape
-        far = 2 * height * width >= EXPERIMENT["rows_next"]
-        return self.tile.columns > 0 and self.pitch[0] % 2 == 1 and far
-
-    @property
     def x_bytes(self) -> int:
         """Bytes of x in a stage, with what is beside them."""
         return -(-2 * self.tile.positions * self.in_block // 1024) * 1024
@@ -443,4 +419,6 @@ def _raw_why_not(laid: Layout) -> str | None:
     last = width.stride * (tile.columns - 1) + laid.reach[1]
     if last >= LINE_PIXELS:
         return f"has lines of {LINE_PIXELS} pixels of y, {tile.columns} positions read {last + 1}"
+    if tile.by_channel and laid.pitch[0] % 2 == 0:
+        return f"lays an odd number of rows out by channels, to meet all banks, not {laid.pitch[0]}"
     return None

@@ -1,5 +1,5 @@
 // The contiguous y as it lies, for `sm90_weight_gradient`: lines of up to 64 pixels of each output
-// channel, [row][channel][pixel], swizzled by 128 bytes. A warp's rows of the product are 16
+// channel, [row][channel][pixel] or [channel][row][pixel], swizzled by 128 bytes. A warp's rows of the product are 16
 // channels; its positions are every stride-th pixel, from the tap's on. They go to registers, and
 // are taken apart there: no shift and no stride asks anything of shared memory. x is the product's
 // other operand, as it lies too.
@@ -71,58 +71,42 @@ TCONV_DEVICE uint32_t two_positions(const uint32_t (&words)[word_count], int tap
     }
 }
 
-// Row and column of the first eight positions of a step, or the others.
-TCONV_DEVICE int half_row(int step, int half) {
-    if constexpr (Layer::columns % 16 == 0) return step * 16 / Layer::columns;
-    return step / (Layer::columns / 8) * 2 + half;
-}
-
-TCONV_DEVICE int half_column(int step, int half) {
-    if constexpr (Layer::columns % 16 == 0) return step * 16 % Layer::columns + half * 8;
-    return step % (Layer::columns / 8) * 8;
-}
-
 // y of some steps of a box, of a thread's row of the kernel. `of_row`: a row's line of channel 0;
-// `channel_lines`: from a channel to the next.
+// `channel_lines`: from a channel to the next, if they are not adjacent.
 template <int count, int taps>
 TCONV_DEVICE void load_y(const unsigned char* y, const int (&of_row)[raw_rows], int channel_lines,
                          int first, uint32_t (&a)[count][taps][4]) {
     int t = threadIdx.x % 4;
 #pragma unroll
     for (int step = 0; step < count; ++step) {
+        int position = (first + step) * 16, row = position / Layer::columns;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int of_step = first + step, column = half_column(of_step, i / 2);
-            int line = of_row[half_row(of_step, i / 2)] + raw_channel(i % 2) * channel_lines;
+            int column = position % Layer::columns + i / 2 * 8, channel = raw_channel(i % 2);
+            int line = of_row[row] + (Layer::by_channel ? channel * channel_lines : channel);
             int word = (column / 2 + t) * Layer::stride_x + first_word;
             uint32_t words[word_count];
-            load_words(y + line * 128, line % 8, word, words);
+            load_words(y + line * 128, (Layer::by_channel ? line : channel) % 8, word, words);
 #pragma unroll
             for (int tap = 0; tap < taps; ++tap) a[step][tap][i] = two_positions(words, tap);
         }
     }
 }
 
-// x of a box: [row][channel][column] in lines that are swizzled by their length, or such blocks
-// of eight columns.
-constexpr int x_line_bytes = 2 * Layer::line;
+// x of a box: [row][channel][column], in lines that are swizzled by their length.
+constexpr int x_line_bytes = 2 * Layer::columns;
 
 TCONV_DEVICE uint64_t raw_x(const unsigned char* x) {
-    if constexpr (Layer::line > 8) {
-        constexpr ptx::Swizzle swizzle = Layer::line == 16   ? ptx::Swizzle::bytes_32
-                                         : Layer::line == 32 ? ptx::Swizzle::bytes_64
-                                                             : ptx::Swizzle::bytes_128;
-        return ptx::matrix_descriptor(x, 0, 8 * x_line_bytes, swizzle);
-    } else {
-        return ptx::matrix_descriptor(x, Layer::in_block * 16, 128, ptx::Swizzle::none);
-    }
+    constexpr ptx::Swizzle swizzle =
+        Layer::columns == 16 ? ptx::Swizzle::bytes_32 : ptx::Swizzle::bytes_64;
+    static_assert(!Layer::raw || Layer::columns == 16 || Layer::columns == 32);
+    return ptx::matrix_descriptor(x, 0, 8 * x_line_bytes, swizzle);
 }
 
 // Where a step begins in it.
 TCONV_DEVICE int raw_x_step(int step) {
-    int row = half_row(step, 0), column = half_column(step, 0);
-    int block = column / Layer::line, of_line = column % Layer::line;
-    return (block * raw_rows + row) * Layer::in_block * x_line_bytes + of_line * 2;
+    int position = step * 16, row = position / Layer::columns;
+    return row * Layer::in_block * x_line_bytes + position % Layer::columns * 2;
 }
 
 }  // namespace

@@ -43,7 +43,6 @@ constexpr int columns = Layer::raw ? in_block : out_block;  // of a product
 constexpr int in_blocks = (Layer::in_channels + in_block - 1) / in_block;
 constexpr int out_blocks = (Layer::out_channels + out_block - 1) / out_block;
 constexpr int consumer_taps = Layer::consumer_taps;  // at most
-constexpr int turns = Layer::alternates ? consumers : 1;  // of boxes, from a consumer's to its next
 constexpr int takers = Layer::takers;  // of the taps of a set: the consumers, or parts of them
 constexpr int all_steps = Layer::positions / 16;  // of 16 positions, in a box
 constexpr int steps = Layer::steps;  // at a time
@@ -93,13 +92,8 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         ptx::mbarrier_arrive_expect_tx(full, x_bytes + count * arguments.patch_bytes);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
         if constexpr (Layer::maps_x) {
-            constexpr int blocks = Layer::raw ? Layer::columns / Layer::line : 1;
-#pragma unroll
-            for (int i = 0; i < blocks; ++i) {
-                ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                    to + i * (x_bytes / blocks), &arguments.x, x + i * Layer::line, share.in, y,
-                    image, share.group, full);
-            }
+            ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, x, share.in, y, image,
+                                                          share.group, full);
         } else {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
                                                           share.group, full);
@@ -108,12 +102,11 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         for (int source = first; source < first + count; ++source) {
             int pixel = x * Layer::stride_x + entry(Layer::source_x, source);
             int row = y + entry(Layer::source_y, source), channel = share.out;
-            // Of a channel of a raw image, rows may follow each other.
-            int next = Layer::raw ? channel : pixel;
-            bool rows_next = Layer::raw && arguments.row_lines == 1;
+            // A raw box has pixels, then channels, then rows, or the last two the other way round.
+            int next = Layer::by_channel ? row : Layer::raw ? channel : pixel;
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, maps + source, Layer::raw ? pixel : channel, rows_next ? row : next,
-                rows_next ? channel : row, image, share.group, full);
+                to, maps + source, Layer::raw ? pixel : channel, next,
+                Layer::by_channel ? channel : row, image, share.group, full);
             to += arguments.patch_stride;
         }
         turn.advance(arguments.stages);
@@ -200,28 +193,6 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
     }
 }
 
-// The first consumer's sums, plus those of the same taps that the other has of other boxes.
-TCONV_DEVICE void add_sums(float* stages, int consumer, Sums& sums) {
-    int thread = threadIdx.x % warpgroup;
-    static_assert(sizeof(Sums) * warpgroup <= 96 << 10, "stages have room");
-    ptx::bar_sync(1, consumers * warpgroup);  // the first may still read a stage
-#pragma unroll
-    for (int tap = 0; tap < consumer_taps; ++tap) {
-#pragma unroll
-        for (int i = 0; i < columns / 2; ++i) {
-            if (consumer > 0) stages[(tap * columns / 2 + i) * warpgroup + thread] = sums[tap][i];
-        }
-    }
-    ptx::bar_sync(1, consumers * warpgroup);
-#pragma unroll
-    for (int tap = 0; tap < consumer_taps; ++tap) {
-#pragma unroll
-        for (int i = 0; i < columns / 2; ++i) {
-            if (consumer == 0) sums[tap][i] += stages[(tap * columns / 2 + i) * warpgroup + thread];
-        }
-    }
-}
-
 using Bits = unsigned short;  // of a value of the gradient
 
 // The gradient is dense: weights of an input channel have their taps adjacent, or their output
@@ -300,8 +271,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     Share share;
     CountedTurn turn;
     int warp = threadIdx.x % warpgroup / 32;
-    int taker = Layer::raw ? warp * 16 / out_block : 0;
-    if (!Layer::alternates) taker += consumer * (takers / consumers);
+    int taker = consumer * (takers / consumers) + (Layer::raw ? warp * 16 / out_block : 0);
     int first = entry(Layer::set_tap, share.set * takers + taker);
     int count = entry(Layer::set_tap, share.set * takers + taker + 1) - first;
     const unsigned char* stages = stage_of(arguments, memory, 0);
@@ -329,7 +299,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
 #pragma unroll
     for (int row = 0; row < raw_rows; ++row) {
         int image = row / arguments.box_y, of_image = row - image * arguments.box_y + tap_y;
-        of_row[row] = image * arguments.pitch_y * out_block + of_image * arguments.row_lines;
+        of_row[row] = image * arguments.pitch_y * out_block + of_image;
+        if (!Layer::by_channel) of_row[row] = (image * arguments.pitch_y + of_image) * out_block;
     }
     Sums sums;
 #pragma unroll
@@ -337,32 +308,20 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
 #pragma unroll
         for (float& sum : of_tap) sum = 0.0f;
     }
-    int lane = threadIdx.x % 32, own = Layer::alternates ? consumer : 0;
-    if (own > 0) turn.advance(arguments.stages);
-    if (Layer::staggers && Layer::raw && consumer > 0) ptx::bar_sync(2, consumers * warpgroup);
-    constexpr int parts = all_steps / steps;
-    constexpr bool ahead = Layer::ahead && Layer::raw && parts % 2 == 0;
-    uint32_t a[ahead ? 2 : 1][steps][Layer::raw ? consumer_taps : 1][4];
-    // NOTE: of two stages, a consumer that has every second box would wait for the one it holds.
-    constexpr bool holds = ahead && !Layer::alternates;
-    int before = -1;  // the stage that is not handed back yet
+    int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int box = share.split + own * arguments.splits; box < arguments.boxes;
-         box += turns * arguments.splits) {
+    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
         ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
         const unsigned char* stage = stage_of(arguments, memory, turn.stage);
         uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
 #pragma unroll
-        for (int part = 0; part < parts; ++part) {
-            auto& of_part = a[ahead ? part % 2 : 0];
+        for (int first = 0; first < all_steps; first += steps) {
+            uint32_t a[steps][Layer::raw ? consumer_taps : 1][4];
             if constexpr (Layer::raw) {
-                load_y(stage + starts[0], of_row, arguments.channel_lines, part * steps, of_part);
+                load_y(stage + starts[0], of_row, arguments.pitch_y, first, a);
             } else {
                 // NOTE: opaque, so that no register remembers where each step begins.
-                load_x(stage, ptx::opaque(arguments.box_x) / 8, of_part);
-            }
-            if (Layer::staggers && Layer::raw && consumer == 0 && part == 0 && box == share.split) {
-                ptx::bar_sync(2, consumers * warpgroup);
+                load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
             }
             ptx::wgmma_fence();
             // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
@@ -371,9 +330,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
             for (int tap = 0; tap < consumer_taps; ++tap) {
 #pragma unroll
                 for (int step = 0; step < steps; ++step) {
-                    auto& of_tap = of_part[step][Layer::raw ? tap : 0];
-                    int at =
-                        Layer::raw ? raw_x_step(part * steps + step) : starts[tap] + of_step[step];
+                    auto& of_tap = a[step][Layer::raw ? tap : 0];
+                    int at = Layer::raw ? raw_x_step(first + step) : starts[tap] + of_step[step];
                     uint64_t b = ptx::advance(operand, at);
                     if constexpr (Layer::bfloat) {
                         ptx::wgmma_m64k16_bf16<columns, !Layer::raw>(sums[tap], of_tap, b, true);
@@ -383,26 +341,13 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                 }
             }
             ptx::wgmma_commit_group();
-            ptx::wgmma_wait_group<ahead ? 1 : 0>();
-            if (holds && part == 0) {
-                if (lane == 0 && before >= 0) ptx::mbarrier_arrive(&shared.empty[before]);
-                before = turn.stage;
-            }
-        }
-        if constexpr (!holds) {
             ptx::wgmma_wait_group<0>();
-            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
         }
-#pragma unroll
-        for (int i = 0; i < turns; ++i) turn.advance(arguments.stages);
+        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
+        turn.advance(arguments.stages);
     }
-    ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (auto& of_tap : sums) ptx::fence_registers(of_tap);
-    if constexpr (Layer::alternates) {
-        add_sums(reinterpret_cast<float*>(stage_of(arguments, memory, 0)), consumer, sums);
-        if (consumer > 0) count = 0;
-    }
     if constexpr (!is_folded) {
         if (arguments.splits == 1) {
             write_gradient(arguments, memory, share, first, count, sums);
@@ -421,7 +366,7 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < arguments.stages; ++stage) {
             ptx::mbarrier_init(&shared.full[stage], 1);
-            ptx::mbarrier_init(&shared.empty[stage], consumers / turns * warpgroup / 32);
+            ptx::mbarrier_init(&shared.empty[stage], consumers * warpgroup / 32);
         }
         ptx::fence_mbarrier_init();
     }
