@@ -1,8 +1,8 @@
-// The contiguous y as it lies, for `sm90_weight_gradient`: lines of up to 64 pixels of each output
-// channel, [row][channel][pixel] or [channel][row][pixel], swizzled by 128 bytes. A warp's rows of the product are 16
-// channels; its positions are every stride-th pixel, from the tap's on. They go to registers, and
-// are taken apart there: no shift and no stride asks anything of shared memory. x is the product's
-// other operand, as it lies too.
+// A contiguous y as it lies, for `sm90_weight_gradient`: lines of up to 64 pixels of each output
+// channel, [row][channel][pixel] or [channel][row][pixel], swizzled by 128 bytes. A warp's rows of
+// the product are 16 channels, its positions every stride-th pixel from the tap's on. They go to
+// registers, and are taken apart there: no shift and no stride asks anything of shared memory. x is
+// the product's other operand, as it lies too.
 //
 // A thread has its two rows' channels adjacent: 2 * (lane / 4) and the next, which lanes 16 to 31
 // have the other way round. So 16 lanes that load 8 bytes each, or 32 that load 4, meet all banks.
@@ -71,10 +71,13 @@ TCONV_DEVICE uint32_t two_positions(const uint32_t (&words)[word_count], int tap
     }
 }
 
-// y of some steps of a box, of a thread's row of the kernel. `of_row`: a row's line of channel 0;
-// `channel_lines`: from a channel to the next, if they are not adjacent.
+// Bytes from a row of y to the next in a patch that has those of a channel apart.
+constexpr int raw_row_bytes = raw_channels * 128;
+
+// y of some steps of a box, of a thread's row of the kernel. `of_row`: where the first channel's
+// line of a row begins. By channel, the next channel's is `channel_rows` lines further on.
 template <int count, int taps>
-TCONV_DEVICE void load_y(const unsigned char* y, const int (&of_row)[raw_rows], int channel_lines,
+TCONV_DEVICE void load_y(const unsigned char* y, const int (&of_row)[raw_rows], int channel_rows,
                          int first, uint32_t (&a)[count][taps][4]) {
     int t = threadIdx.x % 4;
 #pragma unroll
@@ -83,10 +86,10 @@ TCONV_DEVICE void load_y(const unsigned char* y, const int (&of_row)[raw_rows], 
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int column = position % Layer::columns + i / 2 * 8, channel = raw_channel(i % 2);
-            int line = of_row[row] + (Layer::by_channel ? channel * channel_lines : channel);
+            int at = of_row[row] + channel * (Layer::by_channel ? channel_rows : 1) * 128;
             int word = (column / 2 + t) * Layer::stride_x + first_word;
             uint32_t words[word_count];
-            load_words(y + line * 128, (Layer::by_channel ? line : channel) % 8, word, words);
+            load_words(y + at, (Layer::by_channel ? at / 128 : channel) % 8, word, words);
 #pragma unroll
             for (int tap = 0; tap < taps; ++tap) a[step][tap][i] = two_positions(words, tap);
         }

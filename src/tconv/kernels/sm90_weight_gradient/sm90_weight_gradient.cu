@@ -139,8 +139,8 @@ TCONV_DEVICE void load_x(const unsigned char* x, int octets, uint32_t (&a)[count
 
 using Sums = float[consumer_taps][columns / 2];
 
-// The first of a thread's sums i and i + `next`, of neighbouring output channels of the block, from
-// `out` on, and an input channel. There are columns / 4 such pairs.
+// Two sums of a thread, `sum` and `next_sum` behind it: of neighbouring output channels of the
+// block, from `out` on, and of one input channel. There are columns / 4 such pairs.
 constexpr int next_sum = Layer::raw ? 2 : 1;
 
 struct Pair {
@@ -285,8 +285,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         int at = tap < count ? first + tap : entry(Layer::set_tap, share.set * takers);
         int source = Layer::tap_source[at] - entry(Layer::set_source, share.set);
         int position = Layer::tap_y[at] * arguments.pitch_x + Layer::tap_x[at];
-        starts[tap] =
-            x_room + source * arguments.patch_stride + (Layer::raw ? 0 : position * line_bytes);
+        int of_tap = Layer::by_channel ? 0 : Layer::tap_y[at] * raw_row_bytes;
+        if (!Layer::raw) of_tap = position * line_bytes;
+        starts[tap] = x_room + source * arguments.patch_stride + of_tap;
         tap_y = Layer::tap_y[at];
     }
 #pragma unroll
@@ -298,9 +299,11 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     }
 #pragma unroll
     for (int row = 0; row < raw_rows; ++row) {
-        int image = row / arguments.box_y, of_image = row - image * arguments.box_y + tap_y;
-        of_row[row] = image * arguments.pitch_y * out_block + of_image;
-        if (!Layer::by_channel) of_row[row] = (image * arguments.pitch_y + of_image) * out_block;
+        int image = row / arguments.box_y;
+        int of_image = row - image * arguments.box_y + tap_y;
+        of_row[row] = (row + image * (arguments.pitch_y - arguments.box_y)) * raw_row_bytes;
+        if (Layer::by_channel)
+            of_row[row] = image * arguments.pitch_y * raw_row_bytes + of_image * 128;
     }
     Sums sums;
 #pragma unroll
