@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -227,6 +228,22 @@ def test_a_contiguous_x_off_16_bytes_is_packed(layout):
     problem = problem_of(case, t)
     assert not problem.x_mapped
     assert_right(run(plans(problem, family.STEM)[0], t), case, t)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    (
+        (Case(1, 8, 8, 1, (4, 12), (1, 2), (1, 2)), "reads contiguous images of rows on multiples"),
+        (Case(1, 8, 8, 1, (4, 8), (3, 1)), "an odd number of rows out by channels, .* not 10"),
+        (Case(1, 8, 8, 1, (4, 8), (1, 3), (1, 3)), "every second one, the stride along x is 3"),
+        (Case(1, 8, 8, 1, (4, 32), (2, 4), (2, 2), (1, 1)), "32 positions read 73"),
+        (Case(1, 8, 8, 1, (4, 16), (1, 25), (1, 1), (0, 12)), "has 160 registers .* takes 200"),
+    ),
+)
+def test_refusals_of_raw_tiles(case, reason):
+    problem = problem_of(case, operands(case, torch.bfloat16, "contiguous", "cpu"))
+    found = [family.tile_why_not(problem, HOPPER, tile) for tile in RAW_TILES]
+    assert any(refusal is not None and re.search(reason, refusal) for refusal in found), found
 
 
 @pytest.mark.parametrize("operand", ("x", "grad_output"))
