@@ -204,7 +204,7 @@ class Problem:
         source_aligned: tensor maps can describe the images that are read, x by `forward`, y by
             `input_gradient`: columns are adjacent (channels, if they are channels_last), and all
             else starts on multiples of 16 bytes. Of `weight_gradient` those of x and y that are
-            channels_last with a multiple of 8 channels in a group, and a 16-bit x if it is
+            channels_last with a multiple of 8 channels in a group, and those of 16 bits that are
             contiguous with rows of a multiple of 8 pixels, as others are packed anyway.
         weight_mapped: tensor maps can describe the weight of a 16-bit `forward` or
             `input_gradient`: output channels are adjacent, all else starts on multiples of 16
@@ -293,9 +293,9 @@ class Problem:
                 for of_image, count in zip(strides[::2], channels, strict=True)
                 if _layout(of_image) == "channels_last" and count % 8 == 0
             )
-            halves = ITEM_BYTES[dtype] == 2
-            if halves and _layout(strides[0]) == "contiguous" and x_shape[3] % 8 == 0:
-                read = (strides[0], *read)
+            for of_image, shape in zip(strides[::2], shapes[::2], strict=True):
+                halves = ITEM_BYTES[dtype] == 2 and _layout(of_image) == "contiguous"
+                read += (of_image,) if halves and shape[3] % 8 == 0 else ()
         vectors = aligned and all(_on_vectors(of_read, ITEM_BYTES[dtype]) for of_read in read)
         mapped = weight_aligned and ITEM_BYTES[dtype] == 2 and direction != "weight_gradient"
         mapped = mapped and _layout(strides[1]) == "channels_last" and _on_vectors(strides[1], 2)
@@ -335,6 +335,13 @@ class Problem:
         halves = ITEM_BYTES[self.dtype] == 2
         return contiguous and halves and self.source_aligned and self.width.size % 8 == 0
 
+    @property
+    def y_mapped(self) -> bool:
+        """The same of a contiguous y."""
+        contiguous = self.direction == "weight_gradient" and self.y_layout == "contiguous"
+        halves = ITEM_BYTES[self.dtype] == 2
+        return contiguous and halves and self.source_aligned and self.width.output_size % 8 == 0
+
     @cached_property
     def layer(self) -> tuple[object, ...]:
         """All but the batch, the image's sizes and the alignment of x."""
@@ -358,6 +365,7 @@ class Problem:
             and not self.wide_offsets
             and (not self.source_aligned or other.source_aligned)
             and (not self.x_mapped or other.x_mapped)
+            and (not self.y_mapped or other.y_mapped)
             and (not self.rows_aligned or theirs.size % gcd(ours.size, VECTOR) == 0)
             and theirs.output_size % gcd(ours.output_size, VECTOR) == 0
             and self.height.used_phases == other.height.used_phases

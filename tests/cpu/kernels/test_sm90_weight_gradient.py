@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -27,6 +28,21 @@ MAPPED = (
     Case(2, 16, 8, 1, (3, 40), (2, 2), (2, 2)),
     Case(1, 70, 13, 1, (1, 136), (1, 4), (1, 2), (0, 1)),
     Case(1, 24, 5, 2, (3, 72), (4, 3), (2, 1), (1, 2), (1, 0)),
+)
+# Rows of both images that are whole vectors: raw tiles serve, if they are contiguous.
+RAW = (
+    Case(2, 70, 72, 1, (5, 16), (4, 4), (2, 2), (1, 1)),
+    Case(5, 10, 16, 2, (3, 24), (3, 3), (1, 1), (1, 1)),
+    Case(3, 24, 33, 1, (2, 40), (2, 2), (2, 2)),
+    Case(9, 8, 17, 1, (1, 72), (1, 4), (1, 2), (0, 1)),
+    Case(1, 40, 24, 1, (7, 8), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(1, 32, 32, 1, (9, 32), (3, 7), (1, 1), (1, 3)),
+    Case(2, 72, 5, 2, (3, 48), (2, 5), (3, 1), (0, 2), (1, 0)),
+    Case(1, 16, 64, 1, (4, 16), (3, 2), (2, 2), (1, 1), (0, 0), (2, 3)),
+    Case(1, 8, 65, 1, (5, 24), (4, 3), (1, 2), (2, 1), (0, 1), (3, 1)),
+    Case(257, 8, 16, 1, (1, 8), (2, 2), (2, 2)),
+    # Taps in x that meet no output: their gradient is zero.
+    Case(1, 8, 8, 1, (3, 8), (1, 17), (1, 1), (0, 8)),
 )
 CASES = (
     Case(2, 16, 24, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
@@ -55,9 +71,11 @@ CASES = (
     Case(1, 21, 21, 1, (4, 5), (16, 16), (8, 8), (4, 4)),
     Case(2, 24, 5, 2, (3, 9), (4, 3), (2, 1), (1, 2), (1, 0)),
     *MAPPED,
+    *RAW,
 )
 DTYPES = (torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "strided")
+RAW_TILES = {tile for tile in family.TILES if tile.columns}
 
 
 def problem_of(case: Case, t, **options) -> Problem:
@@ -124,15 +142,20 @@ def test_every_tile_that_serves(case, dtype, layout, of_splits):
 
 
 def test_the_cases_serve_every_tile():
-    found = set()
-    for case in CASES[:2]:
-        t = operands(case, torch.bfloat16, "channels_last", "cpu")
-        found |= {p.tile for p in plans(problem_of(case, t), family.STEM)}
-    assert found == set(family.TILES)
+    for cases, of_layout in ((CASES[:2], "channels_last"), (RAW, "contiguous")):
+        found = set()
+        for case in cases:
+            t = operands(case, torch.bfloat16, of_layout, "cpu")
+            of_case = {p.tile for p in plans(problem_of(case, t), family.STEM)}
+            assert bool(of_case & RAW_TILES) == (of_layout == "contiguous"), case
+            found |= of_case
+        assert found >= (RAW_TILES if of_layout == "contiguous" else set(family.TILES) - RAW_TILES)
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
-@pytest.mark.parametrize("case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4]), ids=str)
+@pytest.mark.parametrize(
+    "case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4]), ids=str
+)
 def test_result_does_not_depend_on_the_order_of_threads(case, layout, of_splits):
     t = operands(case, torch.bfloat16, layout, "cpu")
     for plan_ in plans(problem_of(case, t), family.STEM, few()):
@@ -156,7 +179,7 @@ def test_of_one_split_nothing_is_added(of_splits):
     for case in (CASES[1], MAPPED[0]):
         t = operands(case, torch.float16, "channels_last", "cpu")
         found = plans(problem_of(case, t), family.STEM)
-        assert {p.tile for p in found} == set(family.TILES)
+        assert {p.tile for p in found} == set(family.TILES) - RAW_TILES
         for chosen in found:
             assert chosen.splits == chosen.tile.folded
             assert (chosen.addition is None) == (not chosen.tile.folded)
@@ -205,6 +228,65 @@ def test_a_contiguous_x_off_16_bytes_is_packed(layout):
     problem = problem_of(case, t)
     assert not problem.x_mapped
     assert_right(run(plans(problem, family.STEM)[0], t), case, t)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    (
+        (Case(1, 8, 8, 1, (4, 12), (1, 2), (1, 2)), "reads contiguous images of rows on multiples"),
+        (Case(1, 8, 8, 1, (4, 8), (3, 1)), "an odd number of rows out by channels, .* not 10"),
+        (Case(1, 8, 8, 1, (4, 8), (1, 3), (1, 3)), "every second one, the stride along x is 3"),
+        (Case(1, 8, 8, 1, (4, 32), (2, 4), (2, 2), (1, 1)), "32 positions read 73"),
+        (Case(1, 8, 8, 1, (4, 16), (1, 25), (1, 1), (0, 12)), "has 160 registers .* takes 200"),
+    ),
+)
+def test_refusals_of_raw_tiles(case, reason):
+    problem = problem_of(case, operands(case, torch.bfloat16, "contiguous", "cpu"))
+    found = [family.tile_why_not(problem, HOPPER, tile) for tile in RAW_TILES]
+    assert any(refusal is not None and re.search(reason, refusal) for refusal in found), found
+
+
+@pytest.mark.parametrize("operand", ("x", "grad_output"))
+def test_raw_tiles_refuse_images_off_16_bytes(operand):
+    t = operands(RAW[0], torch.float16, "contiguous", "cpu")
+    values = getattr(t, operand)
+    off = torch.zeros(values.numel() + 1, dtype=values.dtype)[1:].view_as(values)
+    for gap in (0, 8, 4):  # between rows, and an address off 16 bytes
+        wide = torch.zeros(*values.shape[:3], values.shape[3] + gap, dtype=values.dtype)
+        moved = off if gap == 0 else wide[..., : values.shape[3]]
+        found = dataclasses.replace(t, **{operand: moved.copy_(values)})
+        served = {p.tile for p in plans(problem_of(RAW[0], found), family.STEM)}
+        assert bool(served & RAW_TILES) == (gap == 8)
+        if gap == 8:
+            for chosen in plans(problem_of(RAW[0], found), family.STEM):
+                assert_right(run(chosen, found), RAW[0], found)
+
+
+@pytest.mark.parametrize("case", (RAW[0], RAW[1], RAW[7]), ids=str)
+def test_what_is_not_finite_reaches_its_channel_alone(case):
+    t = operands(case, torch.bfloat16, "contiguous", "cpu")
+    x, y = t.x.clone(), t.grad_output.clone()
+    x[0, 3, 1, 2], y[-1, 4, 2, 5] = math.nan, math.inf
+    spoiled = by_taps(case, x, t.w, None, y)[2].isfinite().logical_not()
+    channels = spoiled.any(3).any(2).any(1), spoiled.any(3).any(2).any(0)
+    may = channels[0][:, None] | channels[1][None]
+    for chosen in plans(problem_of(case, t), family.STEM):
+        if chosen.tile in RAW_TILES:
+            found = run(chosen, dataclasses.replace(t, x=x, grad_output=y)).isfinite()
+            assert not (found & spoiled).any()
+            rest = found.logical_not() & may.logical_not()[:, :, None, None]
+            assert not rest.any()
+
+
+def test_raw_tiles_do_not_read_pixels_of_phases_without_taps():
+    case = Case(2, 16, 16, 1, (4, 16), (3, 3), (2, 2), (2, 2), (1, 1), (2, 2))
+    t = operands(case, torch.float16, "contiguous", "cpu")
+    y = t.grad_output.clone()
+    y[..., 1::2] = y[..., 1::2, :] = math.nan
+    served = [p for p in plans(problem_of(case, t), family.STEM) if p.tile in RAW_TILES]
+    assert served
+    for chosen in served:
+        assert_right(run(chosen, dataclasses.replace(t, grad_output=y)), case, t)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +356,7 @@ def test_folded_tiles_serve_layers_each_of_whose_taps_meets_an_output():
     # Of the taps of phase 0 none does, but those of phase 1 at the same distance.
     case = Case(1, 8, 8, 1, (2, 2), (4, 4), (2, 2), (3, 0), (1, 0))
     problem = problem_of(case, operands(case, torch.bfloat16, "channels_last", "cpu"))
-    for tile in family.TILES:
+    for tile in set(family.TILES) - RAW_TILES:
         assert "some taps meet no output" in family.tile_why_not(problem, HOPPER, tile)
 
 
@@ -287,6 +369,11 @@ LAYERS = {
     "56 to 1, 9x9 s3": Case(4, 56, 1, 1, (64, 64), (9, 9), (3, 3), (4, 4), (2, 2)),
     "32 to 64, 3x3 s5": Case(16, 32, 64, 1, (64, 128), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
     "256 to 256, 2x2 s2": Case(200, 256, 256, 1, (14, 14), (2, 2), (2, 2)),
+    "256 to 256, 4x4 s2": Case(64, 256, 256, 1, (32, 24), (4, 4), (2, 2), (1, 1)),
+    "256 to 128, 3x3 s2": Case(16, 256, 128, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
+    "48 to 24, 5x5": Case(8, 48, 24, 1, (64, 64), (5, 5), (1, 1), (2, 2)),
+    "64 to 64, 1x8": Case(8, 64, 64, 1, (64, 64), (1, 8), (1, 2), (0, 3)),
+    "8 to 8, 1x17": Case(8, 8, 8, 1, (64, 64), (1, 17), (1, 1), (0, 8)),
 }
 
 

@@ -322,7 +322,7 @@ def _turned_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
 
 
 def contiguous_map(
-    problem: Problem, operand: Operand, view: View, step: int, box: tuple[int, ...]
+    problem: Problem, operand: Operand, view: View, step: int, box: tuple[int, ...], span: int = 0
 ) -> TensorMap:
     """A contiguous image: columns, channels, rows, images, groups.
 
@@ -331,6 +331,7 @@ def contiguous_map(
         operand: "x" or "y".
         view, step: the pixels of height.
         box: of one copy, whose lines of 8 to 64 columns take the span of a swizzle.
+        span: that of lines that are shorter.
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
     of_group = shape[1] // problem.groups
@@ -342,7 +343,7 @@ def contiguous_map(
         Stride(operand, 1, of_group),
     )
     line = box[0] * ITEM_BYTES[problem.dtype]
-    swizzle = line if line > 16 else 0
+    swizzle = span or (line if line > 16 else 0)
     begin = (Stride(operand, 2, view.first),)
     return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
 

@@ -8,11 +8,12 @@ from tconv.jit.target import Target
 from tconv.kernels import costs
 from tconv.kernels.engine.layout import packing_bytes, unread_bytes
 from tconv.kernels.launch import Operand
-from tconv.kernels.sm90_weight_gradient.layout import layout
+from tconv.kernels.sm90_weight_gradient.layout import Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import Tile
 from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
+PAGE_BYTES = 2 << 20
 
 
 def best_splits(problem: Problem, target: Target, tile: Tile) -> int:
@@ -30,11 +31,14 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     fit = _COSTS
     laid = layout(problem, tile)
     # Both consumers: 64 channels of 16 positions with the block's take a quarter cycle each.
-    products = 2 * laid.consumer_taps * tile.positions / 16 * laid.out_block / 2 * fit.product
-    of_box = max(products, laid.stage_bytes / fit.rate) + fit.box
+    columns = laid.in_block if tile.columns else laid.out_block
+    products = 2 * laid.consumer_taps * tile.positions / 16 * columns / 2
+    products *= fit.raw_product if tile.columns else fit.product
+    copies = _line_cycles(laid) if tile.columns else laid.stage_bytes / fit.rate
+    of_box = max(products, copies) + fit.box
     waves = -(-laid.units * splits // target.multiprocessors)
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
-    memory = (problem.bytes - unread_bytes(problem, columns=True)) / (fit.memory * 1e12)
+    memory = (problem.bytes - unread_bytes(problem, columns=not tile.columns)) / (fit.memory * 1e12)
     weights = math.prod(problem.w_shape)
     if laid.writes_gradient(splits):
         sums = 2 * weights / (fit.memory * 1e12)
@@ -47,3 +51,18 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
         if at is not None:
             packing += packing_bytes(laid.problem, operand) / (rate * 1e12)
     return max(cycles / fit.clock, memory) + packing + sums + fit.launch * 1e-6
+
+
+def _line_cycles(laid: Layout) -> float:
+    """Cycles of a raw stage's copies: each line, of 32 bytes or 128, takes as long as another.
+
+    Longer, if channels of y are pages of memory apart and the line before is of another channel.
+    """
+    fit, problem = _COSTS, laid.problem
+    x_lines = laid.in_block * laid.box[0] * laid.box[1]
+    y_lines = laid.out_block * laid.box[0] * max(map(len, laid.set_sources))
+    rows = laid.pitch[0]
+    far = 2 * math.prod(problem.y_shape[2:]) >= PAGE_BYTES
+    lines = x_lines + rows * y_lines
+    turns = x_lines + (1 if laid.tile.by_channel else rows) * y_lines
+    return lines * fit.line + (turns * (fit.far_line - fit.line) if far else 0.0)

@@ -10,7 +10,6 @@ from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, rea
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.cost import best_splits
 from tconv.kernels.sm90_weight_gradient.layout import (
-    IN_BLOCK,
     LINE_BYTES,
     MOST_STAGES,
     Layout,
@@ -35,15 +34,10 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     pitch_y, pitch_x = laid.pitch
     whole_x = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        "x": contiguous_map(problem, "x", whole_x[0], 1, (x, IN_BLOCK, y, n, 1))
+        "x": contiguous_map(problem, "x", whole_x[0], 1, (x, laid.in_block, y, n, 1))
         if laid.maps_x
         else image_map(problem, "x", whole_x, (1, 1), _box(n, y, x), laid.packed[0]),
-        **{
-            f"y_{i}": image_map(
-                problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
-            )
-            for i, views in enumerate(laid.sources)
-        },
+        **{f"y_{i}": _y_map(laid, views) for i, views in enumerate(laid.sources)},
         "result": Address("w" if whole else "partial"),
         "boxes": laid.boxes,
         "boxes_y": laid.counts[1],
@@ -70,6 +64,15 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("Index", family.index_type(problem, problem.in_channels * _columns(problem))),
             ("bfloat", problem.dtype == "bfloat16"),
             ("maps_x", laid.maps_x),
+            ("raw", tile.columns > 0),
+            ("columns", tile.columns or tile.positions),
+            ("by_channel", tile.by_channel),
+            ("stride_x", problem.width.stride if tile.columns else 1),
+            ("dilation_x", problem.width.dilation),
+            ("first_pixel", min(tap.x for tap in laid.taps) if tile.columns else 0),
+            ("in_block", laid.in_block),
+            ("takers", laid.takers),
+            ("steps", laid.steps),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
             ("out_channels", problem.out_channels_per_group),
@@ -117,6 +120,18 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         taps_first=True,
     )
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
+
+
+def _y_map(laid: Layout, views: tuple[View, View]) -> TensorMap:
+    problem, n = laid.problem, laid.box[0]
+    if not laid.tile.columns:
+        return image_map(
+            problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
+        )
+    rows, columns = laid.pitch
+    box = (columns, laid.out_block, rows, n, 1)
+    found = contiguous_map(problem, "y", views[0], problem.height.stride, box, LINE_BYTES)
+    return found.swapped(1, 2) if laid.tile.by_channel else found
 
 
 def _box(n: int, y: int, x: int) -> tuple[int, ...]:

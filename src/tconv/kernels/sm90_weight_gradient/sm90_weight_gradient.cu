@@ -10,7 +10,9 @@
 //   warp 0            bring: stages
 //   warpgroups 1, 2   consumers: each has taps of its own
 //
-// An x that is contiguous need not be turned: its tensor map copies lines of positions.
+// An x that is contiguous need not be turned: its tensor map copies lines of positions. Raw tiles
+// read a contiguous y as it lies too: y goes to registers and x stays (<raw.cuh>), so that the
+// product's rows are output channels.
 //
 // A block has channels, taps and a share of the boxes, and writes its sums as float32. If it has
 // all boxes, it writes the gradient.
@@ -27,6 +29,7 @@
 #include <ptx/setmaxnreg.cuh>
 #include <ptx/tensor_map.cuh>
 #include <ptx/wgmma.cuh>
+#include <sm90_weight_gradient/raw.cuh>
 
 namespace {
 
@@ -35,11 +38,16 @@ using Index = Layer::Index;
 constexpr int warpgroup = 128;
 constexpr int consumers = 2;
 constexpr int line_bytes = 128;  // of a position: 64 channels
-constexpr int in_block = 64, out_block = Layer::out_block;
+constexpr int in_block = Layer::in_block, out_block = Layer::out_block;
+constexpr int columns = Layer::raw ? in_block : out_block;  // of a product
 constexpr int in_blocks = (Layer::in_channels + in_block - 1) / in_block;
 constexpr int out_blocks = (Layer::out_channels + out_block - 1) / out_block;
 constexpr int consumer_taps = Layer::consumer_taps;  // at most
-constexpr int steps = Layer::positions / 16;  // of 16 positions, in a box
+constexpr int takers = Layer::takers;  // of the taps of a set: the consumers, or parts of them
+constexpr int all_steps = Layer::positions / 16;  // of 16 positions, in a box
+constexpr int steps = Layer::steps;  // at a time
+constexpr int x_bytes = 2 * Layer::positions * in_block;
+constexpr int x_room = (x_bytes + 1023) / 1024 * 1024;
 
 struct Shared {
     uint64_t full[Layer::most_stages];
@@ -81,8 +89,7 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         image *= arguments.box_n;
         uint64_t* full = &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(
-            full, Layer::positions * line_bytes + count * arguments.patch_bytes);
+        ptx::mbarrier_arrive_expect_tx(full, x_bytes + count * arguments.patch_bytes);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
         if constexpr (Layer::maps_x) {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, x, share.in, y, image,
@@ -91,11 +98,15 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
             ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
                                                           share.group, full);
         }
-        to += Layer::positions * line_bytes;
+        to += x_room;
         for (int source = first; source < first + count; ++source) {
+            int pixel = x * Layer::stride_x + entry(Layer::source_x, source);
+            int row = y + entry(Layer::source_y, source), channel = share.out;
+            // A raw box has pixels, then channels, then rows, or the last two the other way round.
+            int next = Layer::by_channel ? row : Layer::raw ? channel : pixel;
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, maps + source, share.out, x + entry(Layer::source_x, source),
-                y + entry(Layer::source_y, source), image, share.group, full);
+                to, maps + source, Layer::raw ? pixel : channel, next,
+                Layer::by_channel ? channel : row, image, share.group, full);
             to += arguments.patch_stride;
         }
         turn.advance(arguments.stages);
@@ -105,33 +116,56 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
 // x of each step, as the wgmma takes it from registers. A stage has 8 channels of a position in a
 // row of a matrix. Of a contiguous x it has 8 positions of a channel, [row][channel][column], and
 // the tensor map swizzled the channels' lines of `octets` rows of a matrix.
-TCONV_DEVICE void load_x(const unsigned char* x, int octets, uint32_t (&a)[steps][4]) {
+template <int count, int taps>
+TCONV_DEVICE void load_x(const unsigned char* x, int octets, uint32_t (&a)[count][taps][4]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
     if constexpr (Layer::maps_x) {
         int last = octets - 1, line = (warp * 16 + lane % 16) * octets, swizzle = line / 8 & last;
 #pragma unroll
-        for (int step = 0; step < steps; ++step) {
+        for (int step = 0; step < count; ++step) {
             int octet = step * 2 + lane / 16, of_line = octet & last;
             int at = (octet - of_line) * in_block + line + (of_line ^ swizzle);
-            ptx::ldmatrix_x4(a[step], x + at * 16);
+            ptx::ldmatrix_x4(a[step][0], x + at * 16);
         }
     } else {
         int position = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
         x += position * line_bytes + (chunk ^ position % 8) * 16;
 #pragma unroll
-        for (int step = 0; step < steps; ++step) {
-            ptx::ldmatrix_x4_trans(a[step], x + step * 16 * line_bytes);
+        for (int step = 0; step < count; ++step) {
+            ptx::ldmatrix_x4_trans(a[step][0], x + step * 16 * line_bytes);
         }
     }
 }
 
-using Sums = float[consumer_taps][out_block / 2];
+using Sums = float[consumer_taps][columns / 2];
+
+// Two sums of a thread, `sum` and `next_sum` behind it: of neighbouring output channels of the
+// block, from `out` on, and of one input channel. There are columns / 4 such pairs.
+constexpr int next_sum = Layer::raw ? 2 : 1;
+
+struct Pair {
+    int sum, in, out;
+    bool swapped;
+
+    TCONV_DEVICE explicit Pair(int pair) {
+        int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
+        sum = Layer::raw ? pair / 2 * 4 + pair % 2 : 2 * pair;
+        int column = sum / 4 * 8 + lane % 4 * 2;
+        in = Layer::raw ? column + pair % 2 : row + pair % 2 * 8;
+        out = Layer::raw ? raw_channel(0) / 2 * 2 : column;
+        swapped = Layer::raw && lane >= 16;
+    }
+
+    TCONV_DEVICE float value(const float (&sums)[columns / 2], int i) const {
+        float low = sums[sum], high = sums[sum + next_sum];
+        return swapped == (i == 0) ? high : low;
+    }
+};
 
 // As [split][tap][in][out]: four lanes write a whole sector. Taps and channels of a folded y are
 // those of the layer again.
 TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int first, int count,
                         const Sums& sums) {
-    int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
     constexpr int vector = Layer::out_channels % 2 == 0 && !is_folded ? 2 : 1;
     constexpr int all_in = Layer::groups * Layer::in_channels;
     int of_group = share.group * Layer::in_channels;
@@ -142,13 +176,13 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
         int index = Layer::tap_index[first + tap], y = index / Layer::kernel_x;
         int x = index - y * Layer::kernel_x;
 #pragma unroll
-        for (int i = 0; i < out_block / 2; i += vector) {
-            int in = share.in + row + i / 2 % 2 * 8;
-            int out = share.out + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        for (int i = 0; i < columns / 2; i += vector) {
+            Pair pair(i / 2);
+            int in = share.in + pair.in, out = share.out + pair.out + i % 2;
             if (in >= Layer::in_channels || out >= Layer::out_channels) continue;
             Vector<float, vector> values;
 #pragma unroll
-            for (int k = 0; k < vector; ++k) values.values[k] = sums[tap][i + k];
+            for (int k = 0; k < vector; ++k) values.values[k] = pair.value(sums[tap], i % 2 + k);
             Unfolded of(out);
             int row = (y * Layer::fold_y + of.y) * Layer::kernel_x * Layer::fold_x;
             Index of_tap = Index(share.split) * Layer::taps + row + x * Layer::fold_x + of.x;
@@ -163,7 +197,7 @@ using Bits = unsigned short;  // of a value of the gradient
 
 // The gradient is dense: weights of an input channel have their taps adjacent, or their output
 // channels. A block's are a line in that order, taps by their place in the block's set.
-constexpr int set_taps = Layer::sets == 1 ? Layer::taps : consumers * consumer_taps;  // at most
+constexpr int set_taps = Layer::sets == 1 ? Layer::taps : takers * consumer_taps;  // at most
 constexpr int line_weights = set_taps * out_block;
 
 // Neighbouring threads write neighbouring weights.
@@ -174,8 +208,8 @@ TCONV_DEVICE void write_lines(const Arguments& arguments, const Share& share, co
     int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 - warpgroup / 32;
     int rows = min(in_block, Layer::in_channels - share.in);
     int outs = min(out_block, Layer::out_channels - share.out);
-    int first = entry(Layer::set_tap, share.set * consumers);
-    int taps = entry(Layer::set_tap, (share.set + 1) * consumers) - first;
+    int first = entry(Layer::set_tap, share.set * takers);
+    int taps = entry(Layer::set_tap, (share.set + 1) * takers) - first;
     constexpr Index row_weights = Index(Layer::out_channels) * Layer::taps;
     auto* gradient = static_cast<Bits*>(arguments.result) +
                      (share.group * Layer::in_channels + share.in + first_row) * row_weights;
@@ -200,7 +234,6 @@ TCONV_DEVICE void write_lines(const Arguments& arguments, const Share& share, co
 // The gradient itself, of sums of all boxes.
 TCONV_DEVICE void write_gradient(const Arguments& arguments, unsigned char* memory,
                                  const Share& share, int first, int count, const Sums& sums) {
-    int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
     bool taps_adjacent = arguments.gradient_stride_out != 1;
     int of_out = taps_adjacent ? set_taps : 1, of_tap = taps_adjacent ? 1 : out_block;
     // Lines begin one bank or four apart: of the eight that a warp writes at a time, so are most.
@@ -212,14 +245,14 @@ TCONV_DEVICE void write_gradient(const Arguments& arguments, unsigned char* memo
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
         if (tap >= count) break;
-        Bits* to = lines + row * pitch + lane % 4 * 2 * of_out;
-        to += Layer::tap_place[first + tap] * of_tap;
+        Bits* to = lines + Layer::tap_place[first + tap] * of_tap;
 #pragma unroll
-        for (int i = 0; i < out_block / 2; i += 2) {
-            float low = sums[tap][i], high = sums[tap][i + 1];
+        for (int i = 0; i < columns / 4; ++i) {
+            Pair of(i);
+            float low = of.value(sums[tap], 0), high = of.value(sums[tap], 1);
             uint32_t pair = Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high)
                                           : ptx::cvt_rn_f16x2_f32(low, high);
-            Bits* of_pair = to + i / 2 % 2 * 8 * pitch + i / 4 * 8 * of_out;
+            Bits* of_pair = to + of.in * pitch + of.out * of_out;
             of_pair[0] = Bits(pair);
             of_pair[of_out] = Bits(pair >> 16);
         }
@@ -237,26 +270,40 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                           int consumer) {
     Share share;
     CountedTurn turn;
-    int first = entry(Layer::set_tap, share.set * consumers + consumer);
-    int count = entry(Layer::set_tap, share.set * consumers + consumer + 1) - first;
-    uint64_t matrix = ptx::matrix_descriptor(stage_of(arguments, memory, 0), 0,
-                                             arguments.group_stride, ptx::Swizzle::bytes_128);
-    // Where the positions of a tap, and of a step, begin among those of y.
-    int starts[consumer_taps], of_step[steps];
+    int warp = threadIdx.x % warpgroup / 32;
+    int taker = consumer * (takers / consumers) + (Layer::raw ? warp * 16 / out_block : 0);
+    int first = entry(Layer::set_tap, share.set * takers + taker);
+    int count = entry(Layer::set_tap, share.set * takers + taker + 1) - first;
+    const unsigned char* stages = stage_of(arguments, memory, 0);
+    uint64_t matrix = Layer::raw ? raw_x(stages)
+                                 : ptx::matrix_descriptor(stages, 0, arguments.group_stride,
+                                                          ptx::Swizzle::bytes_128);
+    // Where the positions of a tap, and of a step or raw row, begin among those of y.
+    int starts[consumer_taps], of_step[all_steps], of_row[raw_rows], tap_y = 0;
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
-        int at = tap < count ? first + tap : entry(Layer::set_tap, share.set * consumers);
+        int at = tap < count ? first + tap : entry(Layer::set_tap, share.set * takers);
         int source = Layer::tap_source[at] - entry(Layer::set_source, share.set);
         int position = Layer::tap_y[at] * arguments.pitch_x + Layer::tap_x[at];
-        starts[tap] =
-            Layer::positions * line_bytes + source * arguments.patch_stride + position * line_bytes;
+        int of_tap = Layer::by_channel ? 0 : Layer::tap_y[at] * raw_row_bytes;
+        if (!Layer::raw) of_tap = position * line_bytes;
+        starts[tap] = x_room + source * arguments.patch_stride + of_tap;
+        tap_y = Layer::tap_y[at];
     }
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < all_steps; ++step) {
         int row = step * 16 / arguments.box_x, x = step * 16 - row * arguments.box_x;
         int image = row / arguments.box_y;
         row += image * (arguments.pitch_y - arguments.box_y);
         of_step[step] = (row * arguments.pitch_x + x) * line_bytes;
+    }
+#pragma unroll
+    for (int row = 0; row < raw_rows; ++row) {
+        int image = row / arguments.box_y;
+        int of_image = row - image * arguments.box_y + tap_y;
+        of_row[row] = (row + image * (arguments.pitch_y - arguments.box_y)) * raw_row_bytes;
+        if (Layer::by_channel)
+            of_row[row] = image * arguments.pitch_y * raw_row_bytes + of_image * 128;
     }
     Sums sums;
 #pragma unroll
@@ -268,28 +315,37 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
 #pragma unroll 1
     for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
         ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
-        const unsigned char* x = stage_of(arguments, memory, turn.stage);
-        uint64_t y = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
-        uint32_t a[steps][4];
-        // NOTE: opaque, so that no register remembers where each step begins.
-        load_x(x, ptx::opaque(arguments.box_x) / 8, a);
-        ptx::wgmma_fence();
-        // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
-        // products that a branch may leave out (C7519).
+        const unsigned char* stage = stage_of(arguments, memory, turn.stage);
+        uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
 #pragma unroll
-        for (int tap = 0; tap < consumer_taps; ++tap) {
+        for (int first = 0; first < all_steps; first += steps) {
+            uint32_t a[steps][Layer::raw ? consumer_taps : 1][4];
+            if constexpr (Layer::raw) {
+                load_y(stage + starts[0], of_row, arguments.pitch_y, first, a);
+            } else {
+                // NOTE: opaque, so that no register remembers where each step begins.
+                load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
+            }
+            ptx::wgmma_fence();
+            // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
+            // products that a branch may leave out (C7519).
 #pragma unroll
-            for (int step = 0; step < steps; ++step) {
-                uint64_t b = ptx::advance(y, starts[tap] + of_step[step]);
-                if constexpr (Layer::bfloat) {
-                    ptx::wgmma_m64k16_bf16<out_block, true>(sums[tap], a[step], b, true);
-                } else {
-                    ptx::wgmma_m64k16_f16<out_block, true>(sums[tap], a[step], b, true);
+            for (int tap = 0; tap < consumer_taps; ++tap) {
+#pragma unroll
+                for (int step = 0; step < steps; ++step) {
+                    auto& of_tap = a[step][Layer::raw ? tap : 0];
+                    int at = Layer::raw ? raw_x_step(first + step) : starts[tap] + of_step[step];
+                    uint64_t b = ptx::advance(operand, at);
+                    if constexpr (Layer::bfloat) {
+                        ptx::wgmma_m64k16_bf16<columns, !Layer::raw>(sums[tap], of_tap, b, true);
+                    } else {
+                        ptx::wgmma_m64k16_f16<columns, !Layer::raw>(sums[tap], of_tap, b, true);
+                    }
                 }
             }
+            ptx::wgmma_commit_group();
+            ptx::wgmma_wait_group<0>();
         }
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<0>();
         if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
         turn.advance(arguments.stages);
     }

@@ -15,15 +15,20 @@ class Tile:
         positions: of a box, a multiple of 16: the depth of a stage's products.
         sums: most sums of a thread, which bound the taps of a consumer.
         folded: whether phases of y are channels (`engine/fold.py`).
+        columns: of a box, where contiguous images are read as they lie (`raw.cuh`); else 0.
+        by_channel: whether rows of a channel of y then follow each other in a stage.
     """
 
     positions: int
     sums: int
     folded: bool = False
+    columns: int = 0
+    by_channel: bool = False
 
     def __str__(self) -> str:
         """Positions of a box, and sums of a thread."""
-        return f"{self.positions}/{self.sums}{'/folded' if self.folded else ''}"
+        kind = "/folded" if self.folded else f"/raw{self.columns}" if self.columns else ""
+        return f"{self.positions}/{self.sums}{kind}{'/by channel' if self.by_channel else ''}"
 
 
 TILES = (
@@ -32,4 +37,8 @@ TILES = (
     Tile(64, 96),
     Tile(256, 64, folded=True),
     Tile(128, 128, folded=True),
+    Tile(64, 128, columns=16),
+    Tile(128, 128, columns=16),
+    Tile(128, 128, columns=16, by_channel=True),
+    Tile(64, 128, columns=32),
 )
