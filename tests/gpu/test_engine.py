@@ -33,6 +33,9 @@ CASES = (
     # Folded: of few channels, with whole rows and with pieces of them.
     ("56,1,9,3,4,2", "3x40x70"),
     ("21,21,16,8,4", "2x13x21"),
+    # Read as they lie if contiguous: x of a folded result, y for the weight's gradient.
+    ("70,3,4,2,1", "3x20x24"),
+    ("72,40,4,2,1", "2x17x32"),
 )
 
 
