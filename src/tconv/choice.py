@@ -64,7 +64,7 @@ as while timing, the host is slower than in a running program.
 
 CAST = 1
 """What the casts of autocast take the host more from Python than within PyTorch's function, in the
-same times: three tensors, each a third of a launch.
+same times: three tensors, each a third of a launch. An input that is cast already counts too.
 """
 
 HOST_MOST = 0.7
