@@ -101,6 +101,8 @@ _last_left: dict[int, _Last] = {}
 To read the flags takes longer than all else that `_left` does, and in a model that waits for the
 host longer than all that PyTorch's layer does before its operator. So each `_EVERY`th of such calls
 reads them. If they have changed, those between are PyTorch's still, and its function obeys them.
+
+Both functions look here in their own text: one more call takes as long as much of the rest.
 """
 _EVERY = 16
 
