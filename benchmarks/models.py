@@ -245,6 +245,14 @@ def main() -> None:
                         "ratio": ratio,
                         "control": control,
                         "apart": float(apart),
+                        **{
+                            f"{who}_turns_ms": " ".join(f"{time:.4f}" for time in times)
+                            for who, times in (
+                                ("pytorch", theirs),
+                                ("tconv", ours),
+                                ("control", copied),
+                            )
+                        },
                         "ran": "; ".join(sorted(ran)),
                         "gpu": name,
                         "as": parsed.gpu_name or name,
