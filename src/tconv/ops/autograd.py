@@ -355,7 +355,7 @@ def cached_forward(
     bias: Tensor | None,
     geometry: Geometry,
     leave: Callable[[Counter], None] | None = None,
-    keep: Callable[[Callable[..., Tensor]], None] | None = None,
+    keep: Callable[[Callable[..., Tensor], Callable[[], bool]], None] | None = None,
 ) -> Tensor | None:
     """`forward_unobserved` of a call whose like was `remember`ed, else None.
 
@@ -364,8 +364,8 @@ def cached_forward(
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
         leave: is told the call's counter where PyTorch is to run such calls from now on.
-        keep: is given what runs such calls, on the arguments up to the geometry, where our kernels
-            do and no gradient is recorded.
+        keep: is given what runs such calls, on the arguments up to the geometry, and whether our
+            kernels do, where that is so and no gradient is recorded.
 
     Where PyTorch is to run the call and its gradients, its own function does, with its own
     backward: the host then does what it does without us, but for one look-up.
@@ -386,7 +386,7 @@ def cached_forward(
         stride, padding, output_padding, dilation, groups = geometry
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if keep is not None and not differentiable and run.is_ours():
-        keep(run if dtype is None else functools.partial(_run, run, False, dtype))
+        keep(run if dtype is None else functools.partial(_run, run, False, dtype), run.is_ours)
     return _run(run, differentiable, dtype, input, weight, bias, geometry)
 
 
