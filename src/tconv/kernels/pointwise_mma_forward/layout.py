@@ -42,10 +42,18 @@ class Tile:
 
     def __str__(self) -> str:
         """Rows x pixels, and the splits."""
-        return f"{self.rows}x{self.pixels}/{self.splits}"
+        return f"{self.rows}x{self.pixels}/{self.splits}/{self.pixel_warps}b{self.blocks}m{self.chunk}"
 
 
 TILES = (
+    Tile(rows=128, pixels=56, splits=2, blocks=1, pixel_warps=1, chunk=48),
+    Tile(rows=128, pixels=56, splits=2, blocks=1, pixel_warps=1, chunk=80),
+    Tile(rows=128, pixels=56, splits=3, blocks=1, pixel_warps=1, chunk=24),
+    Tile(rows=128, pixels=56, splits=3, blocks=1, pixel_warps=1, chunk=48),
+    Tile(rows=128, pixels=56, splits=3, blocks=1, pixel_warps=1, chunk=120),
+    Tile(rows=128, pixels=56, splits=4, blocks=1, pixel_warps=1, chunk=64),
+    Tile(rows=128, pixels=64, splits=2, blocks=1, pixel_warps=2, chunk=48),
+    Tile(rows=128, pixels=64, splits=2, blocks=1, pixel_warps=2, chunk=80),
     Tile(rows=64, pixels=64, splits=2, blocks=2, pixel_warps=2, chunk=64),
     Tile(rows=32, pixels=80, splits=2, blocks=5, pixel_warps=2, chunk=48),
     Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4, chunk=32),
@@ -126,9 +134,20 @@ class Layout:
         return -(-self.depth // self.chunk)
 
     @property
+    def lies(self) -> bool:
+        """Whether weights are in shared memory as in w: as all channels of whole vectors.
+
+        With a multiple of 4 channels, each channel's are vectors anyway.
+        """
+        depth, channels = self.problem.in_channels_per_group, self.problem.out_channels_per_group
+        few = channels <= self.tile.rows and self.problem.taps == 1
+        return few and depth % 4 == 0 and channels % 4 != 0
+
+    @property
     def slot_bytes(self) -> int:
         """Shared memory of a chunk's pixels and weights."""
-        return 4 * self.chunk * (self.pitch + self.tile.rows + 8)
+        rows = self.problem.out_channels_per_group if self.lies else self.tile.rows + 8
+        return 4 * self.chunk * (self.pitch + rows)
 
     @property
     def slots(self) -> int:
