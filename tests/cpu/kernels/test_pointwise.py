@@ -40,6 +40,12 @@ MANY = (
     Case(1, 70, 36, 1, (3, 40), ONE, (1, 2), (0, 0), (0, 1)),
     Case(1, 16, 8, 3, (4, 6), ONE, (3, 1), (0, 0), (2, 0)),
     Case(1, 16, 8, 1, (1, 130), ONE),
+    # Weights as they lie: odd and even channels in groups, a part of the last chunk and of its last
+    # product, all rows of a product, and two blocks' rows, which do not lie.
+    Case(1, 100, 37, 2, (3, 20), ONE),
+    Case(2, 252, 127, 1, (4, 4), ONE, (2, 1)),
+    Case(1, 92, 30, 2, (5, 13), ONE, bias=False),
+    Case(1, 24, 131, 1, (6, 10), ONE),
 )
 # Small images and few output channels: taps of one residue alone, empty phases, groups, cropped
 # taps, outputs beyond the last tap's, a signal.

@@ -14,15 +14,13 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: the longest of work, memory's and L2's, and a part of the others."""
     laid = layout(problem, target, tile)
     multiply = laid.depth * tile.rows * tile.pixels / COSTS.products
-    copied = laid.depth * tile.pixels / laid.source_vector
-    weights = laid.depth * tile.rows
+    copied = laid.depth * (tile.pixels / laid.source_vector + laid.weight_copies)
     outputs = laid.channels * problem.height.output_size * problem.width.output_size
     written = outputs / laid.tiles / 4
     sums = tile.splits * tile.rows * tile.pixels
     # Taps that an output looks for, most of which are of another phase or beside the image.
     looked = 0 if laid.pointwise else outputs * problem.taps
-    block = multiply + COSTS.copy * copied + COSTS.weight * weights
-    block += COSTS.sum * sums + COSTS.tap * looked
+    block = multiply + COSTS.copy * copied + COSTS.sum * sums + COSTS.tap * looked
     # A block waits for its pixels, its weights and its sums, while others of the SM work.
     blocks = -(-laid.grid // target.multiprocessors)
     held = laid.blocks()

@@ -42,23 +42,16 @@ class Tile:
 
     def __str__(self) -> str:
         """Rows x pixels, and the splits."""
-        return f"{self.rows}x{self.pixels}/{self.splits}/{self.pixel_warps}b{self.blocks}m{self.chunk}"
+        return f"{self.rows}x{self.pixels}/{self.splits}"
 
 
 TILES = (
-    Tile(rows=128, pixels=56, splits=2, blocks=1, pixel_warps=1, chunk=48),
-    Tile(rows=128, pixels=56, splits=2, blocks=1, pixel_warps=1, chunk=80),
-    Tile(rows=128, pixels=56, splits=3, blocks=1, pixel_warps=1, chunk=24),
-    Tile(rows=128, pixels=56, splits=3, blocks=1, pixel_warps=1, chunk=48),
-    Tile(rows=128, pixels=56, splits=3, blocks=1, pixel_warps=1, chunk=120),
-    Tile(rows=128, pixels=56, splits=4, blocks=1, pixel_warps=1, chunk=64),
-    Tile(rows=128, pixels=64, splits=2, blocks=1, pixel_warps=2, chunk=48),
-    Tile(rows=128, pixels=64, splits=2, blocks=1, pixel_warps=2, chunk=80),
     Tile(rows=64, pixels=64, splits=2, blocks=2, pixel_warps=2, chunk=64),
     Tile(rows=32, pixels=80, splits=2, blocks=5, pixel_warps=2, chunk=48),
     Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4, chunk=32),
     Tile(rows=32, pixels=128, splits=1, blocks=6, pixel_warps=4, chunk=32),
     Tile(rows=96, pixels=144, splits=2, blocks=1, pixel_warps=2, chunk=32),
+    Tile(rows=128, pixels=56, splits=2, blocks=1, pixel_warps=1, chunk=80),
 )
 
 
@@ -148,6 +141,15 @@ class Layout:
         """Shared memory of a chunk's pixels and weights."""
         rows = self.problem.out_channels_per_group if self.lies else self.tile.rows + 8
         return 4 * self.chunk * (self.pitch + rows)
+
+    @property
+    def weight_copies(self) -> float:
+        """Copies of a channel's weights, from a w that is contiguous and begins on 16 bytes."""
+        channels = self.problem.out_channels_per_group
+        if self.lies:
+            return channels / 4
+        vectors = self.problem.taps == 1 and channels % 4 == 0
+        return self.tile.rows / 4 if vectors else self.tile.rows
 
     @property
     def slots(self) -> int:

@@ -324,25 +324,28 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
             }
             if (stored != Stored::all && any != (stored == Stored::pixels)) continue;
             float* run = static_cast<float*>(a.destination) + first;
+            const float* of_channel = sums + begun * (taps * pitch);
             auto bias_of = [&](int c) {
                 const float* biases = static_cast<const float*>(a.bias) + channel - begun;
                 return Layer::bias ? biases[c] : 0;
             };
             if (dense && behind == 0 && e + 4 <= length) {
-#pragma unroll 2
+#pragma unroll(lies ? 2 : 1)
                 for (int c = begun; c < channels; c += apart) {
                     float bias = bias_of(c);
-                    auto of = added<4>(sums + place_of_row(c) * pitch + e);
-                    const float(&v)[4] = of.values;
+                    if (lies) of_channel = sums + place_of_row(c) * pitch;
+                    auto of = added<4>(of_channel + e);
+                    const float (&v)[4] = of.values;
                     ptx::st_global_cs_v4(
                         run + e, make_float4(v[0] + bias, v[1] + bias, v[2] + bias, v[3] + bias));
                     run += apart * a.destination_stride_c;
+                    of_channel += apart * (taps * pitch);
                 }
                 continue;
             }
 #pragma unroll 1
             for (int c = begun; c < channels; c += apart) {
-                const float* of_channel = sums + place_of_row(c * taps) * pitch;
+                if (lies) of_channel = sums + place_of_row(c) * pitch;
                 float bias = bias_of(c), values[4] = {};
                 if constexpr (!Layer::pointwise) {
                     Output reader = at;
@@ -363,6 +366,7 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
                 for (int v = 0; v < 4; ++v) values[v] += bias;
                 store_vector(run, e, length, values);
                 run += apart * a.destination_stride_c;
+                of_channel += apart * (taps * pitch);
             }
         }
     }
@@ -423,7 +427,7 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
         float* now = shared + c % slots * slot_floats;
         ptx::cp_async_wait_group<ahead - 1>();
         if constexpr (rounds_first) {
-            with_vector(vector, [&](auto length) { 
+            with_vector(vector, [&](auto length) {
                 round_vectors<length.value>(now + chunk * weight_pitch);
             });
         }
