@@ -48,7 +48,7 @@ constexpr bool rounds_first = row_warps > 2;
 // Lanes of 4 channels and 8 pixels then meet all banks, and those of 4 channels and 4 pairs.
 constexpr int pitch = Layer::pitch;
 // Weights as they lie have any pitch but a multiple of 4. Lanes of 4 channels and 8 rows then meet
-// all banks if the rows are `unit` together and 4 * unit apart.
+// all banks if the rows are `unit` together and 4 * unit apart. A lane's four are `unit` apart.
 constexpr bool lies = Layer::lies;
 constexpr int weight_pitch = lies ? Layer::out_channels : Layer::rows + 8;
 constexpr int weight_columns = lies ? Layer::out_channels : Layer::rows;
@@ -176,7 +176,7 @@ TCONV_DEVICE bool weights_in_vectors(const Arguments& a) {
            reinterpret_cast<uint64_t>(a.weight) % 16 == 0;
 }
 
-// Copies a chunk's weights as they lie, zeros behind the last.
+// Copies a chunk's weights as they lie, zeros behind the last. Pointers move on by constants.
 TCONV_DEVICE void load_lying(const float* first, int first_channel, float* shared) {
     constexpr int vectors = chunk * weight_pitch / 4;
     static_assert(!lies || Layer::in_channels % 4 == 0, "no vector is a part");
@@ -206,20 +206,13 @@ TCONV_DEVICE Column weight_column(const Arguments& a, const Tile& tile) {
     return {static_cast<const float*>(a.weight) + offset, a.weight_stride_in, exists};
 }
 
-// Where a warp's lane has the first of its four rows, `unit` apart.
-TCONV_DEVICE int row_of_lane(int lane) {
-    int g = lane / 4;
-    return g % unit + g / unit * (4 * unit);
-}
-
-// Where a row's sums are: those of a fragment's row g and of its i-th 8 rows at 8 * i + g of 32.
+// Where the sums of a row are, which lanes g = lane / 4 have as their i-th: at 8 * i + g of 32.
 TCONV_DEVICE int place_of_row(unsigned row) {
-    if (unit == 8) return int(row);
     unsigned i = row / unit % 4, g = row % 32 / (4 * unit) * unit + row % unit;
     return int(row / 32 * 32 + 8 * i + g);
 }
 
-// Adds a lane's products of 8 input channels: four rows, two of a fragment each, for channels t and
+// Adds a lane's products of 8 input channels: four rows, two of each fragment, for channels t and
 // t + 4, where t = lane % 4.
 TCONV_DEVICE void multiply(const float* of_pixels, const float* of_weights,
                            float (&sums)[2][fragments][4]) {
@@ -398,7 +391,8 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
     int first_pixel = warp / row_warps % Layer::pixel_warps * warp_pixels;
     // A slot has weights, then pixels, which rows behind the last weight read: no sum that counts.
     int of_lane = chunk * weight_pitch + lane % 4 * pitch + first_pixel + lane / 4;
-    int weights_of_lane = lane % 4 * weight_pitch + first_row + row_of_lane(lane);
+    int row_of_lane = lane / 4 % unit + lane / 4 / unit * (4 * unit);
+    int weights_of_lane = lane % 4 * weight_pitch + first_row + row_of_lane;
     auto bring = [&](int c) {
         if (c < chunks) {
             float* slot = shared + c % slots * slot_floats;
