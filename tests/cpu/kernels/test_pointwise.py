@@ -40,6 +40,12 @@ MANY = (
     Case(1, 70, 36, 1, (3, 40), ONE, (1, 2), (0, 0), (0, 1)),
     Case(1, 16, 8, 3, (4, 6), ONE, (3, 1), (0, 0), (2, 0)),
     Case(1, 16, 8, 1, (1, 130), ONE),
+    # Weights as they lie: odd and even channels in groups, a part of the last chunk and of its last
+    # product, all rows of a product, and two blocks' rows, which do not lie.
+    Case(1, 100, 37, 2, (3, 20), ONE),
+    Case(2, 252, 127, 1, (4, 4), ONE, (2, 1)),
+    Case(1, 92, 30, 2, (5, 13), ONE, bias=False),
+    Case(1, 24, 131, 1, (6, 10), ONE),
 )
 # Small images and few output channels: taps of one residue alone, empty phases, groups, cropped
 # taps, outputs beyond the last tap's, a signal.
@@ -97,13 +103,15 @@ def test_sanitizers_and_wide_offsets(family, math, case):
 
 @pytest.mark.parametrize(("family", "math", "case"), CASES[::2], ids=named)
 def test_tensors_with_gaps(family, math, case):
-    """x, w and y off vectors, and planes of y with room between them."""
+    """x, w and y off vectors, and planes of y, or channels of w, with room between them."""
     t = operands(case, torch.float32, "contiguous", "cpu")
 
     def off(tensor):
         moved = torch.full((tensor.numel() + 1,), float("nan"))[1:].view_as(tensor)
         return moved.copy_(tensor)
 
+    room = torch.nn.functional.pad(t.w, (0, 0, 0, 0, 0, 4), value=float("nan"))
+    apart = dataclasses.replace(t, w=room[:, : t.w.shape[1]])
     t = dataclasses.replace(t, x=off(t.x), w=off(t.w))
     channels, plane = t.grad_output.shape[1], t.grad_output[0, 0].numel()
     storage = torch.full((case.batch, channels, plane + 3), float("nan"))
@@ -111,6 +119,7 @@ def test_tensors_with_gaps(family, math, case):
     for chosen in plans(family, math, case):
         assert_right(run(chosen, t, out=out.fill_(float("nan"))), case, t, math)
         assert storage[..., plane:].isnan().all()
+        assert_right(run(chosen, apart), case, apart, math)
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))

@@ -14,23 +14,20 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds: the longest of work, memory's and L2's, and a part of the others."""
     laid = layout(problem, target, tile)
     multiply = laid.depth * tile.rows * tile.pixels / COSTS.products
-    copied = laid.depth * tile.pixels / laid.source_vector
-    weights = laid.depth * tile.rows
+    copied = laid.depth * (tile.pixels / laid.source_vector + laid.weight_copies)
     outputs = laid.channels * problem.height.output_size * problem.width.output_size
     written = outputs / laid.tiles / 4
     sums = tile.splits * tile.rows * tile.pixels
     # Taps that an output looks for, most of which are of another phase or beside the image.
     looked = 0 if laid.pointwise else outputs * problem.taps
-    block = multiply + COSTS.copy * copied + COSTS.weight * weights
-    block += COSTS.sum * sums + COSTS.tap * looked
-    # A block waits for its pixels, its weights and its sums, while others of the SM work.
+    block = multiply + COSTS.copy * copied + COSTS.sum * sums + COSTS.tap * looked
+    # A block waits for its chunks, while others of the SM work.
     blocks = -(-laid.grid // target.multiprocessors)
     held = laid.blocks()
     waits = 1 + (-(-blocks // held) - 1) / held
-    turns = laid.chunks
     # Vectors of which some outputs have no pixel: a thread makes one after the other.
     sparse = 0 if laid.dense else written / tile.threads
-    wait = COSTS.wait + COSTS.turn * turns + COSTS.sparse * sparse
+    wait = COSTS.turn * laid.chunks + COSTS.sparse * sparse
     busy = (blocks * block + wait * waits) / COSTS.clock
     # Each block reads its weights, each tile of channels the pixels: from L2 but for the first.
     again = laid.grid * laid.depth * (tile.rows + laid.tile_pixels) * 4

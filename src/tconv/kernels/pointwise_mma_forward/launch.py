@@ -44,6 +44,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("chunk", laid.chunk),
             ("slots", laid.slots),
             ("pitch", laid.pitch),
+            ("lies", laid.lies),
         ),
         arguments=fields(arguments, index),
         shared_bytes=laid.shared_bytes,

@@ -51,6 +51,7 @@ TILES = (
     Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4, chunk=32),
     Tile(rows=32, pixels=128, splits=1, blocks=6, pixel_warps=4, chunk=32),
     Tile(rows=96, pixels=144, splits=2, blocks=1, pixel_warps=2, chunk=32),
+    Tile(rows=128, pixels=56, splits=2, blocks=1, pixel_warps=1, chunk=80),
 )
 
 
@@ -126,9 +127,29 @@ class Layout:
         return -(-self.depth // self.chunk)
 
     @property
+    def lies(self) -> bool:
+        """Whether weights are in shared memory as in w: as all channels of whole vectors.
+
+        With a multiple of 4 channels, each channel's are vectors anyway.
+        """
+        depth, channels = self.problem.in_channels_per_group, self.problem.out_channels_per_group
+        few = channels <= self.tile.rows and self.problem.taps == 1
+        return few and depth % 4 == 0 and channels % 4 != 0
+
+    @property
     def slot_bytes(self) -> int:
         """Shared memory of a chunk's pixels and weights."""
-        return 4 * self.chunk * (self.pitch + self.tile.rows + 8)
+        rows = self.problem.out_channels_per_group if self.lies else self.tile.rows + 8
+        return 4 * self.chunk * (self.pitch + rows)
+
+    @property
+    def weight_copies(self) -> float:
+        """Copies of a channel's weights, from a w that is contiguous and begins on 16 bytes."""
+        channels = self.problem.out_channels_per_group
+        if self.lies:
+            return channels / 4
+        vectors = self.problem.taps == 1 and channels % 4 == 0
+        return self.tile.rows / 4 if vectors else self.tile.rows
 
     @property
     def slots(self) -> int:

@@ -47,7 +47,12 @@ constexpr bool rounds_first = row_warps > 2;
 
 // Lanes of 4 channels and 8 pixels then meet all banks, and those of 4 channels and 4 pairs.
 constexpr int pitch = Layer::pitch;
-constexpr int weight_pitch = Layer::rows + 8;
+// Weights as they lie have any pitch but a multiple of 4. Lanes of 4 channels and 8 rows then meet
+// all banks if the rows are `unit` together and 4 * unit apart. A lane's four are `unit` apart.
+constexpr bool lies = Layer::lies;
+constexpr int weight_pitch = lies ? Layer::out_channels : Layer::rows + 8;
+constexpr int weight_columns = lies ? Layer::out_channels : Layer::rows;
+constexpr int unit = lies ? Layer::out_channels % 2 == 0 ? 2 : 1 : 8;
 constexpr int slot_floats = chunk * (pitch + weight_pitch);
 static_assert(pitch % 16 == 8 && pitch >= pixels, "channels are 8 banks apart");
 static_assert(threads == 32 * row_warps * Layer::pixel_warps * splits, "a warp for each part");
@@ -105,11 +110,12 @@ struct Column {
     // Copies in vectors, zeros for what does not exist.
     template <int columns, int pitch, int vector>
     TCONV_DEVICE void load(int first_channel, float* shared) const {
+        const float* from = first + (first_channel + int(threadIdx.x) / columns) * stride;
         each_vector<columns, pitch, vector>(shared, [&](int k, float* to) {
-            int channel = first_channel + k;
-            bool valid =
-                exists && (Layer::in_channels % chunk == 0 || channel < Layer::in_channels);
-            copy<vector>(to, first + (valid ? channel * stride : 0), valid);
+            bool valid = exists && (Layer::in_channels % chunk == 0 ||
+                                    first_channel + k < Layer::in_channels);
+            copy<vector>(to, from, valid);
+            from += threads / columns * stride;
         });
     }
 };
@@ -157,20 +163,40 @@ TCONV_DEVICE Column pixel_column(const Arguments& a, const Tile& tile, const flo
     int place = int(threadIdx.x) % (pixels / vector) * vector;
     bool exists = place < tile.count;
     int pixel = tile.first_pixel + (exists ? place : 0);
+    if (vector > 1) return {source + pixel, a.source_stride_c, exists};  // rows without gaps
     int y = pixel / a.source_width, x = pixel - y * a.source_width;
     return {source + y * a.source_stride_h + x * a.source_stride_w, a.source_stride_c, exists};
 }
 
-// Whether weights are copied in vectors of four rows.
+// Whether weights are copied in vectors: of four rows, or as they lie.
 TCONV_DEVICE bool weights_in_vectors(const Arguments& a) {
-    return taps == 1 && Layer::out_channels % 4 == 0 && a.weight_stride_out == 1 &&
-           a.weight_stride_in % 4 == 0 && reinterpret_cast<uint64_t>(a.weight) % 16 == 0;
+    bool follow = lies ? a.weight_stride_in == Layer::out_channels
+                       : Layer::out_channels % 4 == 0 && a.weight_stride_in % 4 == 0;
+    return taps == 1 && follow && a.weight_stride_out == 1 &&
+           reinterpret_cast<uint64_t>(a.weight) % 16 == 0;
+}
+
+// Copies a chunk's weights as they lie, zeros behind the last. Pointers move on by constants.
+TCONV_DEVICE void load_lying(const float* first, int first_channel, float* shared) {
+    constexpr int vectors = chunk * weight_pitch / 4;
+    static_assert(!lies || Layer::in_channels % 4 == 0, "no vector is a part");
+    int left = (Layer::in_channels - first_channel) * weight_pitch / 4;
+    const float* from = first + first_channel * weight_pitch + 4 * int(threadIdx.x);
+    float* to = shared + 4 * int(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < (vectors + threads - 1) / threads; ++i) {
+        int v = int(threadIdx.x) + i * threads;
+        bool valid = Layer::in_channels % chunk == 0 || v < left;
+        if ((i + 1) * threads <= vectors || v < vectors) {
+            ptx::cp_async_cg_16(to + 4 * threads * i, from + 4 * threads * i, valid);
+        }
+    }
 }
 
 // A thread's weights. Rows that do not exist are zeros: nobody reads their sums.
 template <int vector>
 TCONV_DEVICE Column weight_column(const Arguments& a, const Tile& tile) {
-    int row = int(threadIdx.x) % (Layer::rows / vector) * vector;
+    int row = int(threadIdx.x) % (weight_columns / vector) * vector;
     int of_row = tile.first_channel + row / taps, tap = row % taps;
     bool exists = row < tile_channels * taps && of_row < Layer::out_channels;
     if (!exists) of_row = tile.first_channel, tap = 0;
@@ -180,14 +206,20 @@ TCONV_DEVICE Column weight_column(const Arguments& a, const Tile& tile) {
     return {static_cast<const float*>(a.weight) + offset, a.weight_stride_in, exists};
 }
 
-// Adds a lane's products of 8 input channels: rows g and g + 8 of two fragments, for channels t and
-// t + 4, where g = lane / 4 and t = lane % 4.
+// Where the sums of a row are, which lanes g = lane / 4 have as their i-th: at 8 * i + g of 32.
+TCONV_DEVICE int place_of_row(unsigned row) {
+    unsigned i = row / unit % 4, g = row % 32 / (4 * unit) * unit + row % unit;
+    return int(row / 32 * 32 + 8 * i + g);
+}
+
+// Adds a lane's products of 8 input channels: four rows, two of each fragment, for channels t and
+// t + 4, where t = lane % 4.
 TCONV_DEVICE void multiply(const float* of_pixels, const float* of_weights,
                            float (&sums)[2][fragments][4]) {
     uint32_t a[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        int row = i / 4 * 16 + i % 2 * 8, channel = i % 4 / 2 * 4;
+        int row = (i / 4 * 2 + i % 2) * unit, channel = i % 4 / 2 * 4;
         a[i / 4][i % 4] = tf32_bits(of_weights[channel * weight_pitch + row]);
     }
 #pragma unroll
@@ -284,15 +316,30 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
                 }
             }
             if (stored != Stored::all && any != (stored == Stored::pixels)) continue;
-            bool whole = dense && behind == 0 && e + 4 <= length;
             float* run = static_cast<float*>(a.destination) + first;
             const float* of_channel = sums + begun * (taps * pitch);
+            auto bias_of = [&](int c) {
+                const float* biases = static_cast<const float*>(a.bias) + channel - begun;
+                return Layer::bias ? biases[c] : 0;
+            };
+            if (dense && behind == 0 && e + 4 <= length) {
+#pragma unroll(lies ? 2 : 1)
+                for (int c = begun; c < channels; c += apart) {
+                    float bias = bias_of(c);
+                    if (lies) of_channel = sums + place_of_row(c) * pitch;
+                    auto of = added<4>(of_channel + e);
+                    const float (&v)[4] = of.values;
+                    ptx::st_global_cs_v4(
+                        run + e, make_float4(v[0] + bias, v[1] + bias, v[2] + bias, v[3] + bias));
+                    run += apart * a.destination_stride_c;
+                    of_channel += apart * (taps * pitch);
+                }
+                continue;
+            }
 #pragma unroll 1
             for (int c = begun; c < channels; c += apart) {
-                float bias = 0, values[4] = {};
-                if constexpr (Layer::bias) {
-                    bias = static_cast<const float*>(a.bias)[channel + c - begun];
-                }
+                if (lies) of_channel = sums + place_of_row(c) * pitch;
+                float bias = bias_of(c), values[4] = {};
                 if constexpr (!Layer::pointwise) {
                     Output reader = at;
 #pragma unroll
@@ -301,10 +348,6 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
                         if (exists) values[v] = gathered(a, of_channel, reader);
                         reader.advance(a.destination_width);
                     }
-                } else if (whole) {
-                    auto found = added<4>(of_channel + e);
-#pragma unroll
-                    for (int v = 0; v < 4; ++v) values[v] = found.values[v];
                 } else if constexpr (stored != Stored::gaps) {
 #pragma unroll
                     for (int v = 0; v < 4; ++v) {
@@ -337,27 +380,33 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
     with_vector(vector, [&](auto length) {
         of_pixels = pixel_column<length.value>(arguments, tile, source);
     });
-    Column of_weights =
-        weight_vectors ? weight_column<4>(arguments, tile) : weight_column<1>(arguments, tile);
+    Column of_weights = weight_vectors && !lies ? weight_column<4>(arguments, tile)
+                                                : weight_column<1>(arguments, tile);
+    const float* lying = static_cast<const float*>(arguments.weight) +
+                         tile.group * (Layer::in_channels * Layer::out_channels);
 
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     int split = warp / (row_warps * Layer::pixel_warps);
     int first_row = warp % row_warps * 32;
     int first_pixel = warp / row_warps % Layer::pixel_warps * warp_pixels;
-    int of_lane = lane % 4 * pitch + first_pixel + lane / 4;
-    int weights_of_lane = chunk * pitch + lane % 4 * weight_pitch + first_row + lane / 4;
+    // A slot has weights, then pixels, which rows behind the last weight read: no sum that counts.
+    int of_lane = chunk * weight_pitch + lane % 4 * pitch + first_pixel + lane / 4;
+    int row_of_lane = lane / 4 % unit + lane / 4 / unit * (4 * unit);
+    int weights_of_lane = lane % 4 * weight_pitch + first_row + row_of_lane;
     auto bring = [&](int c) {
         if (c < chunks) {
             float* slot = shared + c % slots * slot_floats;
             with_vector(vector, [&](auto length) {
                 constexpr int columns = pixels / length.value;
-                of_pixels.load<columns, pitch, length.value>(c * chunk, slot);
+                float* to = slot + chunk * weight_pitch;
+                of_pixels.load<columns, pitch, length.value>(c * chunk, to);
             });
-            slot += chunk * pitch;
-            if (weight_vectors) {
-                of_weights.load<Layer::rows / 4, weight_pitch, 4>(c * chunk, slot);
+            if (!weight_vectors) {
+                of_weights.load<weight_columns, weight_pitch, 1>(c * chunk, slot);
+            } else if constexpr (lies) {
+                load_lying(lying, c * chunk, slot);
             } else {
-                of_weights.load<Layer::rows, weight_pitch, 1>(c * chunk, slot);
+                of_weights.load<Layer::rows / 4, weight_pitch, 4>(c * chunk, slot);
             }
         }
         ptx::cp_async_commit_group();
@@ -372,14 +421,16 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
         float* now = shared + c % slots * slot_floats;
         ptx::cp_async_wait_group<ahead - 1>();
         if constexpr (rounds_first) {
-            with_vector(vector, [&](auto length) { round_vectors<length.value>(now); });
+            with_vector(vector, [&](auto length) {
+                round_vectors<length.value>(now + chunk * weight_pitch);
+            });
         }
         __syncthreads();  // the chunk is there, and the one before it has been read
         bring(c + ahead);
 #pragma unroll
         for (int s = 0; s < chunk / 8; s += splits) {
             int step = s + split;
-            if (c * (chunk / 8) + step >= steps) break;
+            if (chunks * (chunk / 8) > steps && c * (chunk / 8) + step >= steps) break;
             multiply(now + of_lane + step * (8 * pitch),
                      now + weights_of_lane + step * (8 * weight_pitch), sums);
         }
