@@ -23,13 +23,12 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Both consumers of a block together.
     steps = laid.chunks * laid.row_begin[-1] / laid.row_sets
     products = fit.product * steps * 2 * tile.columns
-    weights = 0 if tile.resident else steps * WEIGHT_BYTES
-    copied = (weights + laid.tile_stages * laid.patch_positions * LINE_BYTES) / fit.rate
+    copied = (
+        steps * WEIGHT_BYTES + laid.tile_stages * laid.patch_positions * LINE_BYTES
+    ) / fit.rate
     # Copies of a stage have a latency. Stages that are requested ahead hide it.
     pixel_stages, weight_stages = laid.fitting_stages(target)
-    ahead: float = pixel_stages
-    if not tile.resident:
-        ahead = min(ahead, weight_stages * max(steps / laid.tile_stages / 2, 0.5))
+    ahead = min(pixel_stages, weight_stages * max(steps / laid.tile_stages / 2, 0.5))
     main = max(max(products, copied) + fit.step * steps, fit.stage * laid.tile_stages / ahead)
     # Each output takes a division by the number of phases, unless that is a power of two.
     stride = problem.width.stride
@@ -43,15 +42,11 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
         of_tile = main + fit.written * outputs + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     packing = packing_cost(laid)
-    cycles = waves * of_tile
-    if tile.resident:
-        cycles += steps * WEIGHT_BYTES / fit.rate  # once
-    modelled = max(cycles / fit.clock, problem.bytes / (fit.memory * 1e12))
+    modelled = max(waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12))
     modelled += packing + fit.launch * 1e-6
     if waves == 1 and not tile.apart:
         modelled *= fit.one_wave_storers if tile.storers else fit.one_wave
     modelled *= fit.apart_storers if tile.apart and tile.storers else 1
-    modelled *= fit.resident if tile.resident else 1
     modelled *= fit.stage_rows if laid.stage_rows > 1 else 1
     modelled *= fit.wide_storers if tile.storers and tile.columns > 160 else 1
     if laid.groups_outermost:

@@ -27,10 +27,6 @@ LINE_WORDS = 32
 LINE_BYTES = LINE_WORDS * 4
 WEIGHT_BYTES = GROUP_ROWS * LINE_BYTES
 MOST_PIXEL_STAGES = 6
-
-MOST_RESIDENT_PIXEL_STAGES = 8
-"""The same where weights are resident. A stage then holds pixels alone."""
-
 MOST_WEIGHT_STAGES = 8
 
 ENOUGH_STAGES = (3, 4)
@@ -205,8 +201,7 @@ class Layout:
         if self.of_layer:  # rows of any length then fit
             return max(1, len(self.slot_rows))
         fits = self._fitting_stages(hopper.TARGET, self._boxes(self.most_slot[0])) != (0, 0)
-        # Nobody has timed resident weights with such stages.
-        return 1 if fits or self.tile.resident else max(1, len(self.slot_rows))
+        return 1 if fits else max(1, len(self.slot_rows))
 
     @property
     def tile_stages(self) -> int:
@@ -276,24 +271,12 @@ class Layout:
         groups = 1 if self.tile.apart else CONSUMERS
         return groups * WARPS * self.warp_channels * pitch * 4 + 2 * self.tile.columns * 16
 
-    @property
-    def resident_pieces(self) -> int:
-        """Pieces of weights that a consumer keeps: all slots of all chunks, for its rows."""
-        return max(1, self.chunks * max(len(row_class) for row_class in self.classes))
-
     def stages(self, target: Target) -> tuple[int, int]:
         """Stages of pixels, and of each consumer's weights; (0, 0) where they do not fit."""
         pixels, weights = self.fitting_stages(target)
         if self.tile.storers or self.tile.apart:
             return pixels, weights
         return min(pixels, ENOUGH_STAGES[0]), min(weights, ENOUGH_STAGES[1])
-
-    @property
-    def most_stages(self) -> tuple[int, int]:
-        """The most stages of pixels, and of each consumer's weights."""
-        if self.tile.resident:
-            return MOST_RESIDENT_PIXEL_STAGES, self.resident_pieces
-        return MOST_PIXEL_STAGES, MOST_WEIGHT_STAGES
 
     def fitting_stages(self, target: Target) -> tuple[int, int]:
         """As many stages of pixels and of weights as shared memory holds."""
@@ -303,32 +286,28 @@ class Layout:
         """As many stages as shared memory holds, if a stage of pixels has these boxes.
 
         Weights first have four stages, or three beside the storers' outputs. Pixels come next,
-        since they take longer to load. What is left goes to weights. Resident weights have a stage
-        for each piece.
+        since they take longer to load. What is left goes to weights.
 
         A kernel for another image has the shared memory that this image needs.
         """
-        most_pixels, most_weights = self.most_stages
         weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), math.prod(boxes) * LINE_BYTES + 16
         free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
         counts: tuple[int, ...] = (3, 2) if self.tile.storers else (4, 3)
-        if self.tile.resident:
-            counts = (most_weights,)
         if self.model is not self or self.of_layer:
             weights, pixels = weights - 16 * CONSUMERS, pixels - 16
             free = self.model.shared_bytes - self.fixed_bytes
-            counts = counts if self.tile.resident else (*counts, 2)
+            counts = (*counts, 2)
         for weight_stages in counts:
-            pixel_stages = min(most_pixels, (free - weight_stages * weights) // pixels)
+            pixel_stages = min(MOST_PIXEL_STAGES, (free - weight_stages * weights) // pixels)
             if pixel_stages < 2:
                 continue
-            return pixel_stages, min(most_weights, (free - pixel_stages * pixels) // weights)
+            return pixel_stages, min(MOST_WEIGHT_STAGES, (free - pixel_stages * pixels) // weights)
         return 0, 0
 
     @functools.cached_property
     def fixed_bytes(self) -> int:
         """Shared memory of a block besides its stages: outputs, places, slots and barriers."""
-        barriers = 2 * self.most_stages[0] + 2 * CONSUMERS * self.most_stages[1] + 13
+        barriers = 2 * MOST_PIXEL_STAGES + 2 * CONSUMERS * MOST_WEIGHT_STAGES + 13
         return -(-(self.output_bytes + 4 * self.slots + 64 + 8 * barriers) // 1024) * 1024
 
     @functools.cached_property
@@ -620,11 +599,6 @@ def _why_not(laid: Layout, target: Target) -> str | None:
     if laid.positions * LINE_BYTES >= 2**40 or laid.positions >= 2**30 - 2**10:
         return f"{laid.positions} positions are over a tensor map's size"
     if laid.stages(target) == (0, 0):
-        if tile.resident:
-            return (
-                f"{CONSUMERS * laid.resident_pieces * WEIGHT_BYTES} bytes of weights and two stages"
-                f" of {laid.patch_positions * LINE_BYTES} do not fit {target.arch}"
-            )
         return (
             f"two stages of {laid.patch_positions * LINE_BYTES} bytes do not fit {target.arch} "
             "beside the weights"

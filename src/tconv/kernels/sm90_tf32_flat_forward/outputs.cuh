@@ -246,8 +246,7 @@ TCONV_DEVICE void store(const Arguments& arguments, Shared& shared) {
     int warp = threadIdx.x % warpgroup / 32;
     Turn<2> places;
     uint32_t parity = 0;
-    Tiles own(arguments);
-    for (int tile = own.first; tile < own.end; tile += own.step) {
+    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile, arguments);
         ptx::mbarrier_wait_parity(&shared.places_full[places.stage], places.parity);
         const Place* positions = shared.places[places.stage];

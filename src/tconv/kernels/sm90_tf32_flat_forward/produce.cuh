@@ -42,8 +42,7 @@ TCONV_DEVICE void produce_pixels(const Fields& arguments, Shared& shared) {
     int origin = Layer::first_q_y * arguments.pitch + Layer::first_q_x - reach(arguments);
     ptx::prefetch_tensormap(&arguments.pixel_map);
     ptx::griddepcontrol_wait();  // the packing may still run
-    Tiles own(arguments);
-    for (int tile = own.first; tile < own.end; tile += own.step) {
+    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile, arguments);
         for (int stage = 0; stage < tile_stages; ++stage) {
             int from = origin + at.first;
@@ -91,8 +90,7 @@ template <typename Fields>
 TCONV_DEVICE void produce_weights(const Fields& arguments, Shared& shared, int consumer) {
     CountedTurn turn;
     ptx::griddepcontrol_wait();  // the packing may still run
-    Tiles own(arguments);
-    for (int tile = own.first; tile < own.end; tile += own.step) {
+    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile, arguments);
         Weights weights(arguments, at.group, at.row_group(consumer));
         for (int i = 0; i < weights.count; ++i) {
@@ -105,33 +103,6 @@ TCONV_DEVICE void produce_weights(const Fields& arguments, Shared& shared, int c
             weights.from += weight_bytes;
             turn.advance(arguments.weight_stages);
         }
-    }
-}
-
-// Loads the pieces of a row group, a stage for each. Stages of pieces that a group lacks turn with
-// the others. One barrier hands all of them back.
-template <typename Fields>
-TCONV_DEVICE void produce_resident_weights(const Fields& arguments, Shared& shared, int consumer) {
-    uint32_t parity = 0;
-    ptx::griddepcontrol_wait();  // the packing may still run
-    Tiles own(arguments);
-    for (int tile = own.first; tile < own.end;) {
-        Position at(tile, arguments);
-        Weights weights(arguments, at.group, at.row_group(consumer));
-        ptx::mbarrier_wait_parity(&shared.weights_empty[consumer][0], parity ^ 1);
-        for (int piece = 0; piece < Layer::most_weight_stages; ++piece) {
-            uint64_t* full = &shared.weights_full[consumer][piece];
-            if (piece < weights.count) {
-                ptx::mbarrier_arrive_expect_tx(full, weight_bytes);
-                ptx::cp_async_bulk_global_to_shared(
-                    weights_of(arguments, shared, consumer) + piece * weight_bytes,
-                    weights.from + piece * weight_bytes, weight_bytes, full);
-            } else {
-                ptx::mbarrier_arrive(full);
-            }
-        }
-        parity ^= 1;
-        tile += at.left + 1;
     }
 }
 
@@ -182,8 +153,7 @@ TCONV_DEVICE void read_notes(const Fields& arguments) {
 template <typename Fields>
 TCONV_DEVICE void produce_places(const Fields& arguments, Shared& shared) {
     Turn<2> turn;
-    Tiles own(arguments);
-    for (int tile = own.first; tile < own.end; tile += own.step) {
+    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
         Position at(tile, arguments);
         ptx::mbarrier_wait_parity(&shared.places_empty[turn.stage], turn.parity ^ 1);
         int count = columns, spacing = 1;

@@ -13,8 +13,7 @@
 //
 //   warp 0:           pixels: the tile's positions with the slots' reach, 32 channels at a time;
 //                     stage_rows > 1: with the reach of one shift in y, one after another
-//   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time; Layer::resident:
-//                     all of a row group, which stay as long as tiles are of this group
+//   warps 1, 2:       weights of each consumer, 64 rows x 32 channels at a time
 //   warp 3:           where each position's outputs lie; what the packing has noted
 //   warpgroups 1, 2:  consumers, each with a row group of its own on the same pixels
 //   warpgroup 3:      storers, where there are some
@@ -114,21 +113,11 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
     find_unit(arguments, shared);
     if (consumer == 1) ptx::mbarrier_wait_parity(&shared.leading, 0);
     int until_lead = arguments.lead;
-    bool fresh = true;  // resident weights that may still be on their way
-    Tiles own(arguments);
-    Work work(arguments, own.first, consumer);
-    for (int tile = own.first; tile < own.end; tile += own.step) {
-        if (tile != own.first) {
-            if (!Layer::resident || fresh) {
-                work = Work(arguments, tile, consumer);
-            } else {
-                --work.at.left;
-            }
-        }
+    for (int tile = blockIdx.x; tile < arguments.tiles; tile += gridDim.x) {
+        Work work(arguments, tile, consumer);
         Sums sums;
 #pragma unroll
         for (int i = 0; i < columns / 2; ++i) sums[i] = 0.0f;
-        if constexpr (Layer::resident) weights.stage = 0;
         // The stages that the newest finished products were the last to read, to be handed back.
         uint64_t* used_pixels = nullptr;
         uint64_t* used_weights = nullptr;
@@ -146,10 +135,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
             int first = slot;
 #pragma unroll 1
             for (; slot < work.end && is_in_row(start, row); ++slot) {
-                if (!Layer::resident || fresh) {
-                    ptx::mbarrier_wait_parity(&shared.weights_full[consumer][weights.stage],
-                                              weights.parity);
-                }
+                ptx::mbarrier_wait_parity(&shared.weights_full[consumer][weights.stage],
+                                          weights.parity);
                 uint64_t a = ptx::advance(weight_matrix, weights.stage * weight_bytes);
                 uint64_t b = ptx::advance(patch, stage_rows == 1 ? start : start & -line_bytes);
                 if (slot + 1 < work.end) start = start_of(shared, slot + 1);
@@ -168,12 +155,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
                 ptx::wgmma_wait_group<1>();
                 if (used_weights != nullptr) hand_back(used_weights);
                 if (slot == first && used_pixels != nullptr) hand_back(used_pixels);
-                if constexpr (Layer::resident) {
-                    ++weights.stage;
-                } else {
-                    used_weights = &shared.weights_empty[consumer][weights.stage];
-                    weights.advance(arguments.weight_stages);
-                }
+                used_weights = &shared.weights_empty[consumer][weights.stage];
+                weights.advance(arguments.weight_stages);
             }
             uint64_t* empty = &shared.pixels_empty[pixels.stage];
             if (slot == first) {  // no row group, or one of empty phases, or no slot in the row
@@ -194,13 +177,6 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
         ptx::fence_registers(sums);
         if (used_weights != nullptr) hand_back(used_weights);
         if (used_pixels != nullptr) hand_back(used_pixels);
-        if constexpr (Layer::resident) {
-            fresh = work.at.left == 0;
-            if (fresh) {
-                hand_back(&shared.weights_empty[consumer][0]);
-                weights.parity ^= 1;
-            }
-        }
         if constexpr (storers) {
             hand_over(shared, work.rows, work.exists, consumer, work.bias, sums, slice_parity);
             slice_parity ^= 1;
@@ -233,7 +209,7 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
             ptx::mbarrier_init(&shared.pixels_empty[stage], consumers * warps);
         }
         for (int consumer = 0; consumer < consumers; ++consumer) {
-            for (int stage = 0; stage < weight_stages(arguments); ++stage) {
+            for (int stage = 0; stage < arguments.weight_stages; ++stage) {
                 ptx::mbarrier_init(&shared.weights_full[consumer][stage], 1);
                 ptx::mbarrier_init(&shared.weights_empty[consumer][stage], warps);
             }
@@ -272,8 +248,6 @@ TCONV_KERNEL(sm90_tf32_flat_forward, Layer::threads, 1) {
         } else if (threadIdx.x % 32 == 0) {
             if (warp == 0) {
                 produce_pixels(arguments, shared);
-            } else if constexpr (Layer::resident) {
-                produce_resident_weights(arguments, shared, warp - 1);
             } else {
                 produce_weights(arguments, shared, warp - 1);
             }

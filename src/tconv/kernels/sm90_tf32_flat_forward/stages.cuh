@@ -94,17 +94,11 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= Layer::fixed_bytes, "the host allots enough");
 
-// Stages of weights of a consumer. Resident ones have a stage for each piece.
-template <typename Fields>
-TCONV_DEVICE int weight_stages(const Fields& arguments) {
-    return Layer::resident ? Layer::most_weight_stages : arguments.weight_stages;
-}
-
 // Where a consumer's weights start.
 template <typename Fields>
 TCONV_DEVICE unsigned char* weights_of(const Fields& arguments, Shared& shared, int consumer) {
     auto* first = reinterpret_cast<unsigned char*>(&shared + 1);
-    return first + consumer * weight_stages(arguments) * weight_bytes;
+    return first + consumer * arguments.weight_stages * weight_bytes;
 }
 
 // Where a stage of pixels starts.
@@ -113,62 +107,29 @@ TCONV_DEVICE unsigned char* pixels_of(const Fields& arguments, Shared& shared, i
     return weights_of(arguments, shared, consumers) + stage * arguments.pixel_bytes;
 }
 
-// The tiles of a block: every gridDim.x-th, or neighbours. No two blocks differ by more than one
-// tile.
-struct Tiles {
-    int first, end, step;
-
-    template <typename Fields>
-    TCONV_DEVICE explicit Tiles(const Fields& arguments) {
-        int tiles = arguments.tiles;
-        if constexpr (Layer::resident) {
-            int share = tiles / gridDim.x, rest = tiles - share * gridDim.x, block = blockIdx.x;
-            first = block * share + min(block, rest);
-            end = first + share + (block < rest);
-            step = 1;
-        } else {
-            first = blockIdx.x;
-            end = tiles;
-            step = gridDim.x;
-        }
-    }
-};
-
 struct Position {
     int row_set, group;
     int first;  // position among the outputs' q
-    int left;  // tiles of the same row set and group that follow; of resident weights
 
     template <typename Fields>
     TCONV_DEVICE Position(int tile, const Fields& arguments) {
+        // Row sets are innermost, as they share their pixels.
+        int rest = tile / Layer::row_sets;
+        row_set = tile - rest * Layer::row_sets;
+        // Some row sets have more slots than others. Where a block would always get the same row
+        // set, each of its turns begins with the next.
+        if (gridDim.x % Layer::row_sets == 0) {
+            row_set = (row_set + tile / int(gridDim.x)) % Layer::row_sets;
+        }
         int next;
-        if constexpr (Layer::resident) {
-            // Row sets are outermost, so that their weights stay.
+        if constexpr (Layer::groups_outermost) {
+            // Then a turn of the blocks reads few groups' weights.
             int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
-            int rest = tile / positions;
-            next = tile - rest * positions;
-            group = rest / Layer::row_sets;
-            row_set = rest - group * Layer::row_sets;
-            left = positions - 1 - next;
+            group = rest / positions;
+            next = rest - group * positions;
         } else {
-            // Row sets are innermost, as they share their pixels.
-            int rest = tile / Layer::row_sets;
-            row_set = tile - rest * Layer::row_sets;
-            // Some row sets have more slots than others. Where a block would always get the same
-            // row set, each of its turns begins with the next.
-            if (gridDim.x % Layer::row_sets == 0) {
-                row_set = (row_set + tile / int(gridDim.x)) % Layer::row_sets;
-            }
-            if constexpr (Layer::groups_outermost) {
-                // Then a turn of the blocks reads few groups' weights.
-                int positions = arguments.tiles / (Layer::row_sets * Layer::groups);
-                group = rest / positions;
-                next = rest - group * positions;
-            } else {
-                next = rest / Layer::groups;
-                group = rest - next * Layer::groups;
-            }
-            left = 0;
+            next = rest / Layer::groups;
+            group = rest - next * Layer::groups;
         }
         if constexpr (flat::paired) {
             first = next * arguments.rows * arguments.pitch;

@@ -19,8 +19,6 @@ class Tile:
         storers: whether a separate warpgroup writes the outputs. Otherwise the consumers do.
         half: whether it multiplies in float16, at twice the rate of TF32. The significand has as
             many bits. A repair launch recomputes the images that float16 cannot hold.
-        resident: whether a block keeps the weights of its rows. Its tiles are then consecutive
-            along the positions. Otherwise weights are loaded with each tile.
         paired: whether the two consumers compute two phases in y of the same channels. The stride
             in y must be even. A tile is then whole rows of positions, and storers write the rows
             of both phases in the order of memory.
@@ -30,7 +28,6 @@ class Tile:
     apart: bool = False
     storers: bool = False
     half: bool = False
-    resident: bool = False
     paired: bool = False
 
     def __str__(self) -> str:
@@ -39,8 +36,7 @@ class Tile:
         storers = "/storers" if self.storers else ""
         half = "/half" if self.half else ""
         paired = "/paired" if self.paired else ""
-        resident = "/resident" if self.resident else ""
-        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}{apart}{storers}{paired}{half}{resident}"
+        return f"{CONSUMERS * GROUP_ROWS}x{self.columns}{apart}{storers}{paired}{half}"
 
 
 TILES = (
@@ -53,7 +49,6 @@ TILES = (
     # cannot hold.
     *(Tile(columns) for columns in (208, 96)),
     *(Tile(columns, storers=True) for columns in (160, 96)),
-    Tile(160, storers=True, resident=True),
     Tile(208, apart=True),
 )
 
