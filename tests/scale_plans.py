@@ -58,7 +58,6 @@ CASES = (
 
 COUNTED = {
     "direct_forward": ("rows",),
-    "mma_forward": ("rounds",),
     "sm90_tf32_wide_forward": ("rows", "pixel_tiles"),
     "sm90_tf32_forward": ("m_tiles",),
 }

@@ -28,10 +28,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         measured = COSTS.many_channels
         measured *= problem.in_channels_per_group**COSTS.many_channels_depth
         measured *= channel_tiles**COSTS.channel_tiles
-        # Two rounds pay if there is work for many.
-        few = laid.tiles < 8 * target.multiprocessors
-        many = COSTS.few_rounds if few else COSTS.many_rounds
-        measured *= COSTS.one_round if tile.rounds == 1 else many
+        measured *= COSTS.one_unit
         if laid.tiles < 2 * target.multiprocessors and problem.in_channels_per_group > 64:
             measured *= COSTS.deep  # many sequential steps, and few concurrent tiles
     aligned = problem.pattern.width.output_size % 4 == 0

@@ -397,10 +397,10 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     y, x = taps_of(problem.height), taps_of(problem.width)
     whole = -(-problem.in_channels_per_group // 8) * 8
-    depth = whole if tile.rounds > 1 else min(whole, MOST_DEPTH)
+    depth = min(whole, MOST_DEPTH)
     laid = Layout(problem, tile, y, x, depth, 1)
     rows = -(-len(problem.pattern.height.q_range) // laid.warp_rows)
-    row_groups = max(1, min(rows, tile.warps * tile.rounds // laid.units))
+    row_groups = max(1, min(rows, tile.warps // laid.units))
     while True:
         laid = Layout(problem, tile, y, x, depth, row_groups)
         if laid.shared_bytes <= laid.aimed_bytes or depth == 8:
