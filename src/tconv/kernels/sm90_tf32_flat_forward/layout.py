@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
@@ -116,34 +119,35 @@ class Layout:
     classes: tuple[tuple[Slot, ...], ...]
     row_class: tuple[int, ...]
     of_layer: bool = False
+    remembered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @family.of_kernel
     def row_phases(self) -> int:
         """Phases in x that are adjacent in a warp's rows."""
         return 1 if self.tile.apart else self.problem.width.stride
 
-    @property
+    @family.of_kernel
     def warp_channels(self) -> int:
         """Output channels of a warp's 16 rows."""
         return WARP_ROWS // self.row_phases
 
-    @property
+    @family.of_kernel
     def word_channels(self) -> int:
         """Input channels in 4 bytes."""
         return 2 if self.tile.half else 1
 
-    @property
+    @family.of_kernel
     def chunks(self) -> int:
         """Pieces of the input channels."""
         return -(-self.problem.in_channels_per_group // (LINE_WORDS * self.word_channels))
 
-    @functools.cached_property
+    @family.of_kernel
     def most_slot(self) -> Slot:
         """The largest shift along each axis."""
         slots = [slot for row_class in self.classes for slot in row_class]
         return max((y for y, _ in slots), default=0), max((x for _, x in slots), default=0)
 
-    @property
+    @family.of_kernel
     def slots(self) -> int:
         """Slots of all classes, at least one."""
         return max(1, sum(map(len, self.classes)))
@@ -188,12 +192,12 @@ class Layout:
         """All positions."""
         return self.problem.batch * self.image_positions
 
-    @functools.cached_property
+    @family.of_kernel
     def slot_rows(self) -> tuple[int, ...]:
         """The distinct shifts in y."""
         return tuple(sorted({y for row_class in self.classes for y, _ in row_class}))
 
-    @functools.cached_property
+    @family.of_kernel
     def stage_rows(self) -> int:
         """Stages of pixels of a chunk, one for each of `slot_rows`; or one that serves all slots.
 
@@ -208,7 +212,7 @@ class Layout:
         # Nobody has timed resident weights with such stages.
         return 1 if fits or self.tile.resident else max(1, len(self.slot_rows))
 
-    @property
+    @family.of_kernel
     def tile_stages(self) -> int:
         """Stages of pixels of a tile."""
         return self.chunks * self.stage_rows
@@ -239,7 +243,7 @@ class Layout:
         """Positions from one tile to the next."""
         return self.rows * self.pitch if self.tile.paired else self.tile.columns
 
-    @property
+    @family.of_kernel
     def vector(self) -> int:
         """Outputs that a lane writes at a time.
 
@@ -258,7 +262,7 @@ class Layout:
         pairs = self.pitch % 2 == 0 and self.tile.columns % 16 == 0
         return 4 if x.stride % 4 == 0 or (x.stride == 2 and pairs) else 1
 
-    @property
+    @family.of_kernel
     def shift(self) -> int:
         """Elements by which a paired tile's rows are shifted in shared memory.
 
@@ -267,7 +271,7 @@ class Layout:
         x = self.problem.width
         return -(x.padding % x.stride) % self.vector if self.tile.paired else 0
 
-    @property
+    @family.of_kernel
     def output_bytes(self) -> int:
         """Bytes of shared memory of a tile's outputs and of their positions."""
         part = self.tile.columns if self.tile.storers else 32
@@ -276,7 +280,7 @@ class Layout:
         groups = 1 if self.tile.apart else CONSUMERS
         return groups * WARPS * self.warp_channels * pitch * 4 + 2 * self.tile.columns * 16
 
-    @property
+    @family.of_kernel
     def resident_pieces(self) -> int:
         """Pieces of weights that a consumer keeps: all slots of all chunks, for its rows."""
         return max(1, self.chunks * max(len(row_class) for row_class in self.classes))
@@ -288,7 +292,7 @@ class Layout:
             return pixels, weights
         return min(pixels, ENOUGH_STAGES[0]), min(weights, ENOUGH_STAGES[1])
 
-    @property
+    @family.of_kernel
     def most_stages(self) -> tuple[int, int]:
         """The most stages of pixels, and of each consumer's weights."""
         if self.tile.resident:
@@ -325,13 +329,13 @@ class Layout:
             return pixel_stages, min(most_weights, (free - pixel_stages * pixels) // weights)
         return 0, 0
 
-    @functools.cached_property
+    @family.of_kernel
     def fixed_bytes(self) -> int:
         """Shared memory of a block besides its stages: outputs, places, slots and barriers."""
         barriers = 2 * self.most_stages[0] + 2 * CONSUMERS * self.most_stages[1] + 13
         return -(-(self.output_bytes + 4 * self.slots + 64 + 8 * barriers) // 1024) * 1024
 
-    @functools.cached_property
+    @family.of_kernel
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         if self.model is not self:
@@ -365,12 +369,12 @@ class Layout:
             return 0
         return min(self.stages(target)[0] // 2, -(-self.tile_stages // 2))
 
-    @property
+    @family.of_kernel
     def row_sets(self) -> int:
         """Tiles on the same pixels."""
         return -(-len(self.row_class) // CONSUMERS)
 
-    @property
+    @family.of_kernel
     def groups_outermost(self) -> bool:
         """Whether a group's tiles are consecutive; otherwise tiles of the same positions are.
 
@@ -378,7 +382,7 @@ class Layout:
         """
         return self.problem.groups > 1 and 4 * self.weight_elements >= LEAST_BYTES_OF_GROUPS
 
-    @property
+    @family.of_kernel
     def row_begin(self) -> tuple[int, ...]:
         """The first slot of each row group among those of a group."""
         begins = [0]
@@ -395,7 +399,7 @@ class Layout:
         columns = -(-(self.positions - unused) // self.step)
         return columns * self.problem.groups * self.row_sets
 
-    @property
+    @family.of_kernel
     def weight_elements(self) -> int:
         """Packed weights, in words of 4 bytes."""
         return self.problem.groups * self.row_begin[-1] * self.chunks * GROUP_ROWS * LINE_WORDS
@@ -410,7 +414,7 @@ class Layout:
         """Packed weights and pixels, in words of 4 bytes."""
         return self.weight_elements + self.pixel_elements
 
-    @functools.cached_property
+    @family.of_kernel
     def part_channels(self) -> int:
         """Output channels that the packing takes at a time."""
         if self.model is not self:
@@ -440,7 +444,7 @@ class Layout:
         positions = PACK_POSITIONS // self.word_channels
         return planes * parts, planes * -(-self.positions // positions)
 
-    @property
+    @family.of_kernel
     def packed_row_step(self) -> int:
         """Step, in kernel rows, between the rows of a piece: that of a phase in y, or 1."""
         return self._row_step(self.part_channels)
@@ -455,7 +459,7 @@ class Layout:
         """Blocks of the packing."""
         return min(sum(self.pack_items), MOST_HALF_BLOCKS if self.tile.half else family.MAX_GRID)
 
-    @property
+    @family.of_kernel
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
         y, x = self.problem.height, self.problem.width
@@ -466,7 +470,7 @@ class Layout:
         noted = PACK_THREADS // 32 * positions if self.tile.half else 4
         return staged + noted + PACK_THREADS // 32 * 4
 
-    @property
+    @functools.cached_property
     def repairing(self) -> Layout:
         """Tiles in TF32, for the repair: one kernel, whatever the tile and the size.
 
@@ -517,7 +521,7 @@ class Layout:
             return 0
         return min(MOST_SLIGHT, 1 + self.image_octets // OCTETS_OF_SLIGHT)
 
-    @property
+    @family.of_kernel
     def most_unfit_weights(self) -> int:
         """Most octets (8 weights of a tap) with a weight too small for float16.
 
@@ -530,6 +534,8 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile, of_layer: bool = False) -> Layout:
     """Lays a tile over a problem; for the last argument see `Layout`."""
+    if problem.like is not None:
+        return dataclasses.replace(layout(problem.like, tile, of_layer), problem=problem)
     axes = (_of_any_size(problem.height), _of_any_size(problem.width))
     classes = _row_classes(*axes, problem.out_channels_per_group, tile)
     return Layout(problem, tile, *classes, of_layer)
