@@ -66,6 +66,7 @@ class Layout:
         y, x: the taps of both axes.
         depth: input channels of a step.
         thread_rows: rows of pixels of a thread.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem

@@ -90,6 +90,7 @@ class Layout:
         y, x: the taps of both axes.
         depth: input channels of a step.
         row_groups: units of a tile along y.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem

@@ -112,6 +112,7 @@ class Layout:
         classes: the distinct lists of slots, (shift in y, shift in x), of row groups.
         row_class: the class of each row group.
         of_layer: whether the kernel's constants are the same for all sizes of the layer.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem

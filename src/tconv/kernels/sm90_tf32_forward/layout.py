@@ -75,6 +75,7 @@ class Layout:
         imposed_skew: the `skew` of another layout, if both use the same patches.
         rolled: whether products, pixels and stores are loops. Code that seldom runs then compiles
             fast.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem

@@ -75,6 +75,7 @@ class Layout:
         classes: for each mask, the distinct lists of slots (shift in y, shift in x) of column
             tiles.
         column_class: the class of each column tile.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem
