@@ -215,8 +215,10 @@ def _plan(problem: Problem, target: Target, forced: str | None) -> Plan:
 def make_plan(problem: Problem, target: Target, candidate: Candidate) -> Plan:
     """The plan of a candidate that was not refused. It need not be the cheapest."""
     kernel = family(candidate.stem)
-    if candidate.like not in (None, problem):
-        problem = dataclasses.replace(problem, like=candidate.like)
+    if candidate.like is not None and candidate.like != problem:
+        served = problem.by(candidate.like)
+        assert served is not None, f"{candidate} cannot serve {problem}"
+        problem = served
     chosen = Plan(
         problem=problem,
         target=target,

@@ -372,6 +372,16 @@ class Problem:
             and ours.used_phases == theirs.used_phases
         )
 
+    def by(self, like: Problem) -> Problem | None:
+        """This problem by kernels with the constants of another; None if they cannot serve."""
+        if not like.serves(self):
+            return None
+        # NOTE: not `replace`, which would check all again: each new size comes here for each kernel
+        # of its layer. What is remembered of this one does not depend on `like`.
+        served = object.__new__(Problem)
+        vars(served).update(vars(self), like=like)
+        return served
+
     def resized(self, batch: int, height: int, width: int) -> Problem:
         """The same layer on dense tensors of another size, as PyTorch allocates them.
 

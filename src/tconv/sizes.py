@@ -150,10 +150,9 @@ def cost(kernel: Candidate, problem: Problem, target: Target) -> float:
 
 def _served(kernel: Candidate, problem: Problem, target: Target) -> Problem | None:
     """The problem by a kernel made for another size; None if it cannot serve."""
-    like = kernel.like
-    if like is None or not like.serves(problem):
+    served = None if kernel.like is None else problem.by(kernel.like)
+    if served is None:
         return None
-    served = dataclasses.replace(problem, like=like)
     of_kernel = family(kernel.stem)
     if of_kernel.why_not(served, target) or of_kernel.tile_why_not(served, target, kernel.tile):
         return None

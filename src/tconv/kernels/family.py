@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from tconv.jit.target import Target
 from tconv.kernels.launch import Launch
@@ -59,6 +60,56 @@ A layout is needed again only while its problem is planned. Plans have a cache o
 With 1024 entries, Python's garbage collector visited 19 000 objects after the benchmark's 29
 layers; with 64 entries, 3 700.
 """
+
+T = TypeVar("T")
+
+
+class Remembering(Protocol):
+    """A layout that shares what it remembers with those of all sizes of a kernel.
+
+    `layout` makes that of a problem with a `like` from that of its `like`.
+    """
+
+    @property
+    def remembered(self) -> dict[Hashable, Any]:
+        """Values by their names."""
+
+
+def once(laid: Remembering, key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` makes, which must be the same for all sizes that the kernel serves."""
+    remembered = laid.remembered
+    if key not in remembered:
+        remembered[key] = make()
+    found: T = remembered[key]
+    return found
+
+
+class of_kernel(Generic[T]):
+    """A property of a layout that is the same for all sizes that its kernel serves."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, laid: None, owner: type) -> of_kernel[T]: ...
+
+    @overload
+    def __get__(self, laid: Remembering, owner: type) -> T: ...
+
+    def __get__(self, laid: Remembering | None, owner: type) -> of_kernel[T] | T:
+        """The value, which is made at the first size."""
+        if laid is None:
+            return self
+        try:
+            found: T = laid.remembered[self._name]
+        except KeyError:
+            found = laid.remembered[self._name] = self._make(laid)
+        return found
+
 
 _INDEX_LIMIT = 2**31 - 2**20  # the last tile may reach beyond the tensor
 

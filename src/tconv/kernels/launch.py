@@ -137,9 +137,9 @@ class Launch:
         template = self.source.pack(
             **{name: _number(argument, strides) for name, argument in self.arguments.items()}
         )
-        addresses, maps = [], []
+        addresses, maps, offsets = [], [], self.source.offsets
         for name, argument in self.arguments.items():
-            offset = self.source.offsets[name]
+            offset = offsets[name]
             if isinstance(argument, Address):
                 addresses.append((offset, OPERANDS.index(argument.operand), argument.offset))
             elif isinstance(argument, TensorMap):
@@ -165,6 +165,8 @@ def _elements(stride: Stride, strides: Strides) -> int:
 
 def _number(argument: Argument, strides: Strides) -> int | float | bytes:
     """An argument's value; zeros in place of an address or a tensor map."""
+    if isinstance(argument, int):  # most are
+        return argument
     if isinstance(argument, Stride):
         return _elements(argument, strides)
     if isinstance(argument, TensorMap):

@@ -96,6 +96,16 @@ def many_tiles(monkeypatch):
     monkeypatch.setattr(hopper, "TARGET", dataclasses.replace(HOPPER, multiprocessors=0))
 
 
+@pytest.fixture
+def groups_outermost(monkeypatch):
+    """Tiles of a group follow each other, however few its weights."""
+    module = sys.modules[family.Layout.__module__]
+    monkeypatch.setattr(module, "LEAST_BYTES_OF_GROUPS", 0)
+    family.layout.cache_clear()
+    yield
+    family.layout.cache_clear()  # layouts remember it
+
+
 def lead(plan_):
     return plan_.kernel.arguments["lead"]
 
@@ -205,9 +215,7 @@ def test_blocks_that_are_a_multiple_of_the_row_sets(blocks, many_tiles):
 
 
 @pytest.mark.parametrize("schedule", quick(("forward", "random:1"), 1))
-def test_groups_that_follow_each_other(schedule, many_tiles, monkeypatch):
-    module = sys.modules[family.Layout.__module__]
-    monkeypatch.setattr(module, "LEAST_BYTES_OF_GROUPS", 0)
+def test_groups_that_follow_each_other(schedule, many_tiles, groups_outermost):
     case = Case(3, 72, 70, 2, (7, 15), (3, 3), (2, 2), (1, 1), (1, 1))
     t = operands(case, torch.float32, "contiguous", "cpu")
     for plan_ in served(problem_of(case)):

@@ -2,7 +2,7 @@
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
-from tconv.kernels.direct_forward.layout import layout
+from tconv.kernels.direct_forward.layout import Layout, layout
 from tconv.kernels.direct_forward.tiles import THREADS, Tile
 from tconv.kernels.launch import Launch, fields
 from tconv.kernels.source import Constant, KernelSource
@@ -14,8 +14,13 @@ STEM = "direct_forward"
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
-    y, x = laid.y, laid.x
     index = family.index_type(problem, laid.tiles)
+    return family.once(laid, ("source", index), lambda: _source(laid, index))
+
+
+def _source(laid: Layout, index: str) -> KernelSource:
+    problem, tile = laid.problem, laid.tile
+    y, x = laid.y, laid.x
     empty = tuple(phase for phase in range(problem.height.stride) if phase not in y.used)
     constants: tuple[tuple[str, Constant], ...] = (
         ("Index", index),

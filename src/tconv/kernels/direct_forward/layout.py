@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
@@ -63,6 +66,7 @@ class Layout:
         y, x: the taps of both axes.
         depth: input channels of a step.
         thread_rows: rows of pixels of a thread.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem
@@ -71,90 +75,91 @@ class Layout:
     x: Taps
     depth: int
     thread_rows: int
+    remembered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @family.of_kernel
     def channels(self) -> int:
         """Output channels of a thread."""
         return min(self.tile.channels, self.problem.out_channels_per_group)
 
-    @property
+    @family.of_kernel
     def threads_o(self) -> int:
         """Threads along the output channels: a power of two."""
         wanted = -(-self.problem.out_channels_per_group // self.channels)
         return min(self.tile.threads_o, 1 << (wanted - 1).bit_length())
 
-    @property
+    @family.of_kernel
     def threads_y(self) -> int:
         """Threads along y."""
         return THREADS // (self.tile.threads_x * self.threads_o)
 
-    @property
+    @family.of_kernel
     def chunks(self) -> int:
         """Number of steps over the input channels."""
         return -(-self.problem.in_channels_per_group // self.depth)
 
-    @property
+    @family.of_kernel
     def tile_columns(self) -> int:
         """Pixels of a block along x."""
         return self.tile.threads_x * self.tile.pixels
 
-    @property
+    @family.of_kernel
     def pixel_columns(self) -> int:
         """Pixels of an output row."""
         width = self.problem.pattern.width
         return -(-width.output_size // width.stride)
 
-    @property
+    @family.of_kernel
     def tile_rows(self) -> int:
         """Pixels of a block along y."""
         return self.threads_y * self.thread_rows
 
-    @property
+    @family.of_kernel
     def tile_channels(self) -> int:
         """Output channels of a block."""
         return self.threads_o * self.channels
 
-    @property
+    @family.of_kernel
     def channel_tiles(self) -> int:
         """Number of blocks over the output channels of a group."""
         return -(-self.problem.out_channels_per_group // self.tile_channels)
 
-    @property
+    @family.of_kernel
     def slot_sums(self) -> int:
         """Accumulators of a thread for one phase in y."""
         return self.channels * self.tile.pixels * len(self.x.used)
 
-    @property
+    @family.of_kernel
     def groups_y(self) -> int:
         """Passes over the input channels, each with its share of the phases in y."""
         return -(-len(self.y.used) // max(1, self.tile.sums // self.slot_sums))
 
-    @property
+    @family.of_kernel
     def group_slots(self) -> int:
         """Phases in y of one pass."""
         return -(-len(self.y.used) // self.groups_y)
 
-    @property
+    @family.of_kernel
     def products(self) -> int:
         """Multiply-adds of a thread for one input channel and row, all passes."""
         return self.problem.taps * self.channels * self.tile.pixels
 
-    @property
+    @family.of_kernel
     def skew(self) -> int:
         """Columns from a multiple of 4 to the first that a tile reads."""
         return self.x.first % 4
 
-    @property
+    @family.of_kernel
     def lead(self) -> int:
         """Vectors of 4 columns before `skew`, so that a row of the patch begins with a sector."""
         return self.x.first // 4 % 2 if self.whole_sectors else 0
 
-    @property
+    @family.of_kernel
     def whole_sectors(self) -> bool:
         """Whether rows of the patch are copied as sectors of the input."""
         return self.source_vectors and self.tile_columns % 8 == 0
 
-    @property
+    @family.of_kernel
     def patch_vectors(self) -> tuple[int, int]:
         """Vectors of 4 columns in a row of the patch: loaded, and with padding."""
         used = self.lead - (-(self.skew + self.tile_columns + self.x.span) // 4)
@@ -163,39 +168,39 @@ class Layout:
         multiple = self.tile.pixels // 4
         return used, -(-used // multiple) * multiple
 
-    @property
+    @family.of_kernel
     def window_vectors(self) -> int:
         """Vectors of 4 columns that a thread reads of a row of the patch."""
         return -(-(self.skew + self.tile.pixels + self.x.span) // 4)
 
-    @property
+    @family.of_kernel
     def patch_rows(self) -> int:
         """Input rows of a tile, its halo included."""
         return self.tile_rows + self.y.span
 
-    @property
+    @family.of_kernel
     def row_weights(self) -> int:
         """Weights of a thread for one input channel and tap in y, with padding."""
         return -(-self.problem.width.kernel * self.channels // 4) * 4
 
-    @property
+    @family.of_kernel
     def weights(self) -> int:
         """Floats of a tile's weights and bias."""
         weights = self.problem.in_channels_per_group * self.problem.height.kernel
         weights *= self.threads_o * self.row_weights
         return weights + -(-self.tile_channels // 4) * 4
 
-    @property
+    @family.of_kernel
     def group_tiles(self) -> int:
         """Tiles that share their pixels, each with weights of its own."""
         return self.problem.groups * self.channel_tiles
 
-    @property
+    @family.of_kernel
     def weight_buffers(self) -> int:
         """Copies of a tile's weights: two if the next tile often needs others, and few."""
         return 2 if self.group_tiles > 1 and self.weights <= MOST_SPARE_WEIGHTS else 1
 
-    @property
+    @family.of_kernel
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block."""
         patch = self.depth * self.patch_rows * self.patch_vectors[1] * 4
@@ -236,7 +241,7 @@ class Layout:
         """Blocks that an SM holds."""
         return image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target)
 
-    @property
+    @family.of_kernel
     def bound_blocks(self) -> int:
         """The launch bound: 64-bit offsets take registers of one block."""
         return self.tile.blocks - self.problem.wide_offsets
@@ -245,12 +250,12 @@ class Layout:
         """Number of blocks: as many as the SMs hold. Each computes every grid-size-th tile."""
         return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
 
-    @property
+    @family.of_kernel
     def source_vectors(self) -> bool:
         """Whether the input is copied by 16 bytes."""
         return image_tiles.source_vectors(self.problem)
 
-    @property
+    @family.of_kernel
     def store_vector(self) -> int:
         """Floats of the widest store that every output row is aligned for."""
         return image_tiles.store_vector(self.problem)
@@ -259,6 +264,8 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
+    if problem.like is not None:
+        return dataclasses.replace(layout(problem.like, tile), problem=problem)
     y, x = taps_of(problem.height), taps_of(problem.width)
     channels = problem.in_channels_per_group
     depth = min(tile.depth, channels)

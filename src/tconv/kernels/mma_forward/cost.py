@@ -3,7 +3,7 @@
 import math
 
 from tconv.jit.target import Target
-from tconv.kernels import costs
+from tconv.kernels import costs, family
 from tconv.kernels.mma_forward.layout import Layout, layout
 from tconv.kernels.mma_forward.tiles import Tile
 from tconv.problem import Problem
@@ -19,7 +19,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     laid = layout(problem, tile)
     if tile.team:
         return team_cost(laid, target)
-    busy, uneven = busy_and_uneven(laid, target, tile_work(laid))
+    busy, uneven = busy_and_uneven(laid, target, family.once(laid, "work", lambda: tile_work(laid)))
     moved = problem.bytes / COSTS.memory_rate * uneven
     measured = COSTS.few_channels
     measured *= max(1.0, problem.in_channels_per_group / 64) ** COSTS.few_channels_depth
@@ -104,7 +104,7 @@ def team_cost(laid: Layout, target: Target) -> float:
     The error is 11% in the root mean square of 88 rows of 39 layers.
     """
     problem = laid.problem
-    issue, shared, products = team_work(laid)
+    issue, shared, products = family.once(laid, "work", lambda: team_work(laid))
     # Multiply-adds of an SM in a cycle, from data sheets. On Hopper, mma.sync reaches 60% of that.
     rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
     busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))

@@ -2,8 +2,8 @@
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
-from tconv.kernels.launch import Launch, fields
-from tconv.kernels.mma_forward.layout import layout
+from tconv.kernels.launch import Argument, Launch, fields
+from tconv.kernels.mma_forward.layout import Layout, layout
 from tconv.kernels.mma_forward.tiles import Tile
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Problem
@@ -14,6 +14,14 @@ STEM = "mma_forward"
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
     """The kernel. Each block computes the tile of its own index, then every grid-size-th tile."""
     laid = layout(problem, tile)
+    arguments = image_tiles.arguments(problem, laid.tiles, laid.tiles_yx)
+    source = family.once(laid, ("source", laid.index), lambda: _source(laid, arguments))
+    return (Launch("kernel", source, laid.grid(target), arguments, aligned=True),)
+
+
+def _source(laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
+    """The kernel specialised for the problem's layer."""
+    problem, tile = laid.problem, laid.tile
     y, x = laid.y, laid.x
     height, width = problem.height, problem.width
     empty_y = tuple(phase for phase in range(height.stride) if phase not in y.used)
@@ -68,12 +76,10 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         ("tap_slot_y", y.slots),
         ("tap_slot_x", x.slots),
     )
-    arguments = image_tiles.arguments(problem, laid.tiles, laid.tiles_yx)
-    source = KernelSource(
+    return KernelSource(
         stem=STEM,
         constants=constants,
         arguments=fields(arguments, laid.index, ("tiles",)),
         shared_bytes=laid.shared_bytes,
         threads=tile.threads,
     )
-    return (Launch("kernel", source, laid.grid(target), arguments, aligned=True),)

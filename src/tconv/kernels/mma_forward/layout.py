@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
@@ -87,6 +90,7 @@ class Layout:
         y, x: the taps of both axes.
         depth: input channels of a step.
         row_groups: units of a tile along y.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem
@@ -95,14 +99,15 @@ class Layout:
     x: Taps
     depth: int
     row_groups: int
+    remembered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @family.of_kernel
     def unit_channels(self) -> int:
         """Output channels of a unit: 16, or all of them if there are at most 8."""
         channels = self.problem.out_channels_per_group
         return channels if channels <= 8 else 16
 
-    @functools.cached_property
+    @family.of_kernel
     def unit_phases(self) -> int:
         """Phases in y of a unit: all if its rows are few and the accumulators suffice, else one."""
         rows = len(self.y.used) * len(self.x.used) * self.unit_channels
@@ -110,22 +115,22 @@ class Layout:
         sums = 4 * self.tile.rows * -(-rows // 16) * min(4, self.tile.fragments)
         return len(self.y.used) if few and sums <= self.tile.sums else 1
 
-    @property
+    @family.of_kernel
     def phase_groups(self) -> int:
         """Units among which the phases in y are divided."""
         return len(self.y.used) // self.unit_phases
 
-    @property
+    @family.of_kernel
     def warp_rows(self) -> int:
         """Rows of pixels of a unit."""
         return self.tile.rows if self.phase_groups == 1 else 1
 
-    @functools.cached_property
+    @family.of_kernel
     def row_fragments(self) -> int:
         """Fragments of 16 rows of a unit."""
         return -(-self.unit_phases * len(self.x.used) * self.unit_channels // 16)
 
-    @functools.cached_property
+    @family.of_kernel
     def columns_of(self) -> tuple[int, int]:
         """Fragments along x of a unit, and units along x of a tile."""
         most = self.tile.sums // (4 * self.warp_rows * self.row_fragments)
@@ -139,68 +144,68 @@ class Layout:
         tiles = -(-parts // tile_parts)
         return -(-needed // (tiles * tile_parts)), tile_parts
 
-    @property
+    @family.of_kernel
     def fragments(self) -> int:
         """Fragments of 8 pixels of a unit."""
         return self.columns_of[0]
 
-    @property
+    @family.of_kernel
     def parts(self) -> int:
         """Units of a tile along x."""
         return self.columns_of[1]
 
-    @property
+    @family.of_kernel
     def channel_blocks(self) -> int:
         """Units of a tile along the output channels."""
         blocks = -(-self.problem.out_channels_per_group // self.unit_channels)
         return min(self.tile.channel_blocks, blocks)
 
-    @property
+    @family.of_kernel
     def kinds(self) -> int:
         """Units of a tile with distinct weights."""
         return self.channel_blocks * self.phase_groups
 
-    @property
+    @family.of_kernel
     def units(self) -> int:
         """Units of a tile."""
         return self.parts * self.kinds * self.row_groups
 
-    @property
+    @family.of_kernel
     def chunks(self) -> int:
         """Number of steps over the input channels."""
         return -(-self.problem.in_channels_per_group // self.depth)
 
-    @property
+    @family.of_kernel
     def steps_8(self) -> int:
         """Fragments of 8 channels among all input channels of a group."""
         return -(-self.problem.in_channels_per_group // 8)
 
-    @property
+    @family.of_kernel
     def tile_columns(self) -> int:
         """Pixels of a block along x."""
         return 8 * self.fragments * self.parts
 
-    @property
+    @family.of_kernel
     def tile_rows(self) -> int:
         """Pixels of a block along y."""
         return self.row_groups * self.warp_rows
 
-    @property
+    @family.of_kernel
     def tile_channels(self) -> int:
         """Output channels of a block."""
         return self.channel_blocks * self.unit_channels
 
-    @property
+    @family.of_kernel
     def group_tiles(self) -> int:
         """Tiles that share their pixels, each with weights of its own."""
         return self.problem.groups * -(-self.problem.out_channels_per_group // self.tile_channels)
 
-    @property
+    @family.of_kernel
     def sums(self) -> int:
         """Accumulators of a thread."""
         return 4 * self.warp_rows * self.row_fragments * self.fragments
 
-    @functools.cached_property
+    @family.of_kernel
     def slot_products(self) -> int:
         """Pairs of a slot and a fragment of rows with a tap: `mma` for a row of 8 pixels."""
         phases_x, channels = len(self.x.used), self.unit_channels
@@ -214,7 +219,7 @@ class Layout:
                     found.add((index_y // self.unit_phases, row // 16, slot_y, slot_x))
         return -(-len(found) // self.phase_groups)
 
-    @property
+    @family.of_kernel
     def meets_zeros(self) -> bool:
         """Whether a product has a row without a tap, whose weight is zero."""
         y = set(zip(self.y.phases, self.y.slots, strict=True))
@@ -234,7 +239,7 @@ class Layout:
             for slots in itertools.product(set(self.y.slots), set(self.x.slots))
         )
 
-    @property
+    @family.of_kernel
     def slot_fragments(self) -> tuple[int, ...]:
         """For each slot in x, a bit mask of the fragments of rows.
 
@@ -249,12 +254,12 @@ class Layout:
                     found[slot] |= 1 << fragment
         return tuple(found)
 
-    @functools.cached_property
+    @family.of_kernel
     def products(self) -> int:
         """Products of a unit for 8 input channels. A product of split operands has four `mma`."""
         return self.slot_products * self.fragments * self.warp_rows
 
-    @property
+    @family.of_kernel
     def loads(self) -> float:
         """Fragments of pixels that a unit reads for 8 input channels, divided by `fragments`."""
         slots = len({offset + i for offset in self.y.offsets for i in range(self.warp_rows)})
@@ -263,7 +268,7 @@ class Layout:
             return len(self.x.offsets) * len(pairs) / self.phase_groups
         return len(self.x.offsets) * slots
 
-    @property
+    @family.of_kernel
     def round_on_load(self) -> bool:
         """Whether products round the pixels as they read them. Else a step rounds its patch."""
         if self.tile.split:
@@ -272,47 +277,47 @@ class Layout:
         patch = self.patch_rows * self.patch_vectors / 2
         return reads <= LATE_LOADS * patch
 
-    @property
+    @family.of_kernel
     def skew(self) -> int:
         """Columns between the start of a sector and the first column that a tile reads."""
         return self.first_column % (SECTOR if self.source_vectors else 4)
 
-    @property
+    @family.of_kernel
     def first_column(self) -> int:
         """The first input column that the first tile reads."""
         return self.problem.width.q_range[0] - max(self.x.shifts)
 
-    @property
+    @family.of_kernel
     def first_row(self) -> int:
         """The first input row that the first tile reads."""
         return self.problem.height.q_range[0] - max(self.y.shifts)
 
-    @property
+    @family.of_kernel
     def patch_vectors(self) -> int:
         """Vectors of 4 columns in a row of the patch."""
         return -(-(self.skew + self.tile_columns + self.x.span) // 8) * 2
 
-    @property
+    @family.of_kernel
     def patch_rows(self) -> int:
         """Input rows of a tile, its halo included."""
         return self.tile_rows + self.y.span
 
-    @property
+    @family.of_kernel
     def head(self) -> int:
         """Elements of an output row from a multiple of 4 to a tile's first."""
         return -(self.problem.width.padding % self.problem.width.stride) % 4
 
-    @property
+    @family.of_kernel
     def team_warps(self) -> int:
         """Warps that gather their outputs together."""
         return self.parts if self.tile.team else 1
 
-    @property
+    @family.of_kernel
     def team_columns(self) -> int:
         """Pixels of a row that `team_warps` gather."""
         return 8 * self.fragments * self.team_warps
 
-    @property
+    @family.of_kernel
     def output_pitch(self) -> int:
         """Pitch of the gathered output rows, in elements."""
         return image_tiles.output_pitch(
@@ -321,7 +326,7 @@ class Layout:
             self.unit_channels % 8 == 0,
         )
 
-    @property
+    @family.of_kernel
     def weights(self) -> int:
         """Floats of a tile's weights and bias."""
         slots = len(self.y.offsets) * len(self.x.offsets)
@@ -329,12 +334,12 @@ class Layout:
         weights = self.kinds * self.steps_8 * slots * self.row_fragments * fragment
         return weights + -(-self.tile_channels // 4) * 4
 
-    @property
+    @family.of_kernel
     def aimed_bytes(self) -> int:
         """Most bytes of shared memory with which an SM holds the tile's blocks."""
         return AIMED_SHARED // self.tile.blocks - RESERVED_SHARED
 
-    @property
+    @family.of_kernel
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block."""
         used = self.patch_rows * self.patch_vectors * 4
@@ -363,7 +368,7 @@ class Layout:
         """The C type of offsets."""
         return family.index_type(self.problem, self.tiles)
 
-    @property
+    @family.of_kernel
     def bound_blocks(self) -> int:
         """The launch bound, in blocks of an SM.
 
@@ -381,12 +386,12 @@ class Layout:
         """As many blocks as the SMs hold."""
         return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
 
-    @property
+    @family.of_kernel
     def source_vectors(self) -> bool:
         """Whether the input is copied by 16 bytes."""
         return image_tiles.source_vectors(self.problem)
 
-    @property
+    @family.of_kernel
     def store_vector(self) -> int:
         """Floats of the widest store that every output row is aligned for."""
         return image_tiles.store_vector(self.problem)
@@ -395,6 +400,8 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
+    if problem.like is not None:
+        return dataclasses.replace(layout(problem.like, tile), problem=problem)
     y, x = taps_of(problem.height), taps_of(problem.width)
     whole = -(-problem.in_channels_per_group // 8) * 8
     depth = min(whole, MOST_DEPTH)
@@ -421,6 +428,12 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
+    return family.once(laid, ("why_not", target), lambda: _why_not(laid, target))
+
+
+def _why_not(laid: Layout, target: Target) -> str | None:
+    """The same of a layout."""
+    problem, tile = laid.problem, laid.tile
     if tile.split != (problem.math == "ieee"):
         served = "strict float32" if tile.split else "TF32"
         return f"multiplies {served}, the layer's math is {problem.math}"

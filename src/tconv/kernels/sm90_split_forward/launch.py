@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from tconv.jit.target import Target
+from tconv.kernels import family
 from tconv.kernels.launch import Launch
 from tconv.kernels.sm90_split_forward.tiles import Tile
-from tconv.kernels.sm90_tf32_forward.launch import ending_with, kernel_source, packed_launches
+from tconv.kernels.sm90_tf32_forward.launch import (
+    ending_with,
+    indices,
+    kernel_source,
+    packed_launches,
+)
 from tconv.kernels.sm90_tf32_forward.layout import Layout, layout
 from tconv.kernels.sm90_tf32_forward.schedule import Pair, are_alike
 from tconv.kernels.source import KernelSource
@@ -28,7 +34,11 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     For a tile that is not `half`, which only tests use, it is the repair kernel alone.
     """
     laid = layout(problem, tile)
-    if not tile.half:
+    return family.once(laid, ("source", indices(laid)), lambda: _whole_source(laid))
+
+
+def _whole_source(laid: Layout) -> KernelSource:
+    if not laid.tile.half:
         return _source(laid.repairing, repairs=None)
     return ending_with(_source(laid, None), _source(laid.repairing, repairs=laid))
 

@@ -6,8 +6,9 @@ The geometry of its tiles is that of `sm90_tf32_forward`.
 from __future__ import annotations
 
 from tconv.jit.target import Target
+from tconv.kernels import family
 from tconv.kernels.sm90_split_forward.tiles import Tile
-from tconv.kernels.sm90_tf32_forward.layout import layout
+from tconv.kernels.sm90_tf32_forward.layout import Layout, layout
 from tconv.kernels.sm90_tf32_forward.limits import laid_why_not, shape_why_not
 from tconv.problem import Problem
 
@@ -33,6 +34,12 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
+    return family.once(laid, ("why_not", target), lambda: _why_not(laid, target))
+
+
+def _why_not(laid: Layout, target: Target) -> str | None:
+    """The same of a layout."""
+    tile = laid.tile
     if tile.columns > MOST_LOADED_COLUMNS and not laid.tensor_map:
         return (
             f"without a tensor map its producers have registers for {MOST_LOADED_COLUMNS} columns, "

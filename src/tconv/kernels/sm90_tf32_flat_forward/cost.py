@@ -52,7 +52,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     if laid.groups_outermost:
         modelled *= fit.groups_outermost_storers if tile.storers else fit.groups_outermost
     on_vectors = problem.pattern.width.output_size % 4 == 0
-    if not hopper.phases_share_slots(problem):
+    if not family.once(laid, "shared", lambda: hopper.phases_share_slots(problem)):
         unaligned = fit.phases_apart if tile.apart else fit.phases_unaligned
         return modelled * (fit.phases_aligned if on_vectors else unaligned)
     return modelled * (fit.aligned if on_vectors else fit.unaligned)

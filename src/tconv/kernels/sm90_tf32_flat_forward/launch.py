@@ -45,8 +45,12 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
 
 def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
     """The kernel, or the repair kernel of a layout in float16."""
-    problem, tile = laid.problem, laid.tile
     index = _index(laid)
+    return family.once(laid, ("source", index, repair), lambda: _made_source(laid, index, repair))
+
+
+def _made_source(laid: Layout, index: str, repair: bool) -> KernelSource:
+    problem, tile = laid.problem, laid.tile
     shared = laid.shared_bytes
     own: tuple[tuple[str, str], ...] = ()
     if repair:
@@ -227,6 +231,10 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
 def _packing_source(laid: Layout) -> KernelSource:
     """The kernel that packs weights and pixels."""
     index = _index(laid)
+    return family.once(laid, ("packing", index), lambda: _made_packing_source(laid, index))
+
+
+def _made_packing_source(laid: Layout, index: str) -> KernelSource:
     return KernelSource(
         stem=PACK_STEM,
         constants=(

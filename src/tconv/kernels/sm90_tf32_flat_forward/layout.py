@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
@@ -105,6 +108,7 @@ class Layout:
         classes: the distinct lists of slots, (shift in y, shift in x), of row groups.
         row_class: the class of each row group.
         of_layer: whether the kernel's constants are the same for all sizes of the layer.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem
@@ -112,34 +116,35 @@ class Layout:
     classes: tuple[tuple[Slot, ...], ...]
     row_class: tuple[int, ...]
     of_layer: bool = False
+    remembered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @family.of_kernel
     def row_phases(self) -> int:
         """Phases in x that are adjacent in a warp's rows."""
         return 1 if self.tile.apart else self.problem.width.stride
 
-    @property
+    @family.of_kernel
     def warp_channels(self) -> int:
         """Output channels of a warp's 16 rows."""
         return WARP_ROWS // self.row_phases
 
-    @property
+    @family.of_kernel
     def word_channels(self) -> int:
         """Input channels in 4 bytes."""
         return 2 if self.tile.half else 1
 
-    @property
+    @family.of_kernel
     def chunks(self) -> int:
         """Pieces of the input channels."""
         return -(-self.problem.in_channels_per_group // (LINE_WORDS * self.word_channels))
 
-    @functools.cached_property
+    @family.of_kernel
     def most_slot(self) -> Slot:
         """The largest shift along each axis."""
         slots = [slot for row_class in self.classes for slot in row_class]
         return max((y for y, _ in slots), default=0), max((x for _, x in slots), default=0)
 
-    @property
+    @family.of_kernel
     def slots(self) -> int:
         """Slots of all classes, at least one."""
         return max(1, sum(map(len, self.classes)))
@@ -184,12 +189,12 @@ class Layout:
         """All positions."""
         return self.problem.batch * self.image_positions
 
-    @functools.cached_property
+    @family.of_kernel
     def slot_rows(self) -> tuple[int, ...]:
         """The distinct shifts in y."""
         return tuple(sorted({y for row_class in self.classes for y, _ in row_class}))
 
-    @functools.cached_property
+    @family.of_kernel
     def stage_rows(self) -> int:
         """Stages of pixels of a chunk, one for each of `slot_rows`; or one that serves all slots.
 
@@ -203,7 +208,7 @@ class Layout:
         fits = self._fitting_stages(hopper.TARGET, self._boxes(self.most_slot[0])) != (0, 0)
         return 1 if fits else max(1, len(self.slot_rows))
 
-    @property
+    @family.of_kernel
     def tile_stages(self) -> int:
         """Stages of pixels of a tile."""
         return self.chunks * self.stage_rows
@@ -234,7 +239,7 @@ class Layout:
         """Positions from one tile to the next."""
         return self.rows * self.pitch if self.tile.paired else self.tile.columns
 
-    @property
+    @family.of_kernel
     def vector(self) -> int:
         """Outputs that a lane writes at a time.
 
@@ -253,7 +258,7 @@ class Layout:
         pairs = self.pitch % 2 == 0 and self.tile.columns % 16 == 0
         return 4 if x.stride % 4 == 0 or (x.stride == 2 and pairs) else 1
 
-    @property
+    @family.of_kernel
     def shift(self) -> int:
         """Elements by which a paired tile's rows are shifted in shared memory.
 
@@ -262,7 +267,7 @@ class Layout:
         x = self.problem.width
         return -(x.padding % x.stride) % self.vector if self.tile.paired else 0
 
-    @property
+    @family.of_kernel
     def output_bytes(self) -> int:
         """Bytes of shared memory of a tile's outputs and of their positions."""
         part = self.tile.columns if self.tile.storers else 32
@@ -304,13 +309,13 @@ class Layout:
             return pixel_stages, min(MOST_WEIGHT_STAGES, (free - pixel_stages * pixels) // weights)
         return 0, 0
 
-    @functools.cached_property
+    @family.of_kernel
     def fixed_bytes(self) -> int:
         """Shared memory of a block besides its stages: outputs, places, slots and barriers."""
         barriers = 2 * MOST_PIXEL_STAGES + 2 * CONSUMERS * MOST_WEIGHT_STAGES + 13
         return -(-(self.output_bytes + 4 * self.slots + 64 + 8 * barriers) // 1024) * 1024
 
-    @functools.cached_property
+    @family.of_kernel
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         if self.model is not self:
@@ -344,12 +349,12 @@ class Layout:
             return 0
         return min(self.stages(target)[0] // 2, -(-self.tile_stages // 2))
 
-    @property
+    @family.of_kernel
     def row_sets(self) -> int:
         """Tiles on the same pixels."""
         return -(-len(self.row_class) // CONSUMERS)
 
-    @property
+    @family.of_kernel
     def groups_outermost(self) -> bool:
         """Whether a group's tiles are consecutive; otherwise tiles of the same positions are.
 
@@ -357,7 +362,7 @@ class Layout:
         """
         return self.problem.groups > 1 and 4 * self.weight_elements >= LEAST_BYTES_OF_GROUPS
 
-    @property
+    @family.of_kernel
     def row_begin(self) -> tuple[int, ...]:
         """The first slot of each row group among those of a group."""
         begins = [0]
@@ -374,7 +379,7 @@ class Layout:
         columns = -(-(self.positions - unused) // self.step)
         return columns * self.problem.groups * self.row_sets
 
-    @property
+    @family.of_kernel
     def weight_elements(self) -> int:
         """Packed weights, in words of 4 bytes."""
         return self.problem.groups * self.row_begin[-1] * self.chunks * GROUP_ROWS * LINE_WORDS
@@ -389,7 +394,7 @@ class Layout:
         """Packed weights and pixels, in words of 4 bytes."""
         return self.weight_elements + self.pixel_elements
 
-    @functools.cached_property
+    @family.of_kernel
     def part_channels(self) -> int:
         """Output channels that the packing takes at a time."""
         if self.model is not self:
@@ -419,7 +424,7 @@ class Layout:
         positions = PACK_POSITIONS // self.word_channels
         return planes * parts, planes * -(-self.positions // positions)
 
-    @property
+    @family.of_kernel
     def packed_row_step(self) -> int:
         """Step, in kernel rows, between the rows of a piece: that of a phase in y, or 1."""
         return self._row_step(self.part_channels)
@@ -434,7 +439,7 @@ class Layout:
         """Blocks of the packing."""
         return min(sum(self.pack_items), MOST_HALF_BLOCKS if self.tile.half else family.MAX_GRID)
 
-    @property
+    @family.of_kernel
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
         y, x = self.problem.height, self.problem.width
@@ -445,7 +450,7 @@ class Layout:
         noted = PACK_THREADS // 32 * positions if self.tile.half else 4
         return staged + noted + PACK_THREADS // 32 * 4
 
-    @property
+    @functools.cached_property
     def repairing(self) -> Layout:
         """Tiles in TF32, for the repair: one kernel, whatever the tile and the size.
 
@@ -496,7 +501,7 @@ class Layout:
             return 0
         return min(MOST_SLIGHT, 1 + self.image_octets // OCTETS_OF_SLIGHT)
 
-    @property
+    @family.of_kernel
     def most_unfit_weights(self) -> int:
         """Most octets (8 weights of a tap) with a weight too small for float16.
 
@@ -509,6 +514,8 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile, of_layer: bool = False) -> Layout:
     """Lays a tile over a problem; for the last argument see `Layout`."""
+    if problem.like is not None:
+        return dataclasses.replace(layout(problem.like, tile, of_layer), problem=problem)
     axes = (_of_any_size(problem.height), _of_any_size(problem.width))
     classes = _row_classes(*axes, problem.out_channels_per_group, tile)
     return Layout(problem, tile, *classes, of_layer)

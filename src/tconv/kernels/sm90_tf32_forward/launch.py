@@ -38,7 +38,21 @@ ORDER_BYTES = 272
 def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
-    if not tile.half:
+    return family.once(laid, ("source", indices(laid)), lambda: _source(laid))
+
+
+def indices(laid: Layout) -> tuple[str, ...]:
+    """All of a kernel's and its repair's constants that depend on an image's size."""
+    return (_index(laid), _index(laid.repairing)) if laid.tile.half else (_index(laid),)
+
+
+def _index(laid: Layout) -> str:
+    # As notes are counted.
+    return family.index_type(laid.problem, laid.tiles * (WARPS // laid.rings))
+
+
+def _source(laid: Layout) -> KernelSource:
+    if not laid.tile.half:
         return _forward_source(laid, repairs=None)
     return ending_with(_forward_source(laid, None), _forward_source(laid.repairing, repairs=laid))
 
@@ -67,7 +81,7 @@ def kernel_source(
 ) -> KernelSource:
     """The kernel of that name for a layout; `schedule` holds its own constants."""
     problem, tile = laid.problem, laid.tile
-    index = family.index_type(problem, laid.tiles * (WARPS // laid.rings))  # as notes are counted
+    index = _index(laid)
     stages, raw_stages = laid.stages(hopper.TARGET)
     shared = stages * (laid.stage_bytes + 16) + raw_stages * (laid.raw_bytes + 8) + ORDER_BYTES
     shared *= laid.rings
@@ -194,19 +208,10 @@ def _pair_fragments(laid: Layout) -> tuple[int, ...]:
     )
 
 
-def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The packing, and the kernel: one block for each SM, whose warpgroups loop over the tiles."""
-    return packed_launches(problem, target, tile, source(problem, tile))
-
-
-def packed_launches(
-    problem: Problem, target: Target, tile: Tile, kernel: KernelSource
-) -> tuple[Launch, ...]:
-    """The launch that packs the weights, and that of the kernel."""
-    laid = layout(problem, tile)
-    elements = laid.packed_bytes // 4 + laid.status_words
-    index = family.index_type(problem, elements)
-    packing = KernelSource(
+def _packing_source(laid: Layout, index: str) -> KernelSource:
+    """The kernel that packs the weights."""
+    problem = laid.problem
+    return KernelSource(
         stem=PACK_STEM,
         constants=(*_layer_constants(problem, laid, index), *hopper.tap_constants(problem)),
         arguments=(
@@ -220,6 +225,21 @@ def packed_launches(
         shared_bytes=0,
         threads=128,
     )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The packing, and the kernel: one block for each SM, whose warpgroups loop over the tiles."""
+    return packed_launches(problem, target, tile, source(problem, tile))
+
+
+def packed_launches(
+    problem: Problem, target: Target, tile: Tile, kernel: KernelSource
+) -> tuple[Launch, ...]:
+    """The launch that packs the weights, and that of the kernel."""
+    laid = layout(problem, tile)
+    elements = laid.packed_bytes // 4 + laid.status_words
+    index = family.index_type(problem, elements)
+    packing = family.once(laid, ("packing", index), lambda: _packing_source(laid, index))
     places: dict[str, Argument] = {
         **weights(),
         "packed": Address("packed"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
@@ -73,6 +75,7 @@ class Layout:
         imposed_skew: the `skew` of another layout, if both use the same patches.
         rolled: whether products, pixels and stores are loops. Code that seldom runs then compiles
             fast.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem
@@ -84,44 +87,45 @@ class Layout:
     slots_x: tuple[int, ...]
     imposed_skew: int | None = None
     rolled: bool = False
+    remembered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @family.of_kernel
     def tensor_map(self) -> bool:
         """Whether a tensor map loads the patches. Else producers do, through registers."""
         return self.problem.pattern.rows_aligned
 
-    @property
+    @family.of_kernel
     def depth(self) -> int:
         """Channels of a stage."""
         return 2 * CHANNELS if self.tile.half else CHANNELS
 
-    @property
+    @family.of_kernel
     def chunks(self) -> int:
         """Stages of a tile."""
         return -(-self.problem.in_channels_per_group // self.depth)
 
-    @property
+    @family.of_kernel
     def mean_pairs(self) -> float:
         """Pairs of a stage, averaged over the row groups."""
         return self.m_begin[-1] / len(self.m_class)
 
-    @property
+    @family.of_kernel
     def rings(self) -> int:
         """Rings of stages."""
         return 1 if self.tile.common else CONSUMERS
 
-    @property
+    @family.of_kernel
     def tile_rows(self) -> int:
         """Rows of pixels that a patch serves."""
         return self.tile.rows * CONSUMERS // self.rings
 
-    @property
+    @family.of_kernel
     def patch_rows(self) -> int:
         """Input rows of a tile, its halo included."""
         span = self.slots_y[-1] - self.slots_y[0]
         return self.row_step * (self.tile_rows - 1) + span + 1
 
-    @functools.cached_property
+    @family.of_kernel
     def skew(self) -> int:
         """Columns of a patch to the left of the first that a tile reads.
 
@@ -139,7 +143,7 @@ class Layout:
                 return first % SECTOR
         return first % 4
 
-    @functools.cached_property
+    @family.of_kernel
     def patch_columns(self) -> int:
         """Input columns of a tile, with its halo and what a tensor map adds."""
         return self._patch_columns(self.skew)
@@ -148,31 +152,31 @@ class Layout:
         columns = skew + self.tile.columns + self.slots_x[-1] - self.slots_x[0]
         return -(-columns // 4) * 4 if self.tensor_map else columns
 
-    @property
+    @family.of_kernel
     def patch_row(self) -> int:
         """Size of a row of the staged patch, in 16 bytes, the unit of a wgmma descriptor."""
         return self.patch_columns * CHANNELS * 4 // 16
 
-    @property
+    @family.of_kernel
     def vector(self) -> int:
         """Outputs that a lane writes at a time. Rows begin on a multiple of them."""
         outputs = self.problem.pattern.width.output_size
         return next(width for width in (4, 2, 1) if outputs % width == 0)
 
-    @property
+    @family.of_kernel
     def tile_step(self) -> int:
         """Columns of pixels from a tile to the next."""
         if not self.tile.sectors:
             return self.tile.columns
         return self.tile.columns - overlap(self.problem.width.stride)
 
-    @property
+    @family.of_kernel
     def output_shift(self) -> int:
         """Columns from a multiple of `vector` to a tile's first output."""
         x = self.problem.width
         return (x.q_range.start * x.stride - x.padding) % self.vector
 
-    @property
+    @family.of_kernel
     def output_bytes(self) -> int:
         """Shared memory in which the epilogue gathers output rows."""
         stride = self.problem.width.stride
@@ -182,13 +186,13 @@ class Layout:
         passes = 2 if 8 % stride == 0 else 1
         return CONSUMERS * WARPS * (warp_channels(self.problem) // passes) * pitch * 4
 
-    @property
+    @family.of_kernel
     def reaches(self) -> int:
         """Number of values of slot * stride + phase, in y, at which a tap may be."""
         y = self.problem.height
         return y.dilation * (y.kernel - 1) + 1
 
-    @property
+    @family.of_kernel
     def fragments(self) -> int:
         """Resident weights, in fragments. A fragment is what a warp needs for one product.
 
@@ -198,19 +202,19 @@ class Layout:
         in_chunk = self.reaches * len(self.slots_x) * phase_tiles
         return self.problem.groups * self.chunks * in_chunk
 
-    @property
+    @family.of_kernel
     def resident_bytes(self) -> int:
         """Shared memory of resident weights."""
         return self.fragments * self.parts * FRAGMENT_BYTES if self.tile.resident else 0
 
-    @functools.cached_property
+    @family.of_kernel
     def schedule(self) -> tuple[tuple[int, int, int], ...]:
         """For each class: parts of a stage, stages unrolled together, pairs with weights held."""
         if self.rolled:
             return ((1, 1, 1),) * len(self.classes)
         return tuple(schedule(pairs, self.tile, self.chunks) for pairs in self.classes)
 
-    @functools.cached_property
+    @family.of_kernel
     def slot_pairs(self) -> int:
         """Most pairs in a copy of staged weights."""
         return max(
@@ -218,19 +222,19 @@ class Layout:
             for pairs, (parts, _, ahead) in zip(self.classes, self.schedule, strict=True)
         )
 
-    @property
+    @family.of_kernel
     def weight_slots(self) -> int:
         """Buffers of a consumer for copies of its weights."""
         if self.tile.resident or self.split:
             return 0
         return WEIGHT_SLOTS if all(parts == 1 for parts, _, _ in self.schedule) else PART_SLOTS
 
-    @property
+    @family.of_kernel
     def staged_bytes(self) -> int:
         """Bytes of shared memory of staged weights and their barriers."""
         return CONSUMERS * self.weight_slots * (self.slot_pairs * WARPS * FRAGMENT_BYTES + 16)
 
-    @property
+    @family.of_kernel
     def raw_bytes(self) -> int:
         """Shared memory of one raw patch."""
         return self._raw_bytes(self.patch_columns)
@@ -242,7 +246,7 @@ class Layout:
 
     def stages(self, target: Target) -> tuple[int, int]:
         """Stages of a ring and its raw patches under way, the most that fit; (0, 0) if none do."""
-        return self._stages(target, self.skew)
+        return family.once(self, ("stages", target), lambda: self._stages(target, self.skew))
 
     def _stages(self, target: Target, skew: int) -> tuple[int, int]:
         columns = self._patch_columns(skew)
@@ -266,12 +270,12 @@ class Layout:
         in_turn = -(-pixels // producers) * producers
         return self.rings * in_turn * (8 if index == "long long" else 4)
 
-    @property
+    @family.of_kernel
     def split(self) -> bool:
         """Whether operands are sums of parts (sm90_split_forward)."""
         return self.problem.math == "ieee"
 
-    @property
+    @family.of_kernel
     def shares(self) -> bool:
         """Whether producers give registers to the consumers.
 
@@ -279,7 +283,7 @@ class Layout:
         """
         return self.split or self.tile.sums > MOST_SUMS
 
-    @property
+    @family.of_kernel
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
         return self._stage_bytes(self.patch_columns)
@@ -288,7 +292,7 @@ class Layout:
         patch = -(-self.patch_rows * columns * CHANNELS * 4 // 256) * 256
         return 2 * patch if self.split else patch
 
-    @property
+    @family.of_kernel
     def m_begin(self) -> tuple[int, ...]:
         """Index of the first pair of each row group, within a group."""
         begins = [0]
@@ -304,7 +308,7 @@ class Layout:
         first, last = y.padding // step, (y.output_size - 1 + y.padding) // step
         return range(first, last + 1), range(x.q_range.start - self.lead, x.q_range.stop)
 
-    @functools.cached_property
+    @family.of_kernel
     def lead(self) -> int:
         """Columns of pixels of the first tile that have no outputs.
 
@@ -338,12 +342,12 @@ class Layout:
         tiles_y, tiles_x = self.tiles_yx
         return self.problem.batch * self.problem.groups * len(self.m_class) * tiles_y * tiles_x
 
-    @property
+    @family.of_kernel
     def parts(self) -> int:
         """Parts of packed weights: a high and a low part if float16 is split."""
         return 2 if self.split and self.tile.half else 1
 
-    @property
+    @family.of_kernel
     def packed_items(self) -> int:
         """Pieces of packed weights, of 2 KB for each part: a pair, or four fragments.
 
@@ -359,34 +363,35 @@ class Layout:
         """The same tiles in TF32 or bfloat16, from patches of the same columns."""
         tile = dataclasses.replace(self.tile, half=False, resident=False)
         laid = layout(self.problem, tile)
-        return dataclasses.replace(laid, imposed_skew=self.skew, rolled=True)
+        remembered = family.once(self, "repairing", dict[Hashable, Any])
+        return dataclasses.replace(laid, imposed_skew=self.skew, rolled=True, remembered=remembered)
 
-    @property
+    @family.of_kernel
     def half_items(self) -> int:
         """Pieces of float16 weights. Those of the repair follow them."""
         return self.packed_items if self.tile.half else 0
 
-    @property
+    @family.of_kernel
     def half_bytes(self) -> int:
         """Bytes of the float16 pieces."""
         return self.half_items * self.parts * PIECE_BYTES
 
-    @property
+    @family.of_kernel
     def all_items(self) -> int:
         """Pieces that a packing writes."""
         return self.packed_items + (self.repairing.packed_items if self.tile.half else 0)
 
-    @property
+    @family.of_kernel
     def packed_bytes(self) -> int:
         """Bytes of all pieces. The words of `status_words` follow them."""
         return self.half_bytes + (self.all_items - self.half_items) * PIECE_BYTES
 
-    @property
+    @family.of_kernel
     def pack_blocks(self) -> int:
         """Blocks of the packing."""
         return min(self.all_items, MOST_HALF_BLOCKS if self.tile.half else family.MAX_GRID)
 
-    @property
+    @family.of_kernel
     def weight_words(self) -> int:
         """Words of status that a packing in float16 writes.
 
@@ -395,7 +400,7 @@ class Layout:
         """
         return 1 + self.pack_blocks * WARPS if self.tile.half else 0
 
-    @property
+    @family.of_kernel
     def most_unfit_weights(self) -> int:
         """Most packed weights that may be too small for float16; with more, it is not used.
 
@@ -419,6 +424,8 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
+    if problem.like is not None:
+        return dataclasses.replace(layout(problem.like, tile), problem=problem)
     y, x = problem.height, problem.width
     phase_tiles = -(-problem.out_channels_per_group // warp_channels(problem))
     step = max(1, min(MOST_ROW_STEP, WARPS // (y.stride * phase_tiles)))

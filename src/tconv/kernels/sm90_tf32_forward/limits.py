@@ -50,6 +50,18 @@ def shape_why_not(problem: Problem) -> str | None:
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, tile)
+    if tile.sectors:
+        x = problem.width
+        if laid.tiles_yx[1] == 1:
+            return "tiles would overlap in x, and there is one"
+        if x.output_size % SECTOR == (x.q_range.start * x.stride - x.padding) % SECTOR == 0:
+            return "pieces of rows are whole sectors without an overlap of tiles"
+    return family.once(laid, ("why_not", target), lambda: _why_not(laid, target))
+
+
+def _why_not(laid: Layout, target: Target) -> str | None:
+    """The same of a layout, whatever the size."""
+    tile = laid.tile
     if tile.sums > MOST_SUMS and not laid.tensor_map:
         # Beyond it, registers spilled, or ptxas serialised the products.
         return f"{tile.sums} sums of a thread leave producers that load through registers too few"
@@ -67,12 +79,6 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         refusal = laid_why_not(laid.repairing, target, MOST_PRODUCTS, len)
         if refusal is not None:
             return f"what repairs it: {refusal}"
-    if tile.sectors:
-        x = problem.width
-        if laid.tiles_yx[1] == 1:
-            return "tiles would overlap in x, and there is one"
-        if x.output_size % SECTOR == (x.q_range.start * x.stride - x.padding) % SECTOR == 0:
-            return "pieces of rows are whole sectors without an overlap of tiles"
 
     def unrolled(pairs: tuple[Pair, ...]) -> int:
         return len(pairs) // schedule(pairs, tile, laid.chunks)[0]

@@ -28,6 +28,11 @@ def source(problem: Problem, tile: Tile) -> KernelSource:
     """The kernel specialised for the problem's layer."""
     laid = layout(problem, tile)
     index = _index(problem, laid)
+    return family.once(laid, ("source", index), lambda: _source(laid, index))
+
+
+def _source(laid: Layout, index: str) -> KernelSource:
+    problem, tile = laid.problem, laid.tile
     pixel_stages, weight_stages = laid.stages
     shared = pixel_stages * (laid.pixel_bytes + 16) + weight_stages * (laid.weight_bytes + 16)
     slots = sum(len(slots) for class_ in laid.classes for slots in class_)
@@ -111,24 +116,29 @@ def _layer_constants(problem: Problem, laid: Layout, index: str) -> tuple[tuple,
     )
 
 
-def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The packing of the weights, and the kernel: one block for each SM loops over the tiles."""
-    laid = layout(problem, tile)
-    index = _index(problem, laid)
-    places = {**weights(), "packed": Address("packed")}
-    packing = KernelSource(
+def _packing_source(laid: Layout, index: str, places: dict[str, Argument]) -> KernelSource:
+    """The kernel that packs the weights."""
+    return KernelSource(
         stem=PACK_STEM,
         constants=(
-            *_layer_constants(problem, laid, index),
+            *_layer_constants(laid.problem, laid, index),
             ("shared_bytes", laid.pack_bytes),
             ("item_channels", laid.pack_channels),
             ("class_blocks", laid.class_blocks),
-            *hopper.tap_constants(problem),
+            *hopper.tap_constants(laid.problem),
         ),
         arguments=fields(places, index, written="packed"),
         shared_bytes=laid.pack_bytes,
         threads=PACK_THREADS,
     )
+
+
+def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
+    """The packing of the weights, and the kernel: one block for each SM loops over the tiles."""
+    laid = layout(problem, tile)
+    index = _index(problem, laid)
+    places: dict[str, Argument] = {**weights(), "packed": Address("packed")}
+    packing = family.once(laid, ("packing", index), lambda: _packing_source(laid, index, places))
     return (
         Launch(
             "packing",

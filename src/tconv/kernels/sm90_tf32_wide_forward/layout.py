@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
@@ -72,6 +75,7 @@ class Layout:
         classes: for each mask, the distinct lists of slots (shift in y, shift in x) of column
             tiles.
         column_class: the class of each column tile.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
     problem: Problem
@@ -79,33 +83,34 @@ class Layout:
     masks: tuple[int, ...]
     classes: tuple[tuple[tuple[Slot, ...], ...], ...]
     column_class: tuple[int, ...]
+    remembered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @family.of_kernel
     def low_phases(self) -> int:
         """Phases in x that are adjacent columns."""
         return _low_phases(self.problem, self.tile)
 
-    @property
+    @family.of_kernel
     def parts(self) -> int:
         """Parts: groups of phases in x, each with its own columns."""
         return self.problem.width.stride // self.low_phases
 
-    @property
+    @family.of_kernel
     def part_columns(self) -> int:
         """Columns of a part, the wgmma's N."""
         return _part_columns(self.problem, self.tile)
 
-    @property
+    @family.of_kernel
     def chunks(self) -> int:
         """Stages of pixels of a tile."""
         return -(-self.problem.in_channels_per_group // CHANNELS)
 
-    @property
+    @family.of_kernel
     def slots(self) -> int:
         """Stages of weights of a chunk, at most."""
         return max(sum(len(mask) for mask in class_) for class_ in self.classes)
 
-    @functools.cached_property
+    @family.of_kernel
     def most_slot(self) -> Slot:
         """The largest shift along each axis."""
         slots = [slot for class_ in self.classes for mask in class_ for slot in mask]
@@ -127,12 +132,12 @@ class Layout:
         """Positions from one image to the next, in the line of all positions."""
         return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
 
-    @property
+    @family.of_kernel
     def tile_columns(self) -> int:
         """Pixels of a row of the tile; all its pixels if it is a piece of the line."""
         return self.tile.pixels // self.tile.rows if self.tile.rows else self.tile.pixels
 
-    @property
+    @family.of_kernel
     def copied(self) -> int:
         """Adjacent positions that a lane copies at a time."""
         return self.model.most_copied
@@ -143,18 +148,18 @@ class Layout:
         on_vectors = self.problem.rows_aligned and self.problem.width.size % 4 == 0
         return 4 if on_vectors and (self.tile.rows or self.pitch % 4 == 0) else 1
 
-    @property
+    @family.of_kernel
     def skew(self) -> int:
         """Positions copied before the first used one, so that copies are aligned to their size."""
         return (self.problem.width.q_range.start - self.most_slot[1]) % self.copied
 
-    @property
+    @family.of_kernel
     def patch_columns(self) -> int:
         """Positions of a row of a stage, if the tile has rows."""
         columns = self.tile_columns + self.most_slot[1] + self.skew
         return -(-columns // self.copied) * self.copied
 
-    @property
+    @family.of_kernel
     def patch_positions(self) -> int:
         """Positions of a stage: the tile's, and those that its slots reach back to."""
         y, x = self.most_slot
@@ -163,22 +168,22 @@ class Layout:
         # Rounded up, so that close widths share a kernel.
         return -(-(self.tile.pixels + y * self.model.pitch + x + self.skew) // 32) * 32
 
-    @property
+    @family.of_kernel
     def lane_copies(self) -> int:
         """Copies of a lane for one channel of a stage."""
         return -(-self.patch_positions // (32 * self.copied))
 
-    @property
+    @family.of_kernel
     def pixel_bytes(self) -> int:
         """Bytes of a stage of pixels."""
         return CHANNELS * ((self.patch_positions + 23) // 32 * 32 + 8) * 4
 
-    @property
+    @family.of_kernel
     def weight_bytes(self) -> int:
         """Bytes of a stage of weights, which is one slot."""
         return self.parts * self.part_columns * LINE_BYTES
 
-    @functools.cached_property
+    @family.of_kernel
     def stages(self) -> tuple[int, int]:
         """Stages of pixels and of weights; (0, 0) where they do not fit."""
         least, most = AIMED_WEIGHT_STAGES
@@ -201,7 +206,7 @@ class Layout:
                 )
         return 0, 0
 
-    @property
+    @family.of_kernel
     def lead(self) -> int:
         """Slots by which the first consumer is ahead of the second.
 
@@ -220,7 +225,7 @@ class Layout:
         producer = next(count for count in (72, 88, 104) if count >= min(104, 67 + 2 * offsets))
         return producer, (LAUNCHED_REGISTERS * 3 - producer) // 2
 
-    @property
+    @family.of_kernel
     def block_begin(self) -> tuple[int, ...]:
         """Index of the first block of weights of each column tile, within a group and a chunk."""
         begins = [0]
@@ -228,7 +233,7 @@ class Layout:
             begins.append(begins[-1] + self.class_blocks[class_])
         return tuple(begins)
 
-    @functools.cached_property
+    @family.of_kernel
     def class_blocks(self) -> tuple[int, ...]:
         """Blocks of weights of each class: one for each slot and part."""
         return tuple(
@@ -256,13 +261,13 @@ class Layout:
         """Tiles of the launch."""
         return self.pixel_tile_counts[2] * self.problem.groups * len(self.column_class)
 
-    @property
+    @family.of_kernel
     def weight_elements(self) -> int:
         """Number of packed weights."""
         blocks = self.problem.groups * self.block_begin[-1] * self.chunks
         return blocks * self.part_columns * CHANNELS
 
-    @property
+    @family.of_kernel
     def pack_channels(self) -> int:
         """Output channels that the packing takes at a time."""
         unit = UNIT // self.low_phases
@@ -271,7 +276,7 @@ class Layout:
             channels //= 2
         return channels - channels % min(channels, unit)
 
-    @property
+    @family.of_kernel
     def pack_items(self) -> int:
         """Pieces that the packing's blocks take."""
         return self._pack_items(self.pack_channels)
@@ -280,7 +285,7 @@ class Layout:
         parts = -(-self.problem.out_channels_per_group // channels)
         return self.problem.groups * self.chunks * parts
 
-    @property
+    @family.of_kernel
     def pack_bytes(self) -> int:
         """Shared memory of the packing."""
         return CHANNELS * (self.pack_channels * self.problem.taps | 1) * 4
@@ -289,6 +294,8 @@ class Layout:
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
+    if problem.like is not None:
+        return dataclasses.replace(layout(problem.like, tile), problem=problem)
     y, x = problem.height, problem.width
     low = _low_phases(problem, tile)
     in_y = [{tap.shift for tap in phase.taps} for phase in y.phases]
