@@ -71,6 +71,12 @@ RAW_PIECES = 6
 RAW_BYTES = 8 * 1024
 """Of a piece, at most."""
 
+RAW_LINE = 64
+"""Pixels of a line that a raw tile reads."""
+
+RAW_TAPS = 8
+"""Taps of a row of a raw tile, at most: of two rows, the operands are in registers."""
+
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
 
@@ -204,6 +210,8 @@ class Layout:
     @functools.cached_property
     def depth(self) -> int:
         """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
+        if self.tile.raw:
+            return self.tile.depth
         if self.reduced <= 16 and len(self.stages) * self.tile_sums <= 32:
             return 16
         return min(32 if self.reduced <= 32 else 64, self.tile.depth)
@@ -228,7 +236,7 @@ class Layout:
             return GROUP_ROWS
         if self.unfolds:
             return -(-self.block_rows // 8) * 8
-        most = GROUP_ROWS
+        most = MOST_SUMS * 128 // self.tile.columns if self.tile.raw else GROUP_ROWS
         if self.phases_in_turn > 1:
             of_phase = MOST_SUMS // (self.tile.columns // 64 * len(self.tapped))  # sums
             most = min(most, of_phase * 2 // 8 * 8) or GROUP_ROWS
@@ -317,6 +325,19 @@ class Layout:
         """For each result its taps: (source, distance in y and x) and the weight's index."""
         problem = self.problem
         axes = (problem.height, problem.width)
+        if self.tile.raw:  # distances in x are of pixels
+            y, x = axes
+            read = [(view, taps) for i, view in self.phases[0] if (taps := y.phases[i].taps)]
+            raw = (
+                (
+                    (source, tap.shift - view.q, i * x.dilation - x.padding),
+                    tap.index * x.kernel + i,
+                )
+                for source, (view, taps) in enumerate(read)
+                for tap in taps
+                for i in range(x.kernel)
+            )
+            return (tuple(raw),)
         results: list[list[tuple[tuple[int, int, int], int]]] = []
         sources = 0
         for phase_y, view_y in self.phases[0]:
@@ -340,11 +361,13 @@ class Layout:
         y, x = self.problem.height, self.problem.width
         if self.forward:
             return ((View(0, 0, y.size), View(0, 0, x.size)),)
+        # Raw rows have all phases.
+        columns = ((0, View(0, 0, x.output_size)),) if self.tile.raw else self.phases[1]
         found = tuple(
             (view_y, view_x)
             for phase_y, view_y in self.phases[0]
-            for phase_x, view_x in self.phases[1]
-            if y.phases[phase_y].taps and x.phases[phase_x].taps
+            for phase_x, view_x in columns
+            if y.phases[phase_y].taps and (self.tile.raw or x.phases[phase_x].taps)
         )
         return found or ((View(0, 0, 1), View(0, 0, 1)),)
 
@@ -410,7 +433,7 @@ class Layout:
     @property
     def reach(self) -> tuple[int, int]:
         """How many positions beyond a tile's a stage holds, in y and x."""
-        return self._stages[2]
+        return (0, 0) if self.tile.raw else self._stages[2]
 
     @property
     def slot_count(self) -> int:
@@ -527,11 +550,43 @@ class Layout:
                     box = (size * cuts if axis == 0 else 1, y, size * cuts if axis == 2 else x)
                     if y + reach_y > MOST_BOX:
                         continue
+                    if self.tile.raw and not self._raw_fits(box):
+                        continue
                     tiles = math.prod(-(-s // b) for s, b in zip(sizes, box, strict=True))
-                    rank = (tiles * (1 + pieces), parts, box[0] * (y + reach_y) * pitch)
+                    longer = 1 + pieces
+                    if self.tile.raw:
+                        longer += self._raw_copied(box)
+                    rank = (tiles * longer, parts, box[0] * (y + reach_y) * pitch)
                     if best is None or rank < best[0]:
                         best = rank, (box, axis, size, parts)
         return ((0, 0, 0), 0, 0, 0) if best is None else best[1]
+
+    def raw_lines(self, box: tuple[int, int, int]) -> tuple[int, int]:
+        """Rows of an image, and lines of each, that a stage of a raw tile has of a channel."""
+        reach_y, reach_x = self._stages[2]
+        pixels = self.raw_first + self.source_step[1] * (-(-box[2] // 2) * 2 - 1) + reach_x + 1
+        return box[1] + reach_y, -(-pixels // RAW_LINE)
+
+    def _raw_fits(self, box: tuple[int, int, int]) -> bool:
+        rows, lines = self.raw_lines(box)
+        free = _HOPPER.shared_per_block - 2048 - self.fixed_bytes - 2 * self.weight_stage_bytes
+        stage = 2 * RAW_LINE * self.depth * rows * lines * box[0]
+        return rows <= MOST_BOX and 2 * stage <= free
+
+    def _raw_copied(self, box: tuple[int, int, int]) -> float:
+        """What copying lines takes of a raw tile's products, at three cycles a line."""
+        lines = box[0] * math.prod(self.raw_lines(box)) * len(self.stages)
+        return 3 * 16 * lines / (self.slot_count * self.positions / 64 * self.group_rows / 2)
+
+    @property
+    def raw_margin(self) -> int:
+        """Pixels of a raw tile's line before its first position's: on 16 bytes."""
+        return -(-self.problem.width.padding // 8) * 8
+
+    @property
+    def raw_first(self) -> int:
+        """The pixel of the first tap of a line's first position."""
+        return self.raw_margin - self.problem.width.padding
 
     @property
     def parts(self) -> int:
@@ -576,6 +631,8 @@ class Layout:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage. Products of positions that do not exist read behind the patch."""
+        if self.tile.raw:
+            return 2 * RAW_LINE * self.depth * math.prod(self.raw_lines(self.box)) * self.box[0]
         read = self.reach[0] * self.pitch_x + self.reach[1] + self.positions
         return -(-max(read, self.patch_positions) // 16) * 16 * self.line_bytes
 
@@ -601,9 +658,19 @@ class Layout:
         fixed += self.turning_warps * (self.raw_pieces * (self.raw_bytes + 8) + 36) + 128
         return -(-fixed // 1024) * 1024
 
+    @property
+    def stage_slots(self) -> int:
+        """Slots whose weights are a stage: of raw tiles a row of taps."""
+        return self.problem.width.kernel if self.tile.raw else 1
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        """Bytes of a stage of weights."""
+        return self.stage_slots * self.weight_bytes
+
     def rings(self, target: Target) -> tuple[int, int]:
         """Stages of patches, and of each ring of weights; (0, 0) where they do not fit."""
-        weights = self.tile_groups * self.weight_bytes
+        weights = self.tile_groups * self.weight_stage_bytes
         free = target.shared_per_block - 1024 - self.fixed_bytes
         free -= 1024 if weights % 1024 else 0  # before `first_patch`
         if self.resident:
@@ -618,15 +685,15 @@ class Layout:
 
     @property
     def all_pieces(self) -> int:
-        """Pieces of weights of a tile, of one ring."""
-        return max(1, max(map(len, self.slots)) * self.chunks)
+        """Stages of weights of a tile, of one ring."""
+        return max(1, max(map(len, self.slots)) // self.stage_slots * self.chunks)
 
     @functools.cached_property
     def resident(self) -> bool:
         """Whether a block loads its weights once: all tiles have the same, and they fit."""
         if self.problem.groups * self.row_sets > 1 or self.all_pieces > MOST_RESIDENT:
             return False
-        weights = self.tile_groups * self.weight_bytes * self.all_pieces
+        weights = self.tile_groups * self.weight_stage_bytes * self.all_pieces
         # What depends on the image does not decide: two stages of the longest patch.
         most = 2 * (2 * self.positions) * self.line_bytes
         return weights + most <= _HOPPER.shared_per_block - 4 * self.piece_bytes - 8192
@@ -639,7 +706,7 @@ class Layout:
     @property
     def first_patch(self) -> int:
         """Where the stages of patches begin in shared memory."""
-        weights = self.tile_groups * self.rings(_HOPPER)[1] * self.weight_bytes
+        weights = self.tile_groups * self.rings(_HOPPER)[1] * self.weight_stage_bytes
         return -(-(self.fixed_bytes + weights) // 1024) * 1024
 
     @property
@@ -701,14 +768,15 @@ class Layout:
         if self.tiles <= target.multiprocessors:
             return 0
         patches, weights = self.rings(target)
-        lead = -(-self.chunks * self.slot_count // (2 * self.set_count))
+        # NOTE: counted in stages of weights.
+        lead = -(-self.chunks * self.slot_count // (2 * self.set_count * self.stage_slots))
         most = self.chunks * max(map(len, self.kinds))
         for number, kind in enumerate(self.kinds):
             of_set = self.slots[number * self.tile_groups % self.set_count]
             each = collections.Counter(slot.stage for slot in of_set)
             stages = self.chunks * len(kind)
             loaded = min(self._first_loaded(number, patches), stages)
-            ahead = [each[kind[i % len(kind)]] for i in range(loaded)]
+            ahead = [each[kind[i % len(kind)]] // self.stage_slots for i in range(loaded)]
             # NOTE: the second consumer begins when the first reaches the slot behind these. It must
             # do so in the first ring of stages, as the second hands none back before.
             behind = 0 if stages + most <= patches and not self.tile.turned else 1
@@ -780,7 +848,7 @@ class Layout:
     @property
     def packs_image(self) -> bool:
         """Whether what is read is packed first, as no tensor map can describe it."""
-        if self.tile.turned:
+        if self.tile.turned or self.tile.raw:
             return False
         return self.folds or packs(self.problem, self.reduced, self.read_layout)
 
@@ -824,13 +892,13 @@ class Layout:
 
     @property
     def row_views(self) -> tuple[View, ...]:
-        """The views of height that are read, each by a map where rows are turned whole."""
+        """The views of height that are read, each by a map where rows are read whole."""
         return tuple(dict.fromkeys(y for y, _ in self.sources))
 
     @property
     def map_count(self) -> int:
         """Tensor maps of what is read."""
-        return len(self.row_views if self.tile.turned else self.sources)
+        return len(self.row_views if self.tile.turned or self.tile.raw else self.sources)
 
     @property
     def run_octets(self) -> int:
@@ -936,6 +1004,8 @@ class Layout:
     @functools.cached_property
     def granule(self) -> int:
         """What rows of a box, and of a patch, are a multiple of: vectors do not cross them."""
+        if self.tile.raw:
+            return 8
         return self.neighbours // math.gcd(self.neighbours, self.row_phases)
 
     @property
@@ -1027,6 +1097,19 @@ def of_16_bits_why_not(problem: Problem) -> str | None:
     return family.coordinates_why_not(problem)
 
 
+def _raw_why_not(laid: Layout) -> str | None:
+    problem, axis = laid.problem, laid.problem.width
+    if laid.forward or laid.read_layout != "contiguous" or not laid.contiguous:
+        return f"reads and makes contiguous images, these are {laid.read_layout}"
+    if not problem.pattern.source_aligned:
+        return "reads images of rows on multiples of 16 bytes, those that it reads are not"
+    if 4 % axis.stride:
+        return f"takes 1, 2 or 4 phases apart, the stride is {axis.stride}"
+    if axis.kernel > RAW_TAPS:
+        return f"has {RAW_TAPS} taps of a row in registers, there are {axis.kernel}"
+    return None
+
+
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.folded and (reason := fold.why_not(problem)):
@@ -1040,7 +1123,9 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return "turns images of rows on multiples of 16 bytes, those that it reads are not"
     if tile.turned and 8 % laid.source_step[1]:
         return f"turns octets of as many pixels of each phase, the stride is {laid.source_step[1]}"
-    if tile.depth < 64 and laid.reduced <= tile.depth:
+    if tile.raw and (reason := _raw_why_not(laid)):
+        return reason
+    if tile.depth < 64 and not tile.raw and laid.reduced <= tile.depth:
         return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
     if laid.map_count > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {laid.map_count} phases to read"
@@ -1050,7 +1135,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.positions_are_rows and tile.columns // 64 * laid.group_rows // 2 > MOST_SUMS:
         found = tile.columns // 64 * laid.group_rows // 2
         return f"has {MOST_SUMS} sums a thread at most, not {found}"
-    if tile.reach != "tap" and laid.reach == (0, 0):
+    if tile.reach != "tap" and not tile.raw and laid.reach == (0, 0):
         return "all taps have the same distance: nothing is gained by stages of several"
     if laid.box == (0, 0, 0):
         return f"{laid.positions} positions and the reach {laid.reach} do not fit a tensor copy"
