@@ -115,7 +115,10 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("stage_slots", laid.stage_slots),
             (
                 "stage_end",
-                tuple(bisect.bisect_right([s.stage for s in slots], i) for i in range(len(laid.stages))),
+                tuple(
+                    bisect.bisect_right([s.stage for s in slots], i)
+                    for i in range(len(laid.stages))
+                ),
             ),
             ("dilation_x", problem.width.dilation),
             ("turning_warps", laid.turning_warps),

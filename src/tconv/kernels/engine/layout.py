@@ -74,8 +74,14 @@ RAW_BYTES = 8 * 1024
 RAW_LINE = 64
 """Pixels of a line that a raw tile reads."""
 
+RAW_STRIDE = 5
+"""Phases of a row that a raw tile reads, at most: from one position's word to the next."""
+
 RAW_TAPS = 8
-"""Taps of a row of a raw tile, at most: of two rows, the operands are in registers."""
+"""Taps of a row of a raw tile, at most: the operands of two steps are in registers."""
+
+WIDE_RAW_TAPS = 5
+"""The same where a consumer has 256 positions: seven spilled."""
 
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
@@ -325,21 +331,10 @@ class Layout:
         """For each result its taps: (source, distance in y and x) and the weight's index."""
         problem = self.problem
         axes = (problem.height, problem.width)
-        if self.tile.raw:  # distances in x are of pixels
-            y, x = axes
-            read = [(view, taps) for i, view in self.phases[0] if (taps := y.phases[i].taps)]
-            raw = (
-                (
-                    (source, tap.shift - view.q, i * x.dilation - x.padding),
-                    tap.index * x.kernel + i,
-                )
-                for source, (view, taps) in enumerate(read)
-                for tap in taps
-                for i in range(x.kernel)
-            )
-            return (tuple(raw),)
         results: list[list[tuple[tuple[int, int, int], int]]] = []
         sources = 0
+        if self.tile.raw:
+            return (self._raw_taps,)
         for phase_y, view_y in self.phases[0]:
             for phase_x, view_x in self.phases[1]:
                 found = []
@@ -354,6 +349,18 @@ class Layout:
                     results = [[*(results[0] if results else []), *found]]
                     sources += 1
         return tuple(map(tuple, results)) or ((),)
+
+    @property
+    def _raw_taps(self) -> tuple[tuple[tuple[int, int, int], int], ...]:
+        """The same of a raw tile: sources are phases of rows, and distances in x are of pixels."""
+        y, x = self.problem.height, self.problem.width
+        read = [(view, y.phases[phase].taps) for phase, view in self.phases[0]]
+        return tuple(
+            ((source, tap.shift - view.q, i * x.dilation - x.padding), tap.index * x.kernel + i)
+            for source, (view, taps) in enumerate((v, t) for v, t in read if t)
+            for tap in taps
+            for i in range(x.kernel)
+        )
 
     @functools.cached_property
     def sources(self) -> tuple[tuple[View, View], ...]:
@@ -553,9 +560,7 @@ class Layout:
                     if self.tile.raw and not self._raw_fits(box):
                         continue
                     tiles = math.prod(-(-s // b) for s, b in zip(sizes, box, strict=True))
-                    longer = 1 + pieces
-                    if self.tile.raw:
-                        longer += self._raw_copied(box)
+                    longer = 1 + pieces + (self._raw_copied(box) if self.tile.raw else 0.0)
                     rank = (tiles * longer, parts, box[0] * (y + reach_y) * pitch)
                     if best is None or rank < best[0]:
                         best = rank, (box, axis, size, parts)
@@ -1103,10 +1108,10 @@ def _raw_why_not(laid: Layout) -> str | None:
         return f"reads and makes contiguous images, these are {laid.read_layout}"
     if not problem.pattern.source_aligned:
         return "reads images of rows on multiples of 16 bytes, those that it reads are not"
-    if 4 % axis.stride:
-        return f"takes 1, 2 or 4 phases apart, the stride is {axis.stride}"
-    if axis.kernel > RAW_TAPS:
-        return f"has {RAW_TAPS} taps of a row in registers, there are {axis.kernel}"
+    if axis.stride > RAW_STRIDE:
+        return f"takes {RAW_STRIDE} phases apart at most, the stride is {axis.stride}"
+    if axis.kernel > (most := RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS):
+        return f"has {most} taps of a row in registers, there are {axis.kernel}"
     return None
 
 

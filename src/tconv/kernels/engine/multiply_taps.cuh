@@ -193,7 +193,8 @@ struct Multiplier {
                     if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
                     ptx::mbarrier_wait_parity(&shared.weights_full[ring][weights.stage],
                                               Layer::resident ? 0 : weights.parity);
-                    uint64_t weight = ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
+                    uint64_t weight =
+                        ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
                     uint64_t shifted = ptx::advance(patch, start & -line_bytes);
                     if (slot + 1 < slots.end) start = shared.starts[slot + 1];
                     ptx::wgmma_fence();

@@ -51,13 +51,13 @@ struct RawMultiplier {
     static constexpr int stride = Layer::source_step_x;
     static constexpr int last_pixel =
         Layer::raw_first + (stage_slots - 1) * Layer::dilation_x + stride;
-    static constexpr int vector = stride;  // words loaded at a time
+    static constexpr int vector = 4 % stride == 0 ? stride : 1;  // words loaded at a time
     static constexpr int first_vector = Layer::raw_first / 2 / vector;
     static constexpr int vectors = last_pixel / 2 / vector + 1 - first_vector;
     // Whether of the first pair the second word is read alone, and of the last the first. All lanes'
     // are then odd, or even: half of the banks. So half of the lanes begin with the others.
-    static constexpr bool ends = vector == 2 && vectors > 1 && Layer::raw_first / 2 % 2 == 1 &&
-                                 last_pixel / 2 % 2 == 0;
+    static constexpr bool ends =
+        vector == 2 && vectors > 1 && Layer::raw_first / 2 % 2 == 1 && last_pixel / 2 % 2 == 0;
     using Fragment = uint32_t[stage_slots][4];
 
     CountedTurn patches, kept, weights;  // `kept`: where a tile's patches begin
@@ -84,9 +84,9 @@ struct RawMultiplier {
                 if (ends && i == (late ? vectors - 1 : 0)) word = first_vector * 2 + 1;
                 if (ends && i == (late ? 0 : vectors - 1)) word = (first_vector + vectors - 1) * 2;
                 int pixel = place.x * stride + word * 2, of_line = pixel % raw_line;
-                starts[block][i] = pixel / raw_line * arguments.source_line_bytes +
-                                   row * raw_step + channel * 2 * raw_line +
-                                   (of_line / 8 ^ channel) * 16 + of_line % 8 * 2;
+                starts[block][i] = pixel / raw_line * arguments.source_line_bytes + row * raw_step +
+                                   channel * 2 * raw_line + (of_line / 8 ^ channel) * 16 +
+                                   of_line % 8 * 2;
             }
         }
     }
