@@ -793,7 +793,10 @@ def test_more_tiles_than_a_grid_has_are_refused(direction):
     refused = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
     assert all(
         reason is not None
-        and any(part in reason for part in ("over 32 bits", "nothing", "turns", "pairs"))
+        and any(
+            part in reason
+            for part in ("over 32 bits", "nothing", "turns", "pairs", "reads and makes")
+        )
         for reason in refused
     )
     assert limits.MAX_GRID == 2**31 - 1
@@ -980,19 +983,26 @@ def test_rows_that_no_tensor_map_describes_are_not_turned(direction, offset, gap
 
 def test_refusals_of_raw_tiles():
     case = Case(1, 8, 8, 1, (5, 8), (3, 3), (1, 1), (1, 1))
-    for changes, made, reason in (
+    six = dict(kernel=(3, 7), stride=(1, 6), size=(5, 3), padding=(1, 2), output_padding=(0, 1))
+    for direction, changes, made, reason in (
+        ("input_gradient", six, "contiguous", "has 5 phases of a row at most, the stride is 6"),
+        ("forward", dict(stride=(1, 6)), "contiguous", "has 5 phases of a row at most"),
         (
-            dict(kernel=(3, 7), stride=(1, 6), size=(5, 2), padding=(1, 2), output_padding=(0, 3)),
+            "forward",
+            dict(stride=(1, 3), padding=(1, 11)),
             "contiguous",
-            "takes 5 phases apart at most, the stride is 6",
+            "makes all phases of a row, some have no pixel",
         ),
-        (dict(kernel=(3, 9), padding=(1, 4)), "contiguous", "has 8 taps of a row in registers"),
-        ({}, "channels_last", "reads and makes contiguous images"),
+        (
+            "input_gradient",
+            dict(kernel=(3, 9), padding=(1, 4)),
+            "contiguous",
+            "has 8 taps of a row in registers, there are 9",
+        ),
+        ("input_gradient", {}, "channels_last", "reads and makes contiguous images"),
     ):
-        problem = dataclasses.replace(case, **changes).layer.problem(
-            "input_gradient", "bfloat16", made
-        )
-        found = candidates(problem, HOPPER, (sm90_input_gradient,))
+        problem = dataclasses.replace(case, **changes).layer.problem(direction, "bfloat16", made)
+        found = candidates(problem, HOPPER, (FAMILIES[direction],))
         assert not any(c.tile.raw and c.refusal is None for c in found)
         assert any(c.tile.raw and reason in str(c.refusal) for c in found), reason
 
@@ -1020,24 +1030,39 @@ def test_every_turned_tile(direction, case):
 # Of a line all words are read, or of the first and the last pair one; dilated; several lines of a
 # row, and an odd number of positions; single pixels, one channel, and most taps of a row; phases
 # without a tap, and rows of y that no tap reads; a margin of two octets.
-RAW = (
-    Case(2, 72, 70, 1, (9, 20), (4, 4), (2, 2), (1, 1)),
-    Case(1, 8, 24, 1, (5, 11), (3, 5), (2, 2), (1, 1), (0, 1)),
-    Case(1, 24, 40, 2, (3, 148), (2, 2), (2, 2)),
-    Case(1, 40, 24, 1, (3, 102), (1, 3), (1, 1), (0, 2), (0, 0), (1, 3)),
-    Case(1, 16, 8, 1, (4, 7), (3, 2), (1, 4), (1, 2), (0, 2)),
-    Case(3, 136, 1, 1, (1, 1), (8, 8)),
-    Case(2, 8, 17, 1, (3, 7), (2, 3), (3, 2), (1, 0), (2, 1)),
-    Case(1, 8, 8, 1, (6, 33), (5, 2), (1, 1), (0, 12), (0, 0), (2, 7)),
-    Case(257, 8, 16, 1, (1, 4), (2, 2), (2, 2)),
-    Case(1, 264, 8, 1, (8, 8), (3, 3), (1, 1), (1, 1), bias=False),
-    Case(1, 16, 16, 1, (4, 29), (3, 5), (2, 3), (1, 1), (0, 1)),
-)
+RAW = {
+    "forward": (
+        Case(2, 72, 70, 1, (9, 24), (4, 4), (2, 2), (1, 1)),
+        Case(3, 1, 8, 1, (5, 8), (3, 3), (1, 1), (1, 1)),
+        Case(1, 40, 16, 2, (7, 152), (2, 2), (2, 2), bias=False),
+        Case(70, 24, 8, 1, (2, 8), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 136, 70, 1, (4, 16), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
+        Case(2, 24, 24, 1, (6, 16), (4, 8), (2, 4), (1, 2)),
+        Case(1, 8, 8, 1, (20, 16), (3, 3), (1, 1), (2, 12), (0, 0), (2, 7)),
+        Case(1, 33, 200, 1, (8, 16), (4, 4), (2, 2), (1, 1)),
+        Case(2, 16, 8, 1, (3, 8), (2, 2), (3, 3), output_padding=(2, 1)),
+    ),
+    "input_gradient": (
+        Case(2, 72, 70, 1, (9, 20), (4, 4), (2, 2), (1, 1)),
+        Case(1, 8, 24, 1, (5, 11), (3, 5), (2, 2), (1, 1), (0, 1)),
+        Case(1, 24, 40, 2, (3, 148), (2, 2), (2, 2)),
+        Case(1, 40, 24, 1, (3, 102), (1, 3), (1, 1), (0, 2), (0, 0), (1, 3)),
+        Case(1, 16, 8, 1, (4, 7), (3, 2), (1, 4), (1, 2), (0, 2)),
+        Case(3, 136, 1, 1, (1, 1), (8, 8)),
+        Case(2, 8, 17, 1, (3, 7), (2, 3), (3, 2), (1, 0), (2, 1)),
+        Case(1, 8, 8, 1, (6, 33), (5, 2), (1, 1), (0, 12), (0, 0), (2, 7)),
+        Case(257, 8, 16, 1, (1, 4), (2, 2), (2, 2)),
+        Case(1, 264, 8, 1, (8, 8), (3, 3), (1, 1), (1, 1), bias=False),
+        Case(1, 16, 16, 1, (4, 29), (3, 5), (2, 3), (1, 1), (0, 1)),
+    ),
+}
+EVERY_RAW = [(direction, case) for direction in DIRECTIONS for case in RAW[direction]]
 
 
-@pytest.mark.parametrize("case", RAW, ids=str)
-def test_every_raw_tile(case):
-    given = of_layout("input_gradient", case, DTYPES[RAW.index(case) % 2], "contiguous")
+@pytest.mark.parametrize(("direction", "case"), EVERY_RAW, ids=str)
+def test_every_raw_tile(direction, case):
+    turn = EVERY_RAW.index((direction, case))
+    given = of_layout(direction, case, DTYPES[turn % 2], "contiguous")
     want = given.want
     every = [c for c in turned(given, few(3)) if c.tile.raw]
     assert every

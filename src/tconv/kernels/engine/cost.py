@@ -64,7 +64,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 def _raw(laid: Layout, patch_stages: int) -> float:
     """Cycles of a raw tile, its way to memory included."""
     fit = _COSTS
-    stages, rows = laid.chunks * len(laid.stages), laid.chunks * laid.slot_count / laid.stage_slots
+    stages = laid.chunks * len(laid.stages)
+    rows = laid.chunks * laid.slot_count / (laid.stage_slots * laid.set_count)
     products = rows * laid.stage_slots * laid.depth / 16 * laid.positions / 64
     products *= fit.raw_product + fit.raw_column * laid.group_rows
     weights = 0 if laid.resident else rows * laid.weight_stage_bytes

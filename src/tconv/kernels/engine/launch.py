@@ -120,7 +120,10 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
                     for i in range(len(laid.stages))
                 ),
             ),
-            ("dilation_x", problem.width.dilation),
+            ("raw_pixels", tuple(sorted({x for x, _ in laid.raw_slots})) or (0,)),
+            ("raw_slot_pixel", tuple(x for x, _ in laid.raw_slots) or (0,)),
+            ("raw_slot_result", tuple(result for _, result in laid.raw_slots) or (0,)),
+            ("raw_last", max((x for x, _ in laid.raw_slots), default=0)),
             ("turning_warps", laid.turning_warps),
             ("raw_pieces", laid.raw_pieces),
             ("raw_bytes", laid.raw_bytes),

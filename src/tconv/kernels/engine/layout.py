@@ -75,13 +75,13 @@ RAW_LINE = 64
 """Pixels of a line that a raw tile reads."""
 
 RAW_STRIDE = 5
-"""Phases of a row that a raw tile reads, at most: from one position's word to the next."""
+"""Phases of a row that a raw tile reads or makes, at most."""
 
 RAW_TAPS = 8
 """Taps of a row of a raw tile, at most: the operands of two steps are in registers."""
 
-WIDE_RAW_TAPS = 5
-"""The same where a consumer has 256 positions: seven spilled."""
+WIDE_RAW_TAPS = 4
+"""The same where a consumer has 256 positions: five spilled."""
 
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
@@ -252,7 +252,8 @@ class Layout:
     @property
     def maps_weights(self) -> bool:
         """Whether weights are copied as they lie, by a tensor map: nothing is packed."""
-        return self.problem.weight_mapped and not self.packs_image and not self.tile.folded
+        of_tile = not self.tile.folded and not (self.tile.raw and self.forward)
+        return self.problem.weight_mapped and not self.packs_image and of_tile
 
     @property
     def rows_adjacent(self) -> bool:
@@ -296,6 +297,8 @@ class Layout:
         """Results of a tile, a set: as many as there are registers for, of whole rows if any."""
         if not self.tile.positions_are_rows:
             return 2 if self.tile.paired else 1
+        if self.tile.raw:
+            return len(self.results[1])
         fit = MOST_SUMS // (self.tile.columns // 64 * self.group_rows // 2)
         count, turn = self.result_count, self.phases_in_turn
         parts = [k for k in range(1, count + 1) if count % k == 0]
@@ -333,7 +336,7 @@ class Layout:
         axes = (problem.height, problem.width)
         results: list[list[tuple[tuple[int, int, int], int]]] = []
         sources = 0
-        if self.tile.raw:
+        if self.tile.raw and not self.forward:
             return (self._raw_taps,)
         for phase_y, view_y in self.phases[0]:
             for phase_x, view_x in self.phases[1]:
@@ -352,7 +355,7 @@ class Layout:
 
     @property
     def _raw_taps(self) -> tuple[tuple[tuple[int, int, int], int], ...]:
-        """The same of a raw tile: sources are phases of rows, and distances in x are of pixels."""
+        """The same of a raw tile's gradient: sources are phases of rows, x counts pixels."""
         y, x = self.problem.height, self.problem.width
         read = [(view, y.phases[phase].taps) for phase, view in self.phases[0]]
         return tuple(
@@ -425,7 +428,12 @@ class Layout:
                 slots[of_set].append(Slot(stage, number, y, x, tap))
         every = [slot for of_set in slots for slot in of_set]
         most = max((s.y for s in every), default=0), max((s.x for s in every), default=0)
-        return stages or (Stage(0, 0, 0),), tuple(tuple(sorted(of_set)) for of_set in slots), most
+
+        def order(slot: Slot) -> tuple[int, ...]:
+            return (slot.stage, slot.tap) if self.tile.raw else tuple(slot)  # whole rows of taps
+
+        of_sets = tuple(tuple(sorted(of_set, key=order)) for of_set in slots)
+        return stages or (Stage(0, 0, 0),), of_sets, most
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -586,12 +594,17 @@ class Layout:
     @property
     def raw_margin(self) -> int:
         """Pixels of a raw tile's line before its first position's: on 16 bytes."""
-        return -(-self.problem.width.padding // 8) * 8
+        return -(self.stages[0].x // 8 * 8)
 
     @property
     def raw_first(self) -> int:
         """The pixel of the first tap of a line's first position."""
-        return self.raw_margin - self.problem.width.padding
+        return self.raw_margin + self.stages[0].x
+
+    @property
+    def raw_slots(self) -> tuple[tuple[int, int], ...]:
+        """Of a row of taps, the same for all: each one's pixel from the first, and its result."""
+        return tuple((slot.x, slot.result) for slot in self.slots[0][: self.stage_slots])
 
     @property
     def parts(self) -> int:
@@ -1104,12 +1117,14 @@ def of_16_bits_why_not(problem: Problem) -> str | None:
 
 def _raw_why_not(laid: Layout) -> str | None:
     problem, axis = laid.problem, laid.problem.width
-    if laid.forward or laid.read_layout != "contiguous" or not laid.contiguous:
+    if laid.read_layout != "contiguous" or not laid.contiguous:
         return f"reads and makes contiguous images, these are {laid.read_layout}"
     if not problem.pattern.source_aligned:
         return "reads images of rows on multiples of 16 bytes, those that it reads are not"
     if axis.stride > RAW_STRIDE:
-        return f"takes {RAW_STRIDE} phases apart at most, the stride is {axis.stride}"
+        return f"has {RAW_STRIDE} phases of a row at most, the stride is {axis.stride}"
+    if laid.forward and len(laid.results[1]) < axis.stride:
+        return "makes all phases of a row, some have no pixel"
     if axis.kernel > (most := RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS):
         return f"has {most} taps of a row in registers, there are {axis.kernel}"
     return None

@@ -49,8 +49,7 @@ template <typename Fields>
 struct RawMultiplier {
     // Words, two pixels, that the taps of a thread's two positions read.
     static constexpr int stride = Layer::source_step_x;
-    static constexpr int last_pixel =
-        Layer::raw_first + (stage_slots - 1) * Layer::dilation_x + stride;
+    static constexpr int last_pixel = Layer::raw_first + Layer::raw_last + stride;
     static constexpr int vector = 4 % stride == 0 ? stride : 1;  // words loaded at a time
     static constexpr int first_vector = Layer::raw_first / 2 / vector;
     static constexpr int vectors = last_pixel / 2 / vector + 1 - first_vector;
@@ -58,7 +57,15 @@ struct RawMultiplier {
     // are then odd, or even: half of the banks. So half of the lanes begin with the others.
     static constexpr bool ends =
         vector == 2 && vectors > 1 && Layer::raw_first / 2 % 2 == 1 && last_pixel / 2 % 2 == 0;
-    using Fragment = uint32_t[stage_slots][4];
+    static constexpr int pixels = sizeof(Layer::raw_pixels) / sizeof(int);
+    using Fragment = uint32_t[pixels][4];  // for each pixel that taps read of a position
+
+    // The fragment of a tap.
+    TCONV_DEVICE static constexpr int fragment_of(int tap) {
+        int found = 0;
+        while (Layer::raw_pixels[found] != Layer::raw_slot_pixel[tap]) ++found;
+        return found;
+    }
 
     CountedTurn patches, kept, weights;  // `kept`: where a tile's patches begin
     uint64_t weight_matrix;
@@ -124,12 +131,12 @@ struct RawMultiplier {
                 load(lines + half * 16 * raw_line, starts, second, words[second]);
             }
 #pragma unroll
-            for (int tap = 0; tap < stage_slots; ++tap) {
+            for (int each = 0; each < pixels; ++each) {
 #pragma unroll
                 for (int own = 0; own < 2; ++own) {
-                    int pixel = Layer::raw_first + tap * Layer::dilation_x + own * stride;
+                    int pixel = Layer::raw_first + Layer::raw_pixels[each] + own * stride;
                     int i = pixel / 2 - first_vector * vector;
-                    a[tap][half * 2 + own] =
+                    a[each][half * 2 + own] =
                         __byte_perm(words[0][i], words[1][i], pixel % 2 ? 0x7632 : 0x5410);
                 }
             }
@@ -139,19 +146,23 @@ struct RawMultiplier {
     TCONV_DEVICE void multiply(const Fields& arguments, Shared& shared, const Position& at,
                                Sums& sums, int& until_lead) {
 #pragma unroll
-        for (auto& of_block : sums[0]) {
+        for (auto& of_result : sums) {
 #pragma unroll
-            for (float& sum : of_block) sum = 0.0f;
+            for (auto& of_block : of_result) {
+#pragma unroll
+                for (float& sum : of_block) sum = 0.0f;
+            }
         }
         if (Layer::resident) weights.stage = 0;
         if (at.loads) kept = patches;
         patches = kept;
         int used_patch = -1, used_weights = -1;
-        int first = at.first_stage(), end = at.end_stage(), slot = 0;
+        Slots slots(at.row_group(consumer));
+        int first = at.first_stage(), end = at.end_stage(), slot = slots.begin;
 #pragma unroll 1
         for (int turns = chunks * (end - first), stage = first; turns > 0; --turns) {
-            if (stage == first) slot = 0;
-            int last = entry(Layer::stage_end, stage);
+            if (stage == first) slot = slots.begin;
+            int last = Layer::stages == 1 ? slots.end : entry(Layer::stage_end, stage);
             if (++stage == end) stage = first;
             ptx::mbarrier_wait_parity(&shared.patches_full[patches.stage], patches.parity);
             const unsigned char* patch = patch_of(arguments, shared, patches.stage);
@@ -174,12 +185,12 @@ struct RawMultiplier {
 #pragma unroll
                     for (int tap = 0; tap < stage_slots; ++tap) {
                         uint64_t b = ptx::advance(weight, tap * weight_bytes + k * 2);
+                        auto& to = sums[Layer::raw_slot_result[tap]][block];
+                        auto& of_tap = a[step % 2][fragment_of(tap)];
                         if constexpr (Layer::bfloat) {
-                            ptx::wgmma_m64k16_bf16<products_columns>(sums[0][block],
-                                                                     a[step % 2][tap], b, true);
+                            ptx::wgmma_m64k16_bf16<products_columns>(to, of_tap, b, true);
                         } else {
-                            ptx::wgmma_m64k16_f16<products_columns>(sums[0][block],
-                                                                    a[step % 2][tap], b, true);
+                            ptx::wgmma_m64k16_f16<products_columns>(to, of_tap, b, true);
                         }
                     }
                     ptx::wgmma_commit_group();
@@ -202,7 +213,10 @@ struct RawMultiplier {
         }
         ptx::wgmma_wait_group<0>();
 #pragma unroll
-        for (auto& of_block : sums[0]) ptx::fence_registers(of_block);
+        for (auto& of_result : sums) {
+#pragma unroll
+            for (auto& of_block : of_result) ptx::fence_registers(of_block);
+        }
         if (used_weights >= 0) hand_back(&shared.weights_empty[0][used_weights]);
         if (used_patch >= 0) hand_back(&shared.patches_empty[used_patch]);
     }

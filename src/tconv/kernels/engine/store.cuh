@@ -177,7 +177,9 @@ TCONV_DEVICE void stage_phases(const Biases& bias, unsigned char* lines, const S
         for (int i = 0; i < (left < most ? left : most); i += 2) {
             int from = first_channel / 2 + i, octet = from / 4;
             int channel = i / 4 * 8 + lane % 4 * 2;
-            int pixel = (warp * 16 + i / 2 % 2 * 8 + lane / 4) * phases;
+            // Of a raw tile the thread's two positions are neighbours.
+            int half = i / 2 % 2, of_warp = Layer::raw ? lane / 4 * 2 + half : half * 8 + lane / 4;
+            int pixel = (warp * 16 + of_warp) * phases;
             float more[2] = {bias.of[octet * 2], bias.of[octet * 2 + 1]};
             auto place = [&](int own, int column) {
                 return chunk_of(lines, channel + own, (pixel + column) / 8) +

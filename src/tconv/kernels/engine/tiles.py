@@ -94,7 +94,7 @@ INPUT_GRADIENT_TILES = (
 )
 
 FORWARD_TILES = (
-    *TILES,
+    *INPUT_GRADIENT_TILES,
     Tile(224, "image", turned=True),
     *(Tile(128, reach, alike=True, paired=True) for reach in ("image", "column")),
     *(Tile(128, reach, alike=True, paired=True, turned=True) for reach in ("image", "tap")),
