@@ -985,8 +985,9 @@ def test_refusals_of_raw_tiles():
     case = Case(1, 8, 8, 1, (5, 8), (3, 3), (1, 1), (1, 1))
     six = dict(kernel=(3, 7), stride=(1, 6), size=(5, 3), padding=(1, 2), output_padding=(0, 1))
     for direction, changes, made, reason in (
-        ("input_gradient", six, "contiguous", "has 5 phases of a row at most, the stride is 6"),
-        ("forward", dict(stride=(1, 6)), "contiguous", "has 5 phases of a row at most"),
+        ("input_gradient", six, "contiguous", "has 4 phases of a row at most, the stride is 6"),
+        ("forward", dict(stride=(1, 5)), "contiguous", "has 4 phases of a row at most"),
+        ("forward", {}, "contiguous", "makes rows of several phases, there is one"),
         (
             "forward",
             dict(stride=(1, 3), padding=(1, 11)),
@@ -1033,12 +1034,12 @@ def test_every_turned_tile(direction, case):
 RAW = {
     "forward": (
         Case(2, 72, 70, 1, (9, 24), (4, 4), (2, 2), (1, 1)),
-        Case(3, 1, 8, 1, (5, 8), (3, 3), (1, 1), (1, 1)),
+        Case(3, 1, 8, 1, (5, 8), (3, 3), (1, 2), (1, 1)),
         Case(1, 40, 16, 2, (7, 152), (2, 2), (2, 2), bias=False),
         Case(70, 24, 8, 1, (2, 8), (3, 3), (2, 2), (1, 1), (1, 1)),
         Case(1, 136, 70, 1, (4, 16), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
         Case(2, 24, 24, 1, (6, 16), (4, 8), (2, 4), (1, 2)),
-        Case(1, 8, 8, 1, (20, 16), (3, 3), (1, 1), (2, 12), (0, 0), (2, 7)),
+        Case(1, 8, 8, 1, (20, 16), (3, 3), (1, 2), (2, 12), (0, 0), (2, 7)),
         Case(1, 33, 200, 1, (8, 16), (4, 4), (2, 2), (1, 1)),
         Case(2, 16, 8, 1, (3, 8), (2, 2), (3, 3), output_padding=(2, 1)),
     ),

@@ -43,7 +43,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # From one turn of the ring to the next, a stage is copied and multiplied.
     turns = (products + copied + fit.stage * stages) / patch_stages
     main = max(products, copied, turns)
-    of_tile = _raw(laid, patch_stages) if tile.raw else main + written + fit.tile
+    of_tile = main + written + fit.tile
+    if tile.raw:
+        of_tile = _raw(laid, patch_stages) + (written if laid.forward else 0.0)
     waves = -(-laid.tiles // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
     unread = 0 if laid.forward else unread_bytes(problem, columns=not tile.turned)
@@ -62,7 +64,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
 
 
 def _raw(laid: Layout, patch_stages: int) -> float:
-    """Cycles of a raw tile, its way to memory included."""
+    """Cycles of a raw tile; of a gradient its way to memory included."""
     fit = _COSTS
     stages = laid.chunks * len(laid.stages)
     rows = laid.chunks * laid.slot_count / (laid.stage_slots * laid.set_count)

@@ -74,7 +74,7 @@ RAW_BYTES = 8 * 1024
 RAW_LINE = 64
 """Pixels of a line that a raw tile reads."""
 
-RAW_STRIDE = 5
+RAW_STRIDE = 4
 """Phases of a row that a raw tile reads or makes, at most."""
 
 RAW_TAPS = 8
@@ -1123,6 +1123,8 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "reads images of rows on multiples of 16 bytes, those that it reads are not"
     if axis.stride > RAW_STRIDE:
         return f"has {RAW_STRIDE} phases of a row at most, the stride is {axis.stride}"
+    if laid.forward and axis.stride == 1:
+        return "makes rows of several phases, there is one"
     if laid.forward and len(laid.results[1]) < axis.stride:
         return "makes all phases of a row, some have no pixel"
     if axis.kernel > (most := RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS):

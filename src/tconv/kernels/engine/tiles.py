@@ -87,14 +87,18 @@ TILES = (
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )
 
+RAW = Tile(64, positions_are_rows=True, raw=True, depth=32)
+
 INPUT_GRADIENT_TILES = (
     *TILES,
+    RAW,
+    Tile(128, positions_are_rows=True, raw=True, depth=32),
     *(Tile(columns, positions_are_rows=True, raw=True, depth=16) for columns in (256, 128)),
-    *(Tile(columns, positions_are_rows=True, raw=True, depth=32) for columns in (128, 64)),
 )
 
 FORWARD_TILES = (
-    *INPUT_GRADIENT_TILES,
+    *TILES,
+    RAW,
     Tile(224, "image", turned=True),
     *(Tile(128, reach, alike=True, paired=True) for reach in ("image", "column")),
     *(Tile(128, reach, alike=True, paired=True, turned=True) for reach in ("image", "tap")),
