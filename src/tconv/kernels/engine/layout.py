@@ -589,7 +589,8 @@ class Layout:
     def _raw_copied(self, box: tuple[int, int, int]) -> float:
         """What copying lines takes of a raw tile's products, at three cycles a line."""
         lines = box[0] * math.prod(self.raw_lines(box)) * len(self.stages)
-        return 3 * 16 * lines / (self.slot_count * self.positions / 64 * self.group_rows / 2)
+        products = max(1, self.slot_count) * self.positions / 64 * self.group_rows / 2
+        return 3 * 16 * lines / products
 
     @property
     def raw_margin(self) -> int:
@@ -604,7 +605,8 @@ class Layout:
     @property
     def raw_slots(self) -> tuple[tuple[int, int], ...]:
         """Of a row of taps, the same for all: each one's pixel from the first, and its result."""
-        return tuple((slot.x, slot.result) for slot in self.slots[0][: self.stage_slots])
+        row = next((of_set for of_set in self.slots if of_set), ())[: self.stage_slots]
+        return tuple((slot.x, slot.result) for slot in row) or ((0, 0),) * self.stage_slots
 
     @property
     def parts(self) -> int:
