@@ -36,6 +36,9 @@ CASES = (
     # Read as they lie if contiguous: x of a folded result, y for the weight's gradient.
     ("70,3,4,2,1", "3x20x24"),
     ("72,40,4,2,1", "2x17x32"),
+    # Words of an odd stride.
+    ("16,24,5,3,1,1", "2x6x29"),
+    ("16,24,5,3,1,1", "2x6x40"),
 )
 
 

@@ -674,13 +674,14 @@ def test_turned_tiles_compile_likewise(direction, name, request):
     expect_worse_code(request, (12, 4), (12, 8))
     turn = TURNED.index(name)
     problem = LAYERS[name].layer.problem(direction, ("bfloat16", "float16")[turn % 2], "contiguous")
-    every = [c for c in served(problem) if c.tile.turned]
+    every = [c for c in served(problem) if unpacked(c)]
     assert every
     for chosen in every:
         assert_compiled_well(chosen)
-    assert_compiled_well(
-        next(c for c in served(dataclasses.replace(problem, wide_offsets=True)) if c.tile.turned)
-    )
+    wide = served(dataclasses.replace(problem, wide_offsets=True))
+    assert_compiled_well(next(c for c in wide if c.tile.turned))
+    for chosen in [c for c in wide if c.tile.raw][:1]:
+        assert_compiled_well(chosen)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -790,7 +791,10 @@ def test_more_tiles_than_a_grid_has_are_refused(direction):
     refused = [family.tile_why_not(problem, HOPPER, tile) for tile in family.TILES]
     assert all(
         reason is not None
-        and any(part in reason for part in ("over 32 bits", "nothing", "turns", "pairs"))
+        and any(
+            part in reason
+            for part in ("over 32 bits", "nothing", "turns", "pairs", "reads and makes")
+        )
         for reason in refused
     )
     assert limits.MAX_GRID == 2**31 - 1
@@ -915,8 +919,13 @@ def test_the_packed_image_has_each_value_and_zeros_behind_the_channels(order, si
 
 
 def turned(given: Setting, target: Target = HOPPER) -> list:
-    """Plans of the tiles that serve and turn what they read."""
-    return [chosen for chosen in served(problem_of(given), target) if chosen.tile.turned]
+    """Plans of the tiles that serve and turn what they read, or read it raw."""
+    return [chosen for chosen in served(problem_of(given), target) if unpacked(chosen)]
+
+
+def unpacked(chosen) -> bool:
+    """Whether a contiguous source is read as it lies."""
+    return chosen.tile.turned or chosen.tile.raw
 
 
 # Rows of one octet and of more, several tiles along each axis, and images of which a tile has
@@ -967,7 +976,34 @@ def test_rows_that_no_tensor_map_describes_are_not_turned(direction, offset, gap
     problem = problem_of(given.with_read(read), aligned=offset % 8 == 0)
     reasons = {c.refusal for c in candidates(problem, HOPPER, (FAMILIES[direction],))}
     assert "turns images of rows on multiples of 16 bytes, those that it reads are not" in reasons
-    assert not [chosen for chosen in served(problem) if chosen.tile.turned]
+    assert not [chosen for chosen in served(problem) if unpacked(chosen)]
+
+
+def test_refusals_of_raw_tiles():
+    case = Case(1, 8, 8, 1, (5, 8), (3, 3), (1, 1), (1, 1))
+    six = dict(kernel=(3, 7), stride=(1, 6), size=(5, 3), padding=(1, 2), output_padding=(0, 1))
+    for direction, changes, made, reason in (
+        ("input_gradient", six, "contiguous", "has 4 phases of a row at most, the stride is 6"),
+        ("forward", dict(stride=(1, 5)), "contiguous", "has 4 phases of a row at most"),
+        ("forward", {}, "contiguous", "makes rows of several phases, there is one"),
+        (
+            "forward",
+            dict(stride=(1, 3), padding=(1, 11)),
+            "contiguous",
+            "makes all phases of a row, some have no pixel",
+        ),
+        (
+            "input_gradient",
+            dict(kernel=(3, 9), padding=(1, 4)),
+            "contiguous",
+            "has 8 taps of a row in registers, there are 9",
+        ),
+        ("input_gradient", {}, "channels_last", "reads and makes contiguous images"),
+    ):
+        problem = dataclasses.replace(case, **changes).layer.problem(direction, "bfloat16", made)
+        found = candidates(problem, HOPPER, (FAMILIES[direction],))
+        assert not any(c.tile.raw and c.refusal is None for c in found)
+        assert any(c.tile.raw and reason in str(c.refusal) for c in found), reason
 
 
 def test_strides_that_do_not_divide_an_octet_are_not_turned():
@@ -990,12 +1026,60 @@ def test_every_turned_tile(direction, case):
             assert_right(run(chosen, given, "random:1"), given, want)
 
 
+# Of a line all words are read, or of the first and the last pair one; dilated; several lines of a
+# row, and an odd number of positions; single pixels, one channel, and most taps of a row; phases
+# without a tap, and rows of y that no tap reads; a margin of two octets.
+RAW = {
+    "forward": (
+        Case(2, 72, 70, 1, (9, 24), (4, 4), (2, 2), (1, 1)),
+        Case(3, 1, 8, 1, (5, 8), (3, 3), (1, 2), (1, 1)),
+        Case(1, 40, 16, 2, (7, 152), (2, 2), (2, 2), bias=False),
+        Case(70, 24, 8, 1, (2, 8), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 136, 70, 1, (4, 16), (4, 3), (2, 3), (1, 1), (1, 2), (1, 2)),
+        Case(2, 24, 24, 1, (6, 16), (4, 8), (2, 4), (1, 2)),
+        Case(1, 8, 8, 1, (20, 16), (3, 3), (1, 2), (2, 12), (0, 0), (2, 7)),
+        Case(1, 33, 200, 1, (8, 16), (4, 4), (2, 2), (1, 1)),
+        Case(2, 16, 8, 1, (3, 8), (2, 2), (3, 3), output_padding=(2, 1)),
+        # Rows of y without a tap: all, and the first.
+        Case(1, 8, 8, 1, (1, 8), (2, 3), (4, 2), (1, 1), (0, 1), (2, 1)),
+        Case(1, 8, 8, 1, (1, 8), (2, 3), (4, 2), (1, 1), (1, 1), (2, 1)),
+    ),
+    "input_gradient": (
+        Case(1, 8, 8, 1, (1, 8), (2, 3), (4, 2), (1, 1), (0, 1), (2, 1)),
+        Case(2, 72, 70, 1, (9, 20), (4, 4), (2, 2), (1, 1)),
+        Case(1, 8, 24, 1, (5, 11), (3, 5), (2, 2), (1, 1), (0, 1)),
+        Case(1, 24, 40, 2, (3, 148), (2, 2), (2, 2)),
+        Case(1, 40, 24, 1, (3, 102), (1, 3), (1, 1), (0, 2), (0, 0), (1, 3)),
+        Case(1, 16, 8, 1, (4, 7), (3, 2), (1, 4), (1, 2), (0, 2)),
+        Case(3, 136, 1, 1, (1, 1), (8, 8)),
+        Case(2, 8, 17, 1, (3, 7), (2, 3), (3, 2), (1, 0), (2, 1)),
+        Case(1, 8, 8, 1, (6, 33), (5, 2), (1, 1), (0, 12), (0, 0), (2, 7)),
+        Case(257, 8, 16, 1, (1, 4), (2, 2), (2, 2)),
+        Case(1, 264, 8, 1, (8, 8), (3, 3), (1, 1), (1, 1), bias=False),
+        Case(1, 16, 16, 1, (4, 29), (3, 5), (2, 3), (1, 1), (0, 1)),
+    ),
+}
+EVERY_RAW = [(direction, case) for direction in DIRECTIONS for case in RAW[direction]]
+
+
+@pytest.mark.parametrize(("direction", "case"), EVERY_RAW, ids=str)
+def test_every_raw_tile(direction, case):
+    turn = EVERY_RAW.index((direction, case))
+    given = of_layout(direction, case, DTYPES[turn % 2], "contiguous")
+    want = given.want
+    every = [c for c in turned(given, few(3)) if c.tile.raw]
+    assert every
+    for number, chosen in enumerate(every):
+        assert_right(run(chosen, given, "random:1", sanitize=number == 0), given, want)
+
+
 @pytest.mark.parametrize("place", (1, 4))
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_turned_sources_in_any_order_and_sanitized(direction, place):
     given = of_layout(direction, SOURCES[direction][place], torch.float16, "contiguous")
     want = given.want
-    for chosen in turned(given, few())[place::4]:
+    every = turned(given, few())
+    for chosen in [*every[place::4], *[c for c in every if c.tile.raw][:1]]:
         first = run(chosen, given, sanitize=True)
         assert_right(first, given, want)
         for schedule in ("reverse", "random:1", "random:2"):
@@ -1017,7 +1101,7 @@ def test_what_is_not_finite_in_a_turned_source_reaches_its_readers_alone(directi
         want = by_taps(case, given.t.x, given.t.w, given.bias, given.t.grad_output)
         every = turned(given)
         assert every
-        for chosen in every[::3]:
+        for chosen in [*every[::3], *[c for c in every if c.tile.raw]]:
             out = run(chosen, given)
             made = want[DIRECTIONS.index(direction)]
             assert not made.isfinite().all()
@@ -1034,7 +1118,7 @@ def test_a_kernel_that_turns_serves_other_sizes(direction):
         given = of_layout(direction, case, torch.float16, "contiguous")
         want = given.want
         problem = dataclasses.replace(problem_of(given), like=like)
-        every = [c for c in served(problem) if c.tile.turned]
+        every = [c for c in served(problem) if unpacked(c)]
         assert every
         for chosen in every[turn::3]:
             assert_right(run(chosen, given), given, want)

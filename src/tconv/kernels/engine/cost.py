@@ -44,6 +44,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     turns = (products + copied + fit.stage * stages) / patch_stages
     main = max(products, copied, turns)
     of_tile = main + written + fit.tile
+    if tile.raw:
+        of_tile = _raw(laid, patch_stages) + (written if laid.forward else 0.0)
     waves = -(-laid.tiles // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
     unread = 0 if laid.forward else unread_bytes(problem, columns=not tile.turned)
@@ -59,6 +61,20 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if laid.packs_image:
         packing += packing_bytes(laid.problem, "x" if laid.forward else "y") / (rate * 1e12)
     return family.with_host(modelled + packing + fit.pack_launch * 1e-6)
+
+
+def _raw(laid: Layout, patch_stages: int) -> float:
+    """Cycles of a raw tile; of a gradient its way to memory included."""
+    fit = _COSTS
+    stages = laid.chunks * len(laid.stages)
+    rows = laid.chunks * laid.slot_count / (laid.stage_slots * laid.set_count)
+    products = rows * laid.stage_slots * laid.depth / 16 * laid.positions / 64
+    products *= fit.raw_product + fit.raw_column * laid.group_rows
+    weights = 0 if laid.resident else rows * laid.weight_stage_bytes
+    lines = stages * laid.depth * laid.box[0] * math.prod(laid.raw_lines(laid.box))
+    # What the next stages take to come, but for that which is multiplied.
+    coming = (fit.raw_stage * stages + fit.raw_line * lines) / (patch_stages - 1)
+    return products + fit.raw_row * rows + weights / fit.raw_weights + coming
 
 
 def _written(laid: Layout, tile: Tile) -> float:
@@ -82,6 +98,6 @@ def _longer(laid: Layout, tile: Tile) -> float:
     fit = _COSTS
     if laid.unfolds:
         return fit.unfolded_groups if laid.problem.groups > 1 else fit.unfolded_tile
-    if not tile.positions_are_rows or laid.group_rows <= 32:
+    if tile.raw or not tile.positions_are_rows or laid.group_rows <= 32:
         return 1.0
     return fit.few_positions if tile.columns < 256 else fit.many_rows

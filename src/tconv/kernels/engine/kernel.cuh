@@ -11,13 +11,15 @@
 // the same time.
 #pragma once
 
+#include <engine/raw_rows.cuh>
 #include <engine/turn.cuh>
 #include <ptx/setmaxnreg.cuh>
 
 namespace {
 
+template <typename Chosen>
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consumer) {
-    Multiplier multiplier(arguments, shared, consumer);
+    Chosen multiplier(arguments, shared, consumer);
     if (consumer == 1 && arguments.lead > 0) ptx::mbarrier_wait_parity(&shared.leading, 0);
     int until_lead = arguments.lead;
     Tiles tiles(arguments);
@@ -55,12 +57,18 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
         if constexpr (Layer::turned) {
             int others = role == 0 ? weight_rings : weight_rings + consumers * warpgroup / 32;
             if (warp >= weight_rings) turn_patches(arguments, shared, warp - others);
+        } else if constexpr (Layer::raw) {
+            if (threadIdx.x == 0) bring_lines(arguments, shared);
         } else {
             if (threadIdx.x == 0) bring_patches(arguments, shared);
         }
     } else {
         ptx::setmaxnreg_inc<consuming_registers>();
-        consume(arguments, shared, role - 1);
+        if constexpr (Layer::raw) {
+            consume<RawMultiplier<Fields>>(arguments, shared, role - 1);
+        } else {
+            consume<Multiplier>(arguments, shared, role - 1);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 
@@ -11,6 +12,7 @@ from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import (
     MOST_PATCH_STAGES,
     PACK_THREADS,
+    RAW_LINE,
     Layout,
     View,
     layout,
@@ -107,6 +109,21 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("rows_adjacent", laid.rows_adjacent),
             ("weight_line", laid.weight_line),
             ("turned", laid.tile.turned),
+            ("raw", laid.tile.raw),
+            ("raw_margin", laid.raw_margin),
+            ("raw_first", laid.raw_first),
+            ("stage_slots", laid.stage_slots),
+            (
+                "stage_end",
+                tuple(
+                    bisect.bisect_right([s.stage for s in slots], i)
+                    for i in range(len(laid.stages))
+                ),
+            ),
+            ("raw_pixels", tuple(sorted({x for x, _ in laid.raw_slots}))),
+            ("raw_slot_pixel", tuple(x for x, _ in laid.raw_slots)),
+            ("raw_slot_result", tuple(result for _, result in laid.raw_slots)),
+            ("raw_last", max(x for x, _ in laid.raw_slots)),
             ("turning_warps", laid.turning_warps),
             ("raw_pieces", laid.raw_pieces),
             ("raw_bytes", laid.raw_bytes),
@@ -254,6 +271,8 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         **(
             _turned_image(laid, read)
             if laid.tile.turned
+            else _raw_image(laid, read)
+            if laid.tile.raw
             else {f"source_{i}": _map(laid, i, read) for i in range(len(laid.sources))}
         ),
         **({"weights": _weight_map(laid)} if laid.maps_weights else {"packed": Address("packed")}),
@@ -277,7 +296,9 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "pitch_x_multiplier": pitch_x[0],
         "pitch_x_shift": pitch_x[1],
         "first_patch": laid.first_patch,
-        "patch_bytes": laid.patch_positions * laid.line_bytes,
+        "patch_bytes": (
+            laid.stage_bytes if laid.tile.raw else laid.patch_positions * laid.line_bytes
+        ),
         "stage_bytes": laid.stage_bytes,
         "patch_stages": patch_stages,
         "weight_stages": weight_stages,
@@ -318,6 +339,21 @@ def _turned_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
         "source_blocks_multiplier": of_blocks[0],
         "source_blocks_shift": of_blocks[1],
         "source_pieces": pieces,
+    }
+
+
+def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
+    """The image that a kernel reads as it lies, and the lines of a patch."""
+    rows, lines = laid.raw_lines(laid.box)
+    box = (RAW_LINE, laid.depth, rows, laid.box[0], 1)
+    return {
+        **{
+            f"source_{i}": contiguous_map(laid.problem, operand, view, laid.source_step[0], box)
+            for i, view in enumerate(laid.row_views)
+        },
+        "source_rows": rows,
+        "source_lines": lines,
+        "source_line_bytes": laid.stage_bytes // lines,
     }
 
 

@@ -71,6 +71,18 @@ RAW_PIECES = 6
 RAW_BYTES = 8 * 1024
 """Of a piece, at most."""
 
+RAW_LINE = 64
+"""Pixels of a line that a raw tile reads."""
+
+RAW_STRIDE = 4
+"""Phases of a row that a raw tile reads or makes, at most."""
+
+RAW_TAPS = 8
+"""Taps of a row of a raw tile, at most: the operands of two steps are in registers."""
+
+WIDE_RAW_TAPS = 4
+"""The same where a consumer has 256 positions: five spilled."""
+
 MOST_SOURCES = 16
 """Tensor maps of a kernel's sources: 2 KB of its 4 KB of arguments."""
 
@@ -204,6 +216,8 @@ class Layout:
     @functools.cached_property
     def depth(self) -> int:
         """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
+        if self.tile.raw:
+            return self.tile.depth
         if self.reduced <= 16 and len(self.stages) * self.tile_sums <= 32:
             return 16
         return min(32 if self.reduced <= 32 else 64, self.tile.depth)
@@ -228,7 +242,7 @@ class Layout:
             return GROUP_ROWS
         if self.unfolds:
             return -(-self.block_rows // 8) * 8
-        most = GROUP_ROWS
+        most = MOST_SUMS * 128 // self.tile.columns if self.tile.raw else GROUP_ROWS
         if self.phases_in_turn > 1:
             of_phase = MOST_SUMS // (self.tile.columns // 64 * len(self.tapped))  # sums
             most = min(most, of_phase * 2 // 8 * 8) or GROUP_ROWS
@@ -238,7 +252,8 @@ class Layout:
     @property
     def maps_weights(self) -> bool:
         """Whether weights are copied as they lie, by a tensor map: nothing is packed."""
-        return self.problem.weight_mapped and not self.packs_image and not self.tile.folded
+        of_tile = not self.tile.folded and not (self.tile.raw and self.forward)
+        return self.problem.weight_mapped and not self.packs_image and of_tile
 
     @property
     def rows_adjacent(self) -> bool:
@@ -282,6 +297,8 @@ class Layout:
         """Results of a tile, a set: as many as there are registers for, of whole rows if any."""
         if not self.tile.positions_are_rows:
             return 2 if self.tile.paired else 1
+        if self.tile.raw:
+            return len(self.results[1])
         fit = MOST_SUMS // (self.tile.columns // 64 * self.group_rows // 2)
         count, turn = self.result_count, self.phases_in_turn
         parts = [k for k in range(1, count + 1) if count % k == 0]
@@ -319,6 +336,8 @@ class Layout:
         axes = (problem.height, problem.width)
         results: list[list[tuple[tuple[int, int, int], int]]] = []
         sources = 0
+        if self.tile.raw and not self.forward:
+            return (self._raw_taps,)
         for phase_y, view_y in self.phases[0]:
             for phase_x, view_x in self.phases[1]:
                 found = []
@@ -334,17 +353,31 @@ class Layout:
                     sources += 1
         return tuple(map(tuple, results)) or ((),)
 
+    @property
+    def _raw_taps(self) -> tuple[tuple[tuple[int, int, int], int], ...]:
+        """The same of a raw tile's gradient: sources are phases of rows, x counts pixels."""
+        y, x = self.problem.height, self.problem.width
+        read = [(view, y.phases[phase].taps) for phase, view in self.phases[0]]
+        return tuple(
+            ((source, tap.shift - view.q, i * x.dilation - x.padding), tap.index * x.kernel + i)
+            for source, (view, taps) in enumerate((v, t) for v, t in read if t)
+            for tap in taps
+            for i in range(x.kernel)
+        )
+
     @functools.cached_property
     def sources(self) -> tuple[tuple[View, View], ...]:
         """The views that are read, of height and width."""
         y, x = self.problem.height, self.problem.width
         if self.forward:
             return ((View(0, 0, y.size), View(0, 0, x.size)),)
+        # Raw rows have all phases.
+        columns = ((0, View(0, 0, x.output_size)),) if self.tile.raw else self.phases[1]
         found = tuple(
             (view_y, view_x)
             for phase_y, view_y in self.phases[0]
-            for phase_x, view_x in self.phases[1]
-            if y.phases[phase_y].taps and x.phases[phase_x].taps
+            for phase_x, view_x in columns
+            if y.phases[phase_y].taps and (self.tile.raw or x.phases[phase_x].taps)
         )
         return found or ((View(0, 0, 1), View(0, 0, 1)),)
 
@@ -395,7 +428,12 @@ class Layout:
                 slots[of_set].append(Slot(stage, number, y, x, tap))
         every = [slot for of_set in slots for slot in of_set]
         most = max((s.y for s in every), default=0), max((s.x for s in every), default=0)
-        return stages or (Stage(0, 0, 0),), tuple(tuple(sorted(of_set)) for of_set in slots), most
+
+        def order(slot: Slot) -> tuple[int, ...]:
+            return (slot.stage, slot.tap) if self.tile.raw else tuple(slot)  # whole rows of taps
+
+        of_sets = tuple(tuple(sorted(of_set, key=order)) for of_set in slots)
+        return stages or (Stage(0, 0, 0),), of_sets, most
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -410,7 +448,7 @@ class Layout:
     @property
     def reach(self) -> tuple[int, int]:
         """How many positions beyond a tile's a stage holds, in y and x."""
-        return self._stages[2]
+        return (0, 0) if self.tile.raw else self._stages[2]
 
     @property
     def slot_count(self) -> int:
@@ -527,11 +565,48 @@ class Layout:
                     box = (size * cuts if axis == 0 else 1, y, size * cuts if axis == 2 else x)
                     if y + reach_y > MOST_BOX:
                         continue
+                    if self.tile.raw and not self._raw_fits(box):
+                        continue
                     tiles = math.prod(-(-s // b) for s, b in zip(sizes, box, strict=True))
-                    rank = (tiles * (1 + pieces), parts, box[0] * (y + reach_y) * pitch)
+                    longer = 1 + pieces + (self._raw_copied(box) if self.tile.raw else 0.0)
+                    rank = (tiles * longer, parts, box[0] * (y + reach_y) * pitch)
                     if best is None or rank < best[0]:
                         best = rank, (box, axis, size, parts)
         return ((0, 0, 0), 0, 0, 0) if best is None else best[1]
+
+    def raw_lines(self, box: tuple[int, int, int]) -> tuple[int, int]:
+        """Rows of an image, and lines of each, that a stage of a raw tile has of a channel."""
+        reach_y, reach_x = self._stages[2]
+        pixels = self.raw_first + self.source_step[1] * (-(-box[2] // 2) * 2 - 1) + reach_x + 1
+        return box[1] + reach_y, -(-pixels // RAW_LINE)
+
+    def _raw_fits(self, box: tuple[int, int, int]) -> bool:
+        rows, lines = self.raw_lines(box)
+        free = _HOPPER.shared_per_block - 2048 - self.fixed_bytes - 2 * self.weight_stage_bytes
+        stage = 2 * RAW_LINE * self.depth * rows * lines * box[0]
+        return rows <= MOST_BOX and 2 * stage <= free
+
+    def _raw_copied(self, box: tuple[int, int, int]) -> float:
+        """What copying lines takes of a raw tile's products, at three cycles a line."""
+        lines = box[0] * math.prod(self.raw_lines(box)) * len(self.stages)
+        products = max(1, self.slot_count) * self.positions / 64 * self.group_rows / 2
+        return 3 * 16 * lines / products
+
+    @property
+    def raw_margin(self) -> int:
+        """Pixels of a raw tile's line before its first position's: on 16 bytes."""
+        return -(self.stages[0].x // 8 * 8)
+
+    @property
+    def raw_first(self) -> int:
+        """The pixel of the first tap of a line's first position."""
+        return self.raw_margin + self.stages[0].x
+
+    @property
+    def raw_slots(self) -> tuple[tuple[int, int], ...]:
+        """Of a row of taps, the same for all: each one's pixel from the first, and its result."""
+        row = next((of_set for of_set in self.slots if of_set), ())[: self.stage_slots]
+        return tuple((slot.x, slot.result) for slot in row) or ((0, 0),) * self.stage_slots
 
     @property
     def parts(self) -> int:
@@ -576,6 +651,8 @@ class Layout:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage. Products of positions that do not exist read behind the patch."""
+        if self.tile.raw:
+            return 2 * RAW_LINE * self.depth * math.prod(self.raw_lines(self.box)) * self.box[0]
         read = self.reach[0] * self.pitch_x + self.reach[1] + self.positions
         return -(-max(read, self.patch_positions) // 16) * 16 * self.line_bytes
 
@@ -601,9 +678,19 @@ class Layout:
         fixed += self.turning_warps * (self.raw_pieces * (self.raw_bytes + 8) + 36) + 128
         return -(-fixed // 1024) * 1024
 
+    @property
+    def stage_slots(self) -> int:
+        """Slots whose weights are a stage: of raw tiles a row of taps."""
+        return self.problem.width.kernel if self.tile.raw else 1
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        """Bytes of a stage of weights."""
+        return self.stage_slots * self.weight_bytes
+
     def rings(self, target: Target) -> tuple[int, int]:
         """Stages of patches, and of each ring of weights; (0, 0) where they do not fit."""
-        weights = self.tile_groups * self.weight_bytes
+        weights = self.tile_groups * self.weight_stage_bytes
         free = target.shared_per_block - 1024 - self.fixed_bytes
         free -= 1024 if weights % 1024 else 0  # before `first_patch`
         if self.resident:
@@ -618,15 +705,15 @@ class Layout:
 
     @property
     def all_pieces(self) -> int:
-        """Pieces of weights of a tile, of one ring."""
-        return max(1, max(map(len, self.slots)) * self.chunks)
+        """Stages of weights of a tile, of one ring."""
+        return max(1, max(map(len, self.slots)) // self.stage_slots * self.chunks)
 
     @functools.cached_property
     def resident(self) -> bool:
         """Whether a block loads its weights once: all tiles have the same, and they fit."""
         if self.problem.groups * self.row_sets > 1 or self.all_pieces > MOST_RESIDENT:
             return False
-        weights = self.tile_groups * self.weight_bytes * self.all_pieces
+        weights = self.tile_groups * self.weight_stage_bytes * self.all_pieces
         # What depends on the image does not decide: two stages of the longest patch.
         most = 2 * (2 * self.positions) * self.line_bytes
         return weights + most <= _HOPPER.shared_per_block - 4 * self.piece_bytes - 8192
@@ -639,7 +726,7 @@ class Layout:
     @property
     def first_patch(self) -> int:
         """Where the stages of patches begin in shared memory."""
-        weights = self.tile_groups * self.rings(_HOPPER)[1] * self.weight_bytes
+        weights = self.tile_groups * self.rings(_HOPPER)[1] * self.weight_stage_bytes
         return -(-(self.fixed_bytes + weights) // 1024) * 1024
 
     @property
@@ -701,14 +788,15 @@ class Layout:
         if self.tiles <= target.multiprocessors:
             return 0
         patches, weights = self.rings(target)
-        lead = -(-self.chunks * self.slot_count // (2 * self.set_count))
+        # NOTE: counted in stages of weights.
+        lead = -(-self.chunks * self.slot_count // (2 * self.set_count * self.stage_slots))
         most = self.chunks * max(map(len, self.kinds))
         for number, kind in enumerate(self.kinds):
             of_set = self.slots[number * self.tile_groups % self.set_count]
             each = collections.Counter(slot.stage for slot in of_set)
             stages = self.chunks * len(kind)
             loaded = min(self._first_loaded(number, patches), stages)
-            ahead = [each[kind[i % len(kind)]] for i in range(loaded)]
+            ahead = [each[kind[i % len(kind)]] // self.stage_slots for i in range(loaded)]
             # NOTE: the second consumer begins when the first reaches the slot behind these. It must
             # do so in the first ring of stages, as the second hands none back before.
             behind = 0 if stages + most <= patches and not self.tile.turned else 1
@@ -780,7 +868,7 @@ class Layout:
     @property
     def packs_image(self) -> bool:
         """Whether what is read is packed first, as no tensor map can describe it."""
-        if self.tile.turned:
+        if self.tile.turned or self.tile.raw:
             return False
         return self.folds or packs(self.problem, self.reduced, self.read_layout)
 
@@ -824,13 +912,13 @@ class Layout:
 
     @property
     def row_views(self) -> tuple[View, ...]:
-        """The views of height that are read, each by a map where rows are turned whole."""
+        """The views of height that are read, each by a map where rows are read whole."""
         return tuple(dict.fromkeys(y for y, _ in self.sources))
 
     @property
     def map_count(self) -> int:
         """Tensor maps of what is read."""
-        return len(self.row_views if self.tile.turned else self.sources)
+        return len(self.row_views if self.tile.turned or self.tile.raw else self.sources)
 
     @property
     def run_octets(self) -> int:
@@ -936,6 +1024,8 @@ class Layout:
     @functools.cached_property
     def granule(self) -> int:
         """What rows of a box, and of a patch, are a multiple of: vectors do not cross them."""
+        if self.tile.raw:
+            return 8
         return self.neighbours // math.gcd(self.neighbours, self.row_phases)
 
     @property
@@ -1027,6 +1117,23 @@ def of_16_bits_why_not(problem: Problem) -> str | None:
     return family.coordinates_why_not(problem)
 
 
+def _raw_why_not(laid: Layout) -> str | None:
+    problem, axis = laid.problem, laid.problem.width
+    if laid.read_layout != "contiguous" or not laid.contiguous:
+        return f"reads and makes contiguous images, these are {laid.read_layout}"
+    if not problem.pattern.source_aligned:
+        return "reads images of rows on multiples of 16 bytes, those that it reads are not"
+    if axis.stride > RAW_STRIDE:
+        return f"has {RAW_STRIDE} phases of a row at most, the stride is {axis.stride}"
+    if laid.forward and axis.stride == 1:
+        return "makes rows of several phases, there is one"
+    if laid.forward and len(laid.results[1]) < axis.stride:
+        return "makes all phases of a row, some have no pixel"
+    if axis.kernel > (most := RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS):
+        return f"has {most} taps of a row in registers, there are {axis.kernel}"
+    return None
+
+
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.folded and (reason := fold.why_not(problem)):
@@ -1040,7 +1147,9 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return "turns images of rows on multiples of 16 bytes, those that it reads are not"
     if tile.turned and 8 % laid.source_step[1]:
         return f"turns octets of as many pixels of each phase, the stride is {laid.source_step[1]}"
-    if tile.depth < 64 and laid.reduced <= tile.depth:
+    if tile.raw and (reason := _raw_why_not(laid)):
+        return reason
+    if tile.depth < 64 and not tile.raw and laid.reduced <= tile.depth:
         return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
     if laid.map_count > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {laid.map_count} phases to read"
@@ -1050,7 +1159,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.positions_are_rows and tile.columns // 64 * laid.group_rows // 2 > MOST_SUMS:
         found = tile.columns // 64 * laid.group_rows // 2
         return f"has {MOST_SUMS} sums a thread at most, not {found}"
-    if tile.reach != "tap" and laid.reach == (0, 0):
+    if tile.reach != "tap" and not tile.raw and laid.reach == (0, 0):
         return "all taps have the same distance: nothing is gained by stages of several"
     if laid.box == (0, 0, 0):
         return f"{laid.positions} positions and the reach {laid.reach} do not fit a tensor copy"

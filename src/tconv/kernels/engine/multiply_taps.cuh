@@ -73,25 +73,28 @@ TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int rin
         Index piece =
             (Index(at.group * row_blocks + block) * Layer::all_slots + slots.begin) * chunks;
         int slot = slots.begin, chunk = 0;
-        for (int left = (slots.end - slots.begin) * chunks; left > 0; --left) {
+        for (int left = (slots.end - slots.begin) * chunks; left > 0; left -= stage_slots) {
             uint64_t* full = &shared.weights_full[ring][turn.stage];
-            auto* to = weights_of(arguments, shared, ring) + turn.stage * weight_bytes;
+            auto* to = weights_of(arguments, shared, ring) + turn.stage * weight_stage_bytes;
             ptx::mbarrier_wait_parity(&shared.weights_empty[ring][turn.stage], turn.parity ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, group_rows * line_bytes);
+            ptx::mbarrier_arrive_expect_tx(full, stage_slots * group_rows * line_bytes);
             if constexpr (Layer::maps_weights) {
-                int tap = entry(Layer::slot_tap, slot), y = tap / Layer::kernel_x;
-                int row = block * group_rows, channel = chunk * depth;
-                ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                    to, &arguments.weights, Layer::rows_adjacent ? row : channel,
-                    tap - y * Layer::kernel_x, y, Layer::rows_adjacent ? channel : row, at.group,
-                    full);
+                for (int i = 0; i < stage_slots; ++i) {
+                    int tap = entry(Layer::slot_tap, slot + i), y = tap / Layer::kernel_x;
+                    int row = block * group_rows, channel = chunk * depth;
+                    ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                        to + i * weight_bytes, &arguments.weights,
+                        Layer::rows_adjacent ? row : channel, tap - y * Layer::kernel_x, y,
+                        Layer::rows_adjacent ? channel : row, at.group, full);
+                }
             } else {
                 ptx::cp_async_bulk_global_to_shared(
                     to, static_cast<const unsigned char*>(arguments.packed) + piece * weight_bytes,
-                    weight_bytes, full);
+                    weight_stage_bytes, full);
             }
-            ++piece;
-            if (++slot == slots.end) {
+            piece += stage_slots;
+            slot += stage_slots;
+            if (slot == slots.end) {
                 slot = slots.begin;
                 ++chunk;
             }
@@ -190,7 +193,8 @@ struct Multiplier {
                     if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
                     ptx::mbarrier_wait_parity(&shared.weights_full[ring][weights.stage],
                                               Layer::resident ? 0 : weights.parity);
-                    uint64_t weight = ptx::advance(weight_matrix, weights.stage * weight_bytes);
+                    uint64_t weight =
+                        ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
                     uint64_t shifted = ptx::advance(patch, start & -line_bytes);
                     if (slot + 1 < slots.end) start = shared.starts[slot + 1];
                     ptx::wgmma_fence();

@@ -41,6 +41,9 @@ constexpr int group_rows = Layer::group_rows;  // channels of a row group
 // a tensor map copies as they lie (`rows_adjacent`).
 constexpr int weight_line = Layer::weight_line;
 constexpr int weight_bytes = (Layer::rows_adjacent ? depth : group_rows) * weight_line;
+// Slots whose weights are a stage: of raw tiles a row of taps.
+constexpr int stage_slots = Layer::stage_slots;
+constexpr int weight_stage_bytes = stage_slots * weight_bytes;
 constexpr int row_blocks = (Layer::rows + Layer::block_rows - 1) / Layer::block_rows;
 
 // A row group is a block of channels of a set: of `tile_results` results.
@@ -96,7 +99,7 @@ static_assert(Layer::stages * tile_sums <= line_bytes, "`starts` holds numbers b
 
 TCONV_DEVICE unsigned char* weights_of(const Arguments& arguments, Shared& shared, int ring) {
     auto* first = reinterpret_cast<unsigned char*>(&shared) + Layer::fixed_bytes;
-    return first + ring * arguments.weight_stages * weight_bytes;
+    return first + ring * arguments.weight_stages * weight_stage_bytes;
 }
 
 // NOTE: on a multiple of 1024 bytes, where swizzles begin.

@@ -152,9 +152,11 @@ TCONV_DEVICE void stage_piece(const Biases& bias, const Block (&sums)[blocks], C
 }
 
 // Channels of a piece of several phases: lines that both outputs hold. Of columns those of all do.
-constexpr int room_channels = 2 * piece_bytes / line_pitch / 8 * 8;
-constexpr int channel_parts =
-    interleaved && positions_are_rows ? (group_rows + room_channels - 1) / room_channels : 1;
+// Of a raw tile one output does.
+constexpr int room_channels = (Layer::raw ? 1 : 2) * piece_bytes / line_pitch / 8 * 8;
+constexpr int channel_parts = Layer::raw || (interleaved && positions_are_rows)
+                                  ? (group_rows + room_channels - 1) / room_channels
+                                  : 1;
 constexpr int piece_channels = (group_rows + 8 * channel_parts - 1) / (8 * channel_parts) * 8;
 constexpr int row_sums = tile_sums / (tile_results / phases);  // of all phases of a row
 
@@ -175,7 +177,9 @@ TCONV_DEVICE void stage_phases(const Biases& bias, unsigned char* lines, const S
         for (int i = 0; i < (left < most ? left : most); i += 2) {
             int from = first_channel / 2 + i, octet = from / 4;
             int channel = i / 4 * 8 + lane % 4 * 2;
-            int pixel = (warp * 16 + i / 2 % 2 * 8 + lane / 4) * phases;
+            // Of a raw tile the thread's two positions are neighbours.
+            int half = i / 2 % 2, of_warp = Layer::raw ? lane / 4 * 2 + half : half * 8 + lane / 4;
+            int pixel = (warp * 16 + of_warp) * phases;
             float more[2] = {bias.of[octet * 2], bias.of[octet * 2 + 1]};
             auto place = [&](int own, int column) {
                 return chunk_of(lines, channel + own, (pixel + column) / 8) +
@@ -217,6 +221,27 @@ TCONV_DEVICE void stage_phases(const Biases& bias, unsigned char* lines, const S
             chunk[position / 2 % 2] = {
                 narrowed(value(0, 0, from, more), value(1, 0, from, more)),
                 narrowed(value(0, 0, from + 1, more), value(1, 0, from + 1, more))};
+        }
+    }
+}
+
+// Lays channels, from `first_channel` on, of a piece of a raw tile out: two neighbouring positions
+// are rows of a thread.
+template <int first_channel>
+TCONV_DEVICE void stage_pairs(const Biases& bias, unsigned char* lines,
+                              const float (&sums)[products_columns / 2]) {
+    int lane = threadIdx.x % 32, pair = threadIdx.x % warpgroup / 32 * 8 + lane / 4;
+    constexpr int left = group_rows - first_channel;
+#pragma unroll
+    for (int channel = 0; channel < (left < piece_channels ? left : piece_channels); channel += 8) {
+        constexpr int first = first_channel / 2;
+#pragma unroll
+        for (int own = 0; own < 2; ++own) {
+            int from = first + channel / 2 + own;
+            float more = bias.of[from / 4 * 2 + own];
+            auto* chunk = chunk_of(lines, channel + lane % 4 * 2 + own, pair / 4);
+            reinterpret_cast<uint32_t*>(chunk)[pair % 4] =
+                narrowed(sums[from] + more, sums[from + 2] + more);
         }
     }
 }
@@ -340,8 +365,8 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
         if constexpr (interleaved) {
             if (number > 0) ptx::bar_sync(1 + consumer, warpgroup);
             stage_phases<row, piece, first_channel>(bias, lines, sums);
-            to.first += Index(first_channel) * arguments.destination_stride_c;
-            to.channels = min(piece_channels, to.channels - first_channel);
+        } else if constexpr (Layer::raw) {
+            stage_pairs<first_channel>(bias, lines, sums[row][piece]);
         } else {
             auto chunk_at = [&](int position, int channel) {
                 position -= piece * piece_positions;
@@ -349,6 +374,10 @@ TCONV_DEVICE void store_pieces(const Arguments& arguments, Shared& shared, const
                                          : chunk_of(lines, position, channel / 8);
             };
             stage_piece<piece>(bias, sums[row], chunk_at, [](int) { return false; });
+        }
+        if constexpr (parts > 1) {
+            to.first += Index(first_channel) * arguments.destination_stride_c;
+            to.channels = min(piece_channels, to.channels - first_channel);
         }
         // Nobody writes the other piece's lines again before all have read them.
         ptx::bar_sync(1 + consumer, warpgroup);

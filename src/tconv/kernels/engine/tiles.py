@@ -31,6 +31,8 @@ class Tile:
         folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
         turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
             packed first.
+        raw: whether a block reads a contiguous source as it lies, and a contiguous result's
+            positions are rows, whose operand comes from registers.
         depth: channels of a stage, at most. Shorter stages leave room for more of them.
     """
 
@@ -41,6 +43,7 @@ class Tile:
     paired: bool = False
     folded: bool = False
     turned: bool = False
+    raw: bool = False
     depth: int = 64
 
     @property
@@ -59,7 +62,8 @@ class Tile:
         way = "/folded" * self.folded + "/turned" * self.turned
         paired = "/paired" if self.paired else ""
         depth = f"/{self.depth}" if self.depth < 64 else ""
-        return f"{rows}{self.positions}/{self.reach}{paired}{way}{depth}"
+        reach = "raw" if self.raw else self.reach
+        return f"{rows}{self.positions}/{reach}{paired}{way}{depth}"
 
 
 TILES = (
@@ -83,8 +87,18 @@ TILES = (
     *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )
 
+RAW = Tile(64, positions_are_rows=True, raw=True, depth=32)
+
+INPUT_GRADIENT_TILES = (
+    *TILES,
+    RAW,
+    Tile(128, positions_are_rows=True, raw=True, depth=32),
+    *(Tile(columns, positions_are_rows=True, raw=True, depth=16) for columns in (256, 128)),
+)
+
 FORWARD_TILES = (
     *TILES,
+    RAW,
     Tile(224, "image", turned=True),
     *(Tile(128, reach, alike=True, paired=True) for reach in ("image", "column")),
     *(Tile(128, reach, alike=True, paired=True, turned=True) for reach in ("image", "tap")),

@@ -6,7 +6,8 @@ from tconv.jit.target import Target
 from tconv.kernels import engine
 from tconv.kernels.engine.cost import cost
 from tconv.kernels.engine.layout import tile_why_not, why_not
-from tconv.kernels.engine.tiles import TILES, Tile
+from tconv.kernels.engine.tiles import INPUT_GRADIENT_TILES as TILES
+from tconv.kernels.engine.tiles import Tile
 from tconv.kernels.launch import Launch
 from tconv.problem import Direction, Problem
 
