@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tconv import includes
@@ -79,6 +79,14 @@ STEPS = st.integers(1, 9) | st.sampled_from((64, 1000, 10**5, 2**28))
 
 
 @settings(max_examples=400)
+@example(
+    height=Axis(1, 3, padding=1),
+    width=Axis(1, 1),
+    channels=(1, 1, 1),
+    math="tf32",
+    arch="sm_90a",
+    direction="forward",
+)
 @given(
     height=axes(STEPS),
     width=axes(STEPS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from tconv.jit.target import Target
@@ -389,4 +390,6 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             f"two stages of {laid.stage_bytes} bytes for each warpgroup do not fit {target.arch} "
             f"beside {laid.weight_bytes} bytes of weights"
         )
+    if (blocks := problem.groups * laid.blocks(target)) > (outputs := math.prod(problem.y_shape)):
+        return f"has {blocks} blocks for {outputs} outputs"
     return None
