@@ -296,6 +296,8 @@ def problems(batch: int, channels: int, axis: Axis):
 def test_compiles_without_spills(layer, arch, request):
     if layer[2].kernel in (4, 16):  # with strides of 2 and 8
         expect_worse_code(request, (12, 4), (12, 8))
+    if layer == LAYERS[0] and arch == "sm_90a":  # 4 and 36 bytes of two gradients' tiles
+        expect_worse_code(request, (13, 0))
     for problem in problems(*layer):
         for wide in (False, True) if arch == "sm_90a" and problem.dtype == "float16" else (False,):
             shaped = dataclasses.replace(problem, wide_offsets=wide)
