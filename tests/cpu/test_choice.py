@@ -333,6 +333,21 @@ def test_what_is_ours_is_found_at_once(gpu, monkeypatch, axes, bias):
     assert sum(served().values()) == len(gpu.ran) - 1 == 3  # one was the timing's
 
 
+@torch.inference_mode()
+def test_tuning_that_begins_while_a_call_in_one_dimension_is_on_its_way(gpu, monkeypatch):
+    monkeypatch.setattr(calls.Known, "is_ours", lambda _: True)
+    layer = tconv.ConvTranspose1d(32, 16, 4, 2, 1)
+    x = torch.randn(2, 32, 16)
+    expected = layer(x)
+    layer(x)
+    way = binding.Way(PYTORCH, "tuned", counts.counter("forward", "pytorch", "tuned"))
+    monkeypatch.setattr(choosing, "choose", lambda *_: way)
+    monkeypatch.setattr(tuning, "mode", lambda: 99)
+    ran = len(gpu.ran)
+    torch.testing.assert_close(own_run(layer, x)(x, layer.weight, layer.bias), expected)
+    assert len(gpu.ran) == ran
+
+
 @torch.no_grad()
 def test_what_is_not_alike_is_not_found_at_once(gpu):
     layer = tconv.ConvTranspose2d(32, 16, 4, 2, 1)

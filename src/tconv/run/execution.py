@@ -25,7 +25,7 @@ def forward(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     """The layer's output."""
-    return _run(call, _forward, aten.forward, input, weight, bias, geometry)
+    return _run(call, _forward, _pytorch_forward, input, weight, bias, geometry)
 
 
 def input_gradient(
@@ -92,6 +92,16 @@ def _run(
     way = call.ways.get(tuning.mode()) or choosing.choose(call, run)
     way.served.add()
     return run(way.candidate)
+
+
+def _pytorch_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    # Operands of a known call of ours may lack the height, and another thread may have turned
+    # tuning on since it was looked up.
+    if input.dim() == 3:
+        input, weight = input.unsqueeze(2), weight.unsqueeze(2)
+    return aten.forward(input, weight, bias, geometry)
 
 
 def _forward(
