@@ -53,8 +53,9 @@ struct RawMultiplier {
     static constexpr int vector = 4 % stride == 0 ? stride : 1;  // words loaded at a time
     static constexpr int first_vector = Layer::raw_first / 2 / vector;
     static constexpr int vectors = last_pixel / 2 / vector + 1 - first_vector;
-    // Whether of the first pair the second word is read alone, and of the last the first. All lanes'
-    // are then odd, or even: half of the banks. So half of the lanes begin with the others.
+    // Whether the first pair gives only its second word, and the last pair only its first. All
+    // lanes would then read odd words, or all even ones: half of the banks. So half of the lanes
+    // begin at the other end.
     static constexpr bool ends =
         vector == 2 && vectors > 1 && Layer::raw_first / 2 % 2 == 1 && last_pixel / 2 % 2 == 0;
     static constexpr int pixels = sizeof(Layer::raw_pixels) / sizeof(int);
