@@ -1,11 +1,12 @@
 """Whole models, PyTorch's time over tconv's after `tconv.convert`, inference and training.
 
-    python benchmarks/models.py [--csv FILE] [--gpu-name NAME] [--own-kernels]
+    python benchmarks/models.py [--csv FILE] [--gpu-name NAME] [--own-kernels] [--graph]
 
 Each model runs with its own weights in PyTorch and, converted, in tconv, in turns, each timing a
 few steps between two CUDA events. Inference is a forward pass in inference mode, training a forward
 and a backward pass. The ratio is the median over the turns, since a host's speed drifts.
-`--gpu-name` pretends another GPU, of which no committed row speaks.
+`--gpu-name` pretends another GPU, of which no committed row speaks. With `--graph` each step is a
+CUDA graph, so that the host's time does not count.
 
 A copy of PyTorch's model runs in the same turns. Its ratio, `control`, is the noise of the host.
 """
@@ -170,6 +171,25 @@ def step(model: nn.Module, x: Tensor, autocast: bool, training: bool) -> Callabl
     return run
 
 
+def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The same step as a CUDA graph. Its result is overwritten by the next replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
 def race(steps: list[Callable[[], Tensor]]) -> list[list[float]]:
     """Milliseconds of each in turns, each turn a few steps."""
     for run in steps:
@@ -202,6 +222,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--gpu-name")
     parser.add_argument("--own-kernels", action="store_true")
+    parser.add_argument("--graph", action="store_true")
     parser.add_argument("--only", default="")
     parsed = parser.parse_args()
     name = torch.cuda.get_device_name()
@@ -228,6 +249,8 @@ def main() -> None:
                 own = tconv.own_kernels() if parsed.own_kernels else contextlib.nullcontext()
                 steps = [step(m, x, autocast, training) for m in (model, converted, again)]
                 with own:
+                    if parsed.graph:
+                        steps = [captured(run) for run in steps]
                     apart = (steps[0]() - steps[1]()).norm() / steps[0]().norm()
                     theirs, ours, copied = race(steps)
                 ratio = median(a / b for a, b in zip(theirs, ours, strict=True))
@@ -245,6 +268,7 @@ def main() -> None:
                         "ratio": ratio,
                         "control": control,
                         "apart": float(apart),
+                        "graph": parsed.graph,
                         **{
                             f"{who}_turns_ms": " ".join(f"{time:.4f}" for time in times)
                             for who, times in (
