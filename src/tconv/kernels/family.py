@@ -155,6 +155,17 @@ def blocks(problem: Problem, index: str, most: int) -> int:
     return max(2, most - (problem.dtype == "float64") - (index != "int") - channels_last)
 
 
+def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, int | str], ...]:
+    """What kernels ask of a forward layer besides its axes; `index`: the type of offsets."""
+    return (
+        ("Index", index),
+        ("groups", problem.groups),
+        ("in_channels", problem.in_channels_per_group),
+        ("out_channels", problem.out_channels_per_group),
+        ("bias", problem.bias),
+    )
+
+
 def axis_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
     """kernel, stride, padding, dilation of both axes, as members of `struct Layer`."""
     return tuple(

@@ -29,10 +29,11 @@ from tconv.kernels.launch import (
     Operand,
     Stride,
     TensorMap,
+    fields,
     strides,
     weights,
 )
-from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import ITEM_BYTES, Problem
 
 PACK_STEM = "sm90_pack"
@@ -162,9 +163,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("slot_x", tuple(slot.x for slot in slots) or (0,)),
             *_tap_constants(laid),
         ),
-        arguments=tuple(
-            (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
-        ),
+        arguments=fields(arguments, _index(laid)),
         shared_bytes=laid.shared_bytes,
         threads=128 * (1 + CONSUMERS),
     )
@@ -179,17 +178,8 @@ def _tap_constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
     )
 
 
-def _type_of(name: str, argument: Argument, index: str) -> str:
-    if isinstance(argument, TensorMap):
-        return TENSOR_MAP
-    if isinstance(argument, Address):
-        return "void*" if name == "destination" else "const void*"
-    return index if isinstance(argument, Stride) else "int"
-
-
 def _pack_source(laid: Layout) -> KernelSource:
     problem = laid.problem
-    index = _index(laid)
     return KernelSource(
         stem=PACK_STEM,
         constants=(
@@ -205,13 +195,7 @@ def _pack_source(laid: Layout) -> KernelSource:
             ("folds", laid.folds),
             *read_pixels(problem, "x" if laid.forward else "y", "source"),
         ),
-        arguments=tuple(
-            (
-                name,
-                "void*" if name in ("packed", "image") else _type_of(name, argument, index),
-            )
-            for name, argument in _pack_arguments(laid).items()
-        ),
+        arguments=fields(_pack_arguments(laid), _index(laid), written="packed image"),
         shared_bytes=laid.pack_bytes,
         threads=PACK_THREADS,
     )
