@@ -175,19 +175,6 @@ def axis_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
     )
 
 
-def stride_fields(prefix: str, names: str, index: str) -> tuple[tuple[str, str], ...]:
-    """Fields of `struct Arguments` for a tensor's strides; `launch.strides` has their values."""
-    return tuple((f"{prefix}_stride_{name}", index) for name in names.split())
-
-
-SIZE_FIELDS = tuple(
-    (f"{image}_{axis}", "int")
-    for image in ("source", "destination")
-    for axis in ("height", "width")
-)
-"""Fields of `struct Arguments` for the sizes of input and output."""
-
-
 def phases_why_not(problem: Problem) -> str | None:
     """A reason if a forward kernel that computes all phases cannot serve, else None.
 
