@@ -68,7 +68,7 @@ constexpr int turning_warps = Layer::turning_warps;
 constexpr int raw_pieces = Layer::raw_pieces;
 constexpr int raw_bytes = Layer::raw_bytes;
 
-// What a warp that turns copies next: a piece of a stage of a tile's chunk; the stage's first pixel.
+// What a warp that turns copies next: a piece of a stage of a tile's chunk; its first pixel.
 struct NextPiece {
     int tile, chunk, place, piece;
     int image, group, y, x;
