@@ -52,7 +52,7 @@ def text() -> str:
         for one, values in sorted(ratios().items())
         if len(values) >= LEAST_ROWS and min(values) >= LEAST_RATIO
     ]
-    return json.dumps(rows, indent=2) + "\n"
+    return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
 
 
 def main() -> None:

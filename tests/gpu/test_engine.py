@@ -28,7 +28,7 @@ CASES = (
     # Rows and columns of y that no tap reads.
     ("32,64,3,stride=5,padding=1,dilation=2", "3x18x40"),
     ("24,40,2,2", "6x13x72"),
-    # Octets of four phases are turned.
+    # Four phases of a row.
     ("24,24,4x8,stride=2x4,padding=1x2", "2x6x16"),
     # Folded: of few channels, with whole rows and with pieces of them.
     ("56,1,9,3,4,2", "3x40x70"),

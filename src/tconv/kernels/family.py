@@ -155,6 +155,17 @@ def blocks(problem: Problem, index: str, most: int) -> int:
     return max(2, most - (problem.dtype == "float64") - (index != "int") - channels_last)
 
 
+def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, int | str], ...]:
+    """What kernels ask of a forward layer besides its axes; `index`: the type of offsets."""
+    return (
+        ("Index", index),
+        ("groups", problem.groups),
+        ("in_channels", problem.in_channels_per_group),
+        ("out_channels", problem.out_channels_per_group),
+        ("bias", problem.bias),
+    )
+
+
 def axis_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
     """kernel, stride, padding, dilation of both axes, as members of `struct Layer`."""
     return tuple(
@@ -162,19 +173,6 @@ def axis_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
         for suffix, axis in (("y", problem.height), ("x", problem.width))
         for name in ("kernel", "stride", "padding", "dilation")
     )
-
-
-def stride_fields(prefix: str, names: str, index: str) -> tuple[tuple[str, str], ...]:
-    """Fields of `struct Arguments` for a tensor's strides; `launch.strides` has their values."""
-    return tuple((f"{prefix}_stride_{name}", index) for name in names.split())
-
-
-SIZE_FIELDS = tuple(
-    (f"{image}_{axis}", "int")
-    for image in ("source", "destination")
-    for axis in ("height", "width")
-)
-"""Fields of `struct Arguments` for the sizes of input and output."""
 
 
 def phases_why_not(problem: Problem) -> str | None:

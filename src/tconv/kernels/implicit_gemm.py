@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tconv.jit.target import Target
-from tconv.kernels import costs, family
+from tconv.kernels import costs, family, image_tiles
 from tconv.kernels.launch import Address, Argument, Launch, Operand, fields, strides
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import ITEM_BYTES, Problem
@@ -158,12 +158,7 @@ class Shape:
                 f"a thread would hold {self.sums} sums and {staged} staged values in {needed} "
                 f"bytes, its registers allow {MOST_THREAD_BYTES}"
             )
-        if self.shared_bytes(8) > target.shared_per_block:
-            return (
-                f"a block needs {self.shared_bytes(8)} bytes of shared memory, "
-                f"{target.arch} has {target.shared_per_block}"
-            )
-        return None
+        return image_tiles.shared_why_not(self.shared_bytes(8), target)
 
     def cost(self, problem: Problem, target: Target) -> float:
         """Modelled seconds: issued instructions of the busiest SM, or the bytes moved.

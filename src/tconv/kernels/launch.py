@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tconv.kernels.source import TENSOR_MAP_BYTES, KernelSource
+from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
 from tconv.problem import ITEM_BYTES, DType, Problem
 
 Operand = Literal["x", "w", "y", "bias", "packed", "partial"]
@@ -265,23 +265,25 @@ def fields(
     wide: Sequence[str] = (),
     written: str = "destination",
 ) -> tuple[tuple[str, str], ...]:
-    """Name and C type of each argument: addresses, numbers, then strides.
+    """Name and C type of each argument: tensor maps, addresses, numbers, then strides.
 
     Args:
         arguments: the values.
         index: the C type of strides, and of the numbers named in `wide`; others are int.
         wide: numbers that may be as large as an offset.
-        written: the one address that the kernel writes to.
+        written: the addresses that the kernel writes to.
     """
 
     def type_of(name: str, argument: Argument) -> str:
+        if isinstance(argument, TensorMap):
+            return TENSOR_MAP
         if isinstance(argument, Address):
-            return "void*" if name == written else "const void*"
+            return "void*" if name in written.split() else "const void*"
         return index if isinstance(argument, Stride) or name in wide else "int"
 
     return tuple(
         (name, type_of(name, argument))
-        for kind in (Address, int, Stride)
+        for kind in (TensorMap, Address, int, Stride)
         for name, argument in arguments.items()
         if isinstance(argument, kind)
     )

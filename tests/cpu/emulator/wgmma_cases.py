@@ -66,10 +66,10 @@ TCONV_KERNEL(test, 128, 1) {
 # One product that forgets what was there, then two in a row in another group.
 MODE = """
         case {number}:
-            ptx::{name}<N{flags}>(first, {a}, b, false);
+            ptx::{name}<{flags}>(first, {a}, b, false);
             ptx::wgmma_commit_group();
-            ptx::{name}<N{flags}>(d, {a}, b, true);
-            ptx::{name}<N{flags}>(d, {a}, b, true);
+            ptx::{name}<{flags}>(d, {a}, b, true);
+            ptx::{name}<{flags}>(d, {a}, b, true);
             ptx::wgmma_commit_group();
             break;
 """
@@ -129,12 +129,13 @@ class Layout:
 
 @cache
 def source(type_: str, columns: int) -> InlineSource:
-    name = "wgmma_m64k8_tf32" if type_ == "tf32" else f"wgmma_m64k16_{type_}"
+    name = "wgmma_m64k8_tf32" if type_ == "tf32" else "wgmma_m64k16"
     modes = ""
     for number, (a, a_transposed, b_transposed) in enumerate(MODES[type_]):
-        flags = ""
+        flags = "N"
         if type_ != "tf32":
-            flags = f", {b_transposed:d}" if a == "a" else f", {a_transposed:d}, {b_transposed:d}"
+            flags = f"{type_ == 'bf16':d}, N, " + ("" if a == "a" else f"{a_transposed:d}, ")
+            flags += f"{b_transposed:d}"
         modes += MODE.format(number=number, name=name, flags=flags, a=a)
     code = f"constexpr int N = {columns};\n" + CODE.replace("MODES", modes)
     return inline_source(code, FIELDS, threads=128, shared_bytes=SHARED_BYTES)

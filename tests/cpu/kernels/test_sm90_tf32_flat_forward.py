@@ -565,8 +565,6 @@ def test_few_weights_are_packed_in_small_pieces():
 def test_nearby_widths_share_a_kernel():
     case = LAYERS["256 to 256, 3x3"]
     tile = family.Tile(128)
-    texts = {
-        family.source(problem_of(dataclasses.replace(case, size=(32, width))), tile).text()
-        for width in (31, 32)
-    }
+    problems = [problem_of(dataclasses.replace(case, size=(32, width))) for width in (31, 32)]
+    texts = {family.launches(problem, HOPPER, tile)[1].source.text() for problem in problems}
     assert len(texts) == 1

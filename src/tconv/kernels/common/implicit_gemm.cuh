@@ -14,7 +14,7 @@
 //     tap(slot, phase)                tap index ty*kW + tx, or -1: that phase has no tap there
 //     source_y/x(pixel coordinate)    coordinate in the source of the pixel's offset 0
 //     destination(y, x, phase, oy, ox, arguments)  coordinates of the output; false if none
-//     weight_offset(group, row, channel, tap, arguments)
+//     rows_are_inputs                 whether rows are input channels; else `channels` are
 //     bias, bias_values(arguments)    whether a value is added to each row, and the values
 //
 // A block owns block_rows x block_pixels x phases outputs of one group. Pixels are numbered over
@@ -32,6 +32,16 @@ struct ImplicitGemm {
     using Element = Layer::Element;
     using Real = Accumulator<Element>::type;
     using Index = Layer::Index;
+
+    // weight[group*Cin_g + in, out, tap], of which one is a row and the other a channel.
+    TCONV_DEVICE static Index weight_offset(int group, int row, int channel, int tap,
+                                            const Arguments& arguments) {
+        int in = Map::rows_are_inputs ? row : channel, out = Map::rows_are_inputs ? channel : row;
+        return (Index(group) * Layer::in_channels + in) * arguments.weight_stride_in +
+               out * arguments.weight_stride_out +
+               tap / Layer::kernel_x * arguments.weight_stride_h +
+               tap % Layer::kernel_x * arguments.weight_stride_w;
+    }
 
     static constexpr int threads = Layer::threads;
     static constexpr int phases = Map::phases;
@@ -199,7 +209,7 @@ struct ImplicitGemm {
             weights[i] = Element{};
             if (k < depth && row < Map::rows && c < Map::channels && s < map.slots()) {
                 int tap = map.tap(s, phase);
-                if (tap >= 0) weights[i] = weight[map.weight_offset(group, row, c, tap, arguments)];
+                if (tap >= 0) weights[i] = weight[weight_offset(group, row, c, tap, arguments)];
             }
         }
     }
@@ -363,7 +373,7 @@ struct ImplicitGemm {
             // A sum that is NaN stays NaN.
 #pragma unroll 1
             for (int c = 0; c < Map::channels && sum == sum; ++c) {
-                Element w = weight[map.weight_offset(group, row, c, tap, arguments)];
+                Element w = weight[weight_offset(group, row, c, tap, arguments)];
                 sum +=
                     operand<Layer::round_to_tf32>(w) *
                     operand<Layer::round_to_tf32>(source[offset + c * arguments.source_stride_c]);

@@ -288,7 +288,4 @@ class Layout:
         return max(1, min(wanted, -(-self.positions // (2 * self.threads_p))))
 
 
-@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
-def layout(problem: Problem, tile: Tile) -> Layout:
-    """The tile over the problem."""
-    return Layout(problem, tile)
+layout = functools.lru_cache(maxsize=family.TILES_REMEMBERED)(Layout)

@@ -242,36 +242,24 @@ struct Thread {
     // x with channel `of(v)` for each channel v of the thread; so y_image.
     template <typename Of>
     TCONV_DEVICE ImageX x_image(const Arguments& a, Of of) const {
-        ImageX image{static_cast<const Element*>(a.x),
-                     a.x_height,
-                     a.x_width,
-                     a.x_stride_n,
-                     a.x_stride_c,
-                     a.x_stride_h,
-                     a.x_stride_w,
-                     {}};
-        set_channels(image, of);
-        return image;
+        return image<ImageX>(a.x, a.x_height, a.x_width, a.x_stride_n, a.x_stride_c, a.x_stride_h,
+                             a.x_stride_w, of);
     }
 
     template <typename Of>
     TCONV_DEVICE ImageY y_image(const Arguments& a, Of of) const {
-        ImageY image{static_cast<const Element*>(a.y),
-                     a.y_height,
-                     a.y_width,
-                     a.y_stride_n,
-                     a.y_stride_c,
-                     a.y_stride_h,
-                     a.y_stride_w,
-                     {}};
-        set_channels(image, of);
-        return image;
+        return image<ImageY>(a.y, a.y_height, a.y_width, a.y_stride_n, a.y_stride_c, a.y_stride_h,
+                             a.y_stride_w, of);
     }
 
+private:
     template <typename Image, typename Of>
-    TCONV_DEVICE static void set_channels(Image& image, Of of) {
+    TCONV_DEVICE static Image image(const void* data, int height, int width, Index n, Index c,
+                                    Index h, Index w, Of of) {
+        Image found{static_cast<const Element*>(data), height, width, n, c, h, w, {}};
 #pragma unroll
-        for (int v = 0; v < vector; ++v) image.channels[v] = Index(of(v)) * image.stride_c;
+        for (int v = 0; v < vector; ++v) found.channels[v] = Index(of(v)) * c;
+        return found;
     }
 };
 

@@ -4,32 +4,22 @@ from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.kernels.direct_forward.layout import Layout, layout
 from tconv.kernels.direct_forward.tiles import THREADS, Tile
-from tconv.kernels.launch import Launch, fields
+from tconv.kernels.launch import Argument, Launch, fields
 from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Problem
 
 STEM = "direct_forward"
 
 
-def source(problem: Problem, tile: Tile) -> KernelSource:
+def _source(laid: Layout, index: str, arguments: dict[str, Argument]) -> KernelSource:
     """The kernel specialised for the problem's layer."""
-    laid = layout(problem, tile)
-    index = family.index_type(problem, laid.tiles)
-    return family.once(laid, ("source", index), lambda: _source(laid, index))
-
-
-def _source(laid: Layout, index: str) -> KernelSource:
     problem, tile = laid.problem, laid.tile
     y, x = laid.y, laid.x
     empty = tuple(phase for phase in range(problem.height.stride) if phase not in y.used)
     constants: tuple[tuple[str, Constant], ...] = (
-        ("Index", index),
+        *family.layer_constants(problem, index),
         ("blocks", laid.bound_blocks),
         ("shared_bytes", laid.shared_bytes),
-        ("groups", problem.groups),
-        ("in_channels", problem.in_channels_per_group),
-        ("out_channels", problem.out_channels_per_group),
-        ("bias", problem.bias),
         ("round_to_tf32", problem.math == "tf32"),
         ("threads_x", tile.threads_x),
         ("threads_o", laid.threads_o),
@@ -62,9 +52,7 @@ def _source(laid: Layout, index: str) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=fields(
-            image_tiles.arguments(problem, laid.tiles, laid.tiles_yx), index, ("tiles",)
-        ),
+        arguments=fields(arguments, index, ("tiles",)),
         shared_bytes=laid.shared_bytes,
         threads=THREADS,
     )
@@ -74,4 +62,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     """The kernel."""
     laid = layout(problem, tile)
     arguments = image_tiles.arguments(problem, laid.tiles, laid.tiles_yx)
-    return (Launch("kernel", source(problem, tile), laid.grid(target), arguments, aligned=True),)
+    index = family.index_type(problem, laid.tiles)
+    source = family.once(laid, ("source", index), lambda: _source(laid, index, arguments))
+    return (Launch("kernel", source, laid.grid(target), arguments, aligned=True),)

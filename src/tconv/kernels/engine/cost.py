@@ -33,8 +33,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.turned:
         rows, octets = laid.piece
         turning = fit.turning * rows * octets * laid.depth / 64 + fit.piece / laid.raw_pieces
-        turning *= len(laid.runs) / len(laid.kinds) * laid.chunks * laid.patch_loads(target)
-        turning *= laid.pieces[2] / laid.turning_warps
+        turning *= stages * laid.pieces[2] / laid.turning_warps
         # Most of it is not hidden: few stages fit, and shared memory serves both. But by a long
         # way to memory it is.
         products += max(0.0, turning - written) if laid.unfolds else turning
@@ -48,7 +47,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         of_tile = _raw(laid, patch_stages) + (written if laid.forward else 0.0)
     waves = -(-laid.tiles // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
-    unread = 0 if laid.forward else unread_bytes(problem, columns=not tile.turned)
+    unread = 0 if laid.forward else unread_bytes(problem, columns=True)
     memory = (laid.call.bytes - unread) / (fit.memory * 1e12)
     modelled = math.hypot(waves * of_tile / fit.clock, memory)
     modelled *= _longer(laid, tile)

@@ -4,8 +4,7 @@
 //   warps 1, 2        weights of each consumer, or of both
 //   warpgroups 1, 2   consumers: multiply, then store
 //
-// If the source is turned, the first warp or two have the weights, and the others bring, and so may
-// warpgroup 3.
+// If the source is turned, the first warp or two have the weights, and the others bring.
 //
 // The second consumer starts `lead` slots after the first: in step both would wait and write at
 // the same time.
@@ -33,10 +32,9 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consum
     if constexpr (Layer::maps_result) ptx::cp_async_bulk_wait_group<0>();
 }
 
-// Registers of a thread: 168 on the average, 128 with two warpgroups that bring.
-constexpr bool both_bring = Layer::threads > (1 + consumers) * warpgroup;
-constexpr int bringing_registers = both_bring ? 80 : Layer::turned ? 88 : 40;
-constexpr int consuming_registers = both_bring ? 176 : Layer::turned ? 208 : 232;
+// Registers of a thread: 168 on the average.
+constexpr int bringing_registers = Layer::turned ? 88 : 40;
+constexpr int consuming_registers = Layer::turned ? 208 : 232;
 
 // A template, so that only one of both ways to bring is compiled.
 template <typename Fields>
@@ -48,15 +46,14 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     __syncthreads();
     int role = threadIdx.x / warpgroup;
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
-    if (role == 0 || role > consumers) {
+    if (role == 0) {
         ptx::setmaxnreg_dec<bringing_registers>();
         int warp = threadIdx.x / 32, ring = Layer::turned ? warp : warp - 1;
         if (threadIdx.x % 32 == 0 && ring >= 0 && ring < weight_rings) {
             bring_weights(arguments, shared, ring);
         }
         if constexpr (Layer::turned) {
-            int others = role == 0 ? weight_rings : weight_rings + consumers * warpgroup / 32;
-            if (warp >= weight_rings) turn_patches(arguments, shared, warp - others);
+            if (warp >= weight_rings) turn_patches(arguments, shared, warp - weight_rings);
         } else if constexpr (Layer::raw) {
             if (threadIdx.x == 0) bring_lines(arguments, shared);
         } else {

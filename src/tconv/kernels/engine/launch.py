@@ -29,10 +29,11 @@ from tconv.kernels.launch import (
     Operand,
     Stride,
     TensorMap,
+    fields,
     strides,
     weights,
 )
-from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import ITEM_BYTES, Problem
 
 PACK_STEM = "sm90_pack"
@@ -151,7 +152,8 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("stage_x", tuple(stage.x for stage in laid.stages)),
             ("kind_begin", tuple(itertools.accumulate((0, *map(len, kinds))))),
             ("kind_stages", tuple(stage for kind in kinds for stage in kind) or (0,)),
-            *_turning(laid),
+            ("kind_x", tuple(laid.stages[i].x for kind in kinds for i in kind) or (0,)),
+            ("source_step_x", laid.source_step[1]),
             ("slots", max(1, len(slots))),
             (
                 "slot_number",
@@ -161,26 +163,9 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("slot_x", tuple(slot.x for slot in slots) or (0,)),
             *_tap_constants(laid),
         ),
-        arguments=tuple(
-            (name, _type_of(name, argument, _index(laid))) for name, argument in arguments.items()
-        ),
+        arguments=fields(arguments, _index(laid)),
         shared_bytes=laid.shared_bytes,
-        threads=128 * (laid.bringing_warpgroups + CONSUMERS),
-    )
-
-
-def _turning(laid: Layout) -> tuple[tuple[str, Constant], ...]:
-    """What turning knows of the stages, in the order of the kinds."""
-    pixels = laid.stage_pixels
-    lengths = [len(run) if i == 0 else 0 for run in laid.runs for i in range(len(run))]
-    firsts = [min(pixels[stage][1] for stage in run) for run in laid.runs for _ in run]
-    views = [laid.row_views.index(laid.sources[stage.source][0]) for stage in laid.stages]
-    return (
-        ("source_step_x", laid.source_step[1]),
-        ("stage_map", tuple(views)),
-        ("stage_pixel_x", tuple(x for _, x in pixels)),
-        ("run_length", tuple(lengths) or (1,)),
-        ("run_x", tuple(firsts) or (0,)),
+        threads=128 * (1 + CONSUMERS),
     )
 
 
@@ -193,17 +178,8 @@ def _tap_constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
     )
 
 
-def _type_of(name: str, argument: Argument, index: str) -> str:
-    if isinstance(argument, TensorMap):
-        return TENSOR_MAP
-    if isinstance(argument, Address):
-        return "void*" if name == "destination" else "const void*"
-    return index if isinstance(argument, Stride) else "int"
-
-
 def _pack_source(laid: Layout) -> KernelSource:
     problem = laid.problem
-    index = _index(laid)
     return KernelSource(
         stem=PACK_STEM,
         constants=(
@@ -219,13 +195,7 @@ def _pack_source(laid: Layout) -> KernelSource:
             ("folds", laid.folds),
             *read_pixels(problem, "x" if laid.forward else "y", "source"),
         ),
-        arguments=tuple(
-            (
-                name,
-                "void*" if name in ("packed", "image") else _type_of(name, argument, index),
-            )
-            for name, argument in _pack_arguments(laid).items()
-        ),
+        arguments=fields(_pack_arguments(laid), _index(laid), written="packed image"),
         shared_bytes=laid.pack_bytes,
         threads=PACK_THREADS,
     )
@@ -269,7 +239,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     pitch, pitch_x = hopper.division(laid.pitch), hopper.division(laid.pitch_x)
     return {
         **(
-            _turned_image(laid, read)
+            _turned_image(laid)
             if laid.tile.turned
             else _raw_image(laid, read)
             if laid.tile.raw
@@ -314,21 +284,16 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
     }
 
 
-def _turned_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
-    """The image that a kernel turns: rows by maps; those of a patch, and the pieces of a run."""
-    problem = laid.problem
+def _turned_image(laid: Layout) -> dict[str, Argument]:
+    """The x that a kernel turns: rows by a map; those of a patch, and the pieces of a stage."""
     rows, octets = laid.piece
     bands, blocks, pieces = laid.pieces
     of_bands, of_blocks = hopper.division(bands), hopper.division(blocks)
     box = (8 * octets, laid.depth, rows, 1, 1)
-    step = laid.source_step[0]
     return {
-        **{
-            f"source_{i}": contiguous_map(problem, operand, view, step, box)
-            for i, view in enumerate(laid.row_views)
-        },
+        "source_0": contiguous_map(laid.problem, "x", laid.sources[0][0], 1, box),
         "source_rows": laid.box[1] + laid.reach[0],
-        "source_octets": laid.run_octets,
+        "source_octets": laid.row_octets,
         "source_piece_rows": rows,
         "source_piece_octets": octets,
         "source_piece_bytes": 2 * math.prod(box),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import bisect
 import collections
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ MOST_MAPS = 28
 """Tensor maps of a kernel, of its 4 KB of arguments."""
 
 RAW_PIECES = 6
-"""Pieces of a contiguous source under way, of all warps; each warp has one at the least."""
+"""Pieces of a contiguous source under way, of all warps."""
 
 RAW_BYTES = 8 * 1024
 """Of a piece, at most."""
@@ -220,7 +219,7 @@ class Layout:
             return self.tile.depth
         if self.reduced <= 16 and len(self.stages) * self.tile_sums <= 32:
             return 16
-        return min(32 if self.reduced <= 32 else 64, self.tile.depth)
+        return 32 if self.reduced <= 32 else 64
 
     @property
     def line_bytes(self) -> int:
@@ -675,7 +674,7 @@ class Layout:
         barriers = 2 * MOST_PATCH_STAGES + 2 * CONSUMERS * self.most_weight_stages + 1
         fixed = 2 * CONSUMERS * self.piece_bytes + 4 * max(1, self.slot_count) + 8 + 8 * barriers
         fixed += 160 + 2 * (self.tile.columns + 15) if self.maps_result else 48
-        fixed += self.turning_warps * (self.raw_pieces * (self.raw_bytes + 8) + 36) + 128
+        fixed += self.turning_warps * (self.raw_pieces * (self.raw_bytes + 8) + 32) + 128
         return -(-fixed // 1024) * 1024
 
     @property
@@ -762,23 +761,6 @@ class Layout:
             return 1.0
         return min(1.0, 1 / self.row_sets + min(target.multiprocessors, self.tiles) / self.tiles)
 
-    def _first_loaded(self, number: int, patches: int) -> int:
-        """Stages of a kind that so many places take before one is handed back: whole runs."""
-        if not self.tile.turned:
-            return patches
-        begin = sum(map(len, self.kinds[:number]))
-        of_kind, at = [], 0
-        for run in self.runs:
-            if begin <= at < begin + len(self.kinds[number]):
-                of_kind.append(len(run))
-            at += len(run)
-        loaded = 0
-        for length in itertools.cycle(of_kind or [patches + 1]):
-            if loaded + length > patches:
-                break
-            loaded += length
-        return loaded
-
     def lead(self, target: Target) -> int:
         """Slots by which the first consumer is ahead; 0 where a block has one tile.
 
@@ -795,7 +777,7 @@ class Layout:
             of_set = self.slots[number * self.tile_groups % self.set_count]
             each = collections.Counter(slot.stage for slot in of_set)
             stages = self.chunks * len(kind)
-            loaded = min(self._first_loaded(number, patches), stages)
+            loaded = min(patches, stages)
             ahead = [each[kind[i % len(kind)]] // self.stage_slots for i in range(loaded)]
             # NOTE: the second consumer begins when the first reaches the slot behind these. It must
             # do so in the first ring of stages, as the second hands none back before.
@@ -878,38 +860,6 @@ class Layout:
         problem = self.problem
         return (1, 1) if self.forward else (problem.height.stride, problem.width.stride)
 
-    @functools.cached_property
-    def stage_pixels(self) -> tuple[tuple[int, int], ...]:
-        """Of each stage the pixel of its first position, in y and x, for a tile at (0, 0)."""
-        step_y, step_x = self.source_step
-        views = (self.sources[stage.source] for stage in self.stages)
-        return tuple(
-            (y.first + step_y * stage.y, x.first + step_x * stage.x)
-            for stage, (y, x) in zip(self.stages, views, strict=True)
-        )
-
-    @functools.cached_property
-    def runs(self) -> tuple[tuple[int, ...], ...]:
-        """Runs of all kinds: neighbouring stages of the same rows, of other phases along x."""
-        step = self.source_step[1]
-        runs: list[list[int]] = []
-        for kind in self.kinds:
-            first = len(runs)
-            for stage in kind:
-                y, x = self.stage_pixels[stage]
-                run = runs[-1] if len(runs) > first else []
-                phases = {self.stage_pixels[other][1] % step for other in run}
-                if run and y == self.stage_pixels[run[0]][0] and x % step not in phases:
-                    run.append(stage)
-                else:
-                    runs.append([stage])
-        return tuple(map(tuple, runs))
-
-    @property
-    def longest_run(self) -> int:
-        """Most stages that are filled together."""
-        return max(map(len, self.runs), default=1)
-
     @property
     def row_views(self) -> tuple[View, ...]:
         """The views of height that are read, each by a map where rows are read whole."""
@@ -918,50 +868,40 @@ class Layout:
     @property
     def map_count(self) -> int:
         """Tensor maps of what is read."""
-        return len(self.row_views if self.tile.turned or self.tile.raw else self.sources)
+        return len(self.row_views if self.tile.raw else self.sources)
 
     @property
-    def run_octets(self) -> int:
+    def row_octets(self) -> int:
         """Octets that are read of a row, which may begin within the first."""
-        step = self.source_step[1]
         # What the first pixels of all tiles have in common as a factor.
-        common = math.gcd(8, step * self.box[2]) if self.tile_counts[2] > 1 else 8
-        most = 1
-        for run in self.runs:
-            columns = [self.stage_pixels[stage][1] for stage in run]
-            before = 8 - common + min(columns) % common
-            most = max(most, before + max(columns) - min(columns) + step * (self.pitch_x - 1) + 1)
-        return -(-most // 8)
+        common = math.gcd(8, self.box[2]) if self.tile_counts[2] > 1 else 8
+        before = 8 - common + max(stage.x % common for stage in self.stages)
+        return -(-(before + self.pitch_x) // 8)
 
     @functools.cached_property
     def piece(self) -> tuple[int, int]:
         """Rows of a piece, evenly, and octets of each: the fewest, where a piece counts as one."""
-        octets = min((8, 4, 2, 1), key=lambda most: -(-self.run_octets // most) * (most + 1))
+        octets = min((8, 4, 2, 1), key=lambda most: -(-self.row_octets // most) * (most + 1))
         rows, most = self.box[1] + self.reach[0], RAW_BYTES // (16 * self.depth)
         return -(-rows // -(-rows * octets // most)), octets
 
     @property
     def pieces(self) -> tuple[int, int, int]:
-        """Pieces of a run: along rows and columns of an image, and all."""
+        """Pieces of a stage: along rows and columns of an image, and all."""
         rows, octets = self.piece
         bands = -(-(self.box[1] + self.reach[0]) // rows)
-        blocks = -(-self.run_octets // octets)
+        blocks = -(-self.row_octets // octets)
         return bands, blocks, self.box[0] * bands * blocks
 
     @property
-    def bringing_warpgroups(self) -> int:
-        """Warpgroups that bring. To turn the phases of y takes the warps of two."""
-        return 2 if self.tile.turned and not self.forward else 1
-
-    @property
     def turning_warps(self) -> int:
-        """Warps that turn: those of these warpgroups that have no ring of weights."""
-        return 4 * self.bringing_warpgroups - self.tile_groups
+        """Warps that turn: those of the bringing warpgroup that have no ring of weights."""
+        return 4 - self.tile_groups
 
     @property
     def raw_pieces(self) -> int:
         """Pieces that each of them has under way."""
-        return max(1, RAW_PIECES // self.turning_warps) if self.tile.turned else 1
+        return RAW_PIECES // self.turning_warps if self.tile.turned else 1
 
     @property
     def raw_bytes(self) -> int:
@@ -1145,12 +1085,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"turns contiguous images, what it reads is {laid.read_layout}"
     if tile.turned and not problem.pattern.source_aligned:
         return "turns images of rows on multiples of 16 bytes, those that it reads are not"
-    if tile.turned and 8 % laid.source_step[1]:
-        return f"turns octets of as many pixels of each phase, the stride is {laid.source_step[1]}"
     if tile.raw and (reason := _raw_why_not(laid)):
         return reason
-    if tile.depth < 64 and not tile.raw and laid.reduced <= tile.depth:
-        return f"has stages of {tile.depth} channels, those of {laid.reduced} are no longer"
     if laid.map_count > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {laid.map_count} phases to read"
     numbers = len(laid.stages) * laid.tile_sums
@@ -1165,9 +1101,6 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"{laid.positions} positions and the reach {laid.reach} do not fit a tensor copy"
     if laid.rings(target)[0] < 2:
         return f"two stages of {laid.stage_bytes} bytes do not fit {target.arch} beside the weights"
-    if tile.turned and laid.rings(target)[0] <= laid.longest_run:
-        # The stage before is handed back when a product of the next is issued.
-        return f"fills {laid.longest_run} stages beside one in use, {laid.rings(target)[0]} fit"
     if laid.tiles > family.MAX_GRID:
         return f"{laid.tiles} tiles are over 32 bits"
     return None

@@ -137,13 +137,8 @@ struct Multiplier {
                 uint64_t pixels = ptx::advance(of_block, k * 2);
                 uint64_t a = positions_are_rows ? pixels : of_k;
                 uint64_t b = positions_are_rows ? of_k : pixels;
-                if constexpr (Layer::bfloat) {
-                    ptx::wgmma_m64k16_bf16<products_columns, a_turned, b_turned>(sums[block], a, b,
-                                                                                 true);
-                } else {
-                    ptx::wgmma_m64k16_f16<products_columns, a_turned, b_turned>(sums[block], a, b,
-                                                                                true);
-                }
+                ptx::wgmma_m64k16<Layer::bfloat, products_columns, a_turned, b_turned>(sums[block],
+                                                                                       a, b, true);
             }
         }
     }

@@ -188,11 +188,7 @@ struct RawMultiplier {
                         uint64_t b = ptx::advance(weight, tap * weight_bytes + k * 2);
                         auto& to = sums[Layer::raw_slot_result[tap]][block];
                         auto& of_tap = a[step % 2][fragment_of(tap)];
-                        if constexpr (Layer::bfloat) {
-                            ptx::wgmma_m64k16_bf16<products_columns>(to, of_tap, b, true);
-                        } else {
-                            ptx::wgmma_m64k16_f16<products_columns>(to, of_tap, b, true);
-                        }
+                        ptx::wgmma_m64k16<Layer::bfloat, products_columns>(to, of_tap, b, true);
                     }
                     ptx::wgmma_commit_group();
                     ptx::wgmma_wait_group<1>();

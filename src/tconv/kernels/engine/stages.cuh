@@ -68,10 +68,10 @@ constexpr int turning_warps = Layer::turning_warps;
 constexpr int raw_pieces = Layer::raw_pieces;
 constexpr int raw_bytes = Layer::raw_bytes;
 
-// What a warp that turns copies next: a piece of a run of a tile's chunk; the run's first pixel.
+// What a warp that turns copies next: a piece of a stage of a tile's chunk; its first pixel.
 struct NextPiece {
     int tile, chunk, place, piece;
-    int map, image, group, y, x;
+    int image, group, y, x;
 };
 
 // The stages of both consumers' weights follow it in shared memory, then those of patches.

@@ -246,25 +246,6 @@ TCONV_DEVICE void stage_pairs(const Biases& bias, unsigned char* lines,
     }
 }
 
-template <int count>
-struct Neighbours;
-template <>
-struct Neighbours<8> {
-    using type = uint4;
-};
-template <>
-struct Neighbours<4> {
-    using type = uint2;
-};
-template <>
-struct Neighbours<2> {
-    using type = uint32_t;
-};
-template <>
-struct Neighbours<1> {
-    using type = uint16_t;
-};
-
 // Vectors of a length that divides this start on multiples of it in memory and in the lines, and
 // are in one row of the result and of the box.
 TCONV_DEVICE unsigned alignment_of(const Arguments& arguments) {
@@ -290,7 +271,7 @@ TCONV_DEVICE void write_lines(const Arguments& arguments, const Position& at, co
     }
     // Neighbouring threads write neighbouring vectors of a line. A thread's are at some places,
     // the same in all of its channels.
-    using Values = typename Neighbours<vector>::type;
+    using Values = Vector<Element, vector>;
     constexpr int vectors = piece_positions * phases / vector, even = vectors & -vectors;
     constexpr int line_threads = even < warpgroup ? even : warpgroup;
     constexpr int lines_at_a_time = warpgroup / line_threads;

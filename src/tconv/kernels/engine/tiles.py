@@ -29,11 +29,11 @@ class Tile:
         paired: whether such a tile has two results, whose pixels follow each other in turn in a
             contiguous y.
         folded: whether phases of y are channels (`fold.py`). For forward, positions are rows.
-        turned: whether a block reads a contiguous source itself, and turns it. Otherwise it is
-            packed first.
+        turned: whether a block reads a contiguous x itself, and turns it. Otherwise it is packed
+            first.
         raw: whether a block reads a contiguous source as it lies, and a contiguous result's
             positions are rows, whose operand comes from registers.
-        depth: channels of a stage, at most. Shorter stages leave room for more of them.
+        depth: channels of a stage of a raw tile.
     """
 
     columns: int
@@ -61,7 +61,7 @@ class Tile:
         rows = "" if self.positions_are_rows else f"{self.row_groups * GROUP_ROWS}x"
         way = "/folded" * self.folded + "/turned" * self.turned
         paired = "/paired" if self.paired else ""
-        depth = f"/{self.depth}" if self.depth < 64 else ""
+        depth = f"/{self.depth}" if self.raw else ""
         reach = "raw" if self.raw else self.reach
         return f"{rows}{self.positions}/{reach}{paired}{way}{depth}"
 
@@ -79,12 +79,6 @@ TILES = (
     *(Tile(columns, "column", positions_are_rows=True) for columns in (256, 128)),
     *(Tile(columns, "image", positions_are_rows=True, folded=True) for columns in (256, 128, 64)),
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
-    *(Tile(128, reach, turned=True) for reach in ("image", "tap")),
-    Tile(128, "image", alike=True, turned=True),
-    Tile(128, "image", alike=True, turned=True, depth=32),
-    *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
-    Tile(256, "image", positions_are_rows=True, turned=True, depth=32),
-    *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
 )
 
 RAW = Tile(64, positions_are_rows=True, raw=True, depth=32)
@@ -98,12 +92,16 @@ INPUT_GRADIENT_TILES = (
 
 FORWARD_TILES = (
     *TILES,
+    *(Tile(128, reach, turned=True) for reach in ("image", "tap")),
+    Tile(128, "image", alike=True, turned=True),
+    *(Tile(columns, "image", positions_are_rows=True, turned=True) for columns in (256, 128, 64)),
+    *(Tile(columns, "tap", positions_are_rows=True, turned=True) for columns in (256, 128)),
     RAW,
     Tile(224, "image", turned=True),
     *(Tile(128, reach, alike=True, paired=True) for reach in ("image", "column")),
     *(Tile(128, reach, alike=True, paired=True, turned=True) for reach in ("image", "tap")),
     *(
-        Tile(columns, "image", positions_are_rows=True, folded=True, turned=True, depth=depth)
-        for columns, depth in ((256, 64), (256, 32), (128, 64))
+        Tile(columns, "image", positions_are_rows=True, folded=True, turned=True)
+        for columns in (256, 128)
     ),
 )

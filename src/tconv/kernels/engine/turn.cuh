@@ -1,16 +1,13 @@
-// Bring, of an image that is contiguous, which no tensor map turns. Maps copy pieces of it as they
-// lie, and warps turn each into patches.
+// Bring, of an x that is contiguous, which no tensor map turns. A map copies pieces of it as they
+// lie, and warps turn each into a patch.
 //
 //   octet   8 neighbouring pixels of a row of the image
 //   piece   some octets, 8 at most, of a row or of several, of all channels of a stage: lines of a
 //           channel's octets, swizzled
-//   run     patches of the same rows: of the phases of y along x, whose pixels follow each other in
-//           turn. A run's pixels are read once.
 //
 // Pieces go round among the warps. Each has some of its own under way, in memory that no other warp
 // reads. A matrix of 8 channels and the pixels of an octet is read turned by ldmatrix, and stmatrix
-// writes each of its pixels to the patch of its phase. A stride divides 8: a lane then has pixels
-// of the same phase in all octets.
+// writes each of its pixels to the patch.
 #pragma once
 
 #include <engine/stages.cuh>
@@ -18,8 +15,6 @@
 #include <ptx/tensor_map.cuh>
 
 namespace {
-
-constexpr int source_step_x = Layer::source_step_x;
 
 // Where a piece begins: an image and a row of the patch, an octet of the row.
 struct Piece {
@@ -65,10 +60,9 @@ struct Copying {
         }
     }
 
-    TCONV_DEVICE void next_run(const Tiles& tiles) {
+    TCONV_DEVICE void next_stage(const Tiles& tiles) {
         Position at(arguments, tiles, next.tile);
-        next.place += entry(Layer::run_length, next.place);
-        if (next.place == at.end_stage()) {
+        if (++next.place == at.end_stage()) {
             next.place = at.first_stage();
             if (++next.chunk == chunks) {
                 next_tile(tiles);
@@ -78,14 +72,12 @@ struct Copying {
         enter(at);
     }
 
-    // Finds a run's first pixel, rounded down to an octet.
+    // Finds a stage's first pixel, rounded down to an octet.
     TCONV_DEVICE void enter(const Position& at) {
-        int stage = entry(Layer::kind_stages, next.place);
-        next.map = entry(Layer::stage_map, stage);
         next.image = at.image;
         next.group = at.group;
-        next.y = at.y + entry(Layer::stage_y, stage);
-        next.x = (at.x * source_step_x + entry(Layer::run_x, next.place)) & -8;
+        next.y = at.y + entry(Layer::stage_y, entry(Layer::kind_stages, next.place));
+        next.x = (at.x + entry(Layer::kind_x, next.place)) & -8;
     }
 
     // Starts the copy of the next piece, if there is one.
@@ -93,54 +85,24 @@ struct Copying {
         Tiles tiles(arguments);
         while (next.piece >= arguments.source_pieces && next.tile < tiles.end) {
             next.piece -= arguments.source_pieces;
-            next_run(tiles);
+            next_stage(tiles);
         }
         if (next.tile >= tiles.end) return;
         Piece of(arguments, next.piece);
         uint64_t* full = &shared.raw_full[warp][ring];
         ptx::mbarrier_arrive_expect_tx(full, arguments.source_piece_bytes);
         ptx::cp_async_bulk_tensor_5d_global_to_shared(
-            shared.raw[warp][ring], &arguments.source_0 + next.map, next.x + of.octet * 8,
-            next.chunk * depth, next.y + of.row, next.image + of.image, next.group, full);
+            shared.raw[warp][ring], &arguments.source_0, next.x + of.octet * 8, next.chunk * depth,
+            next.y + of.row, next.image + of.image, next.group, full);
         next.piece += turning_warps;
     }
 };
 
 template <typename Fields>
 struct Turning {
-    static constexpr int octet_positions = 8 / source_step_x;  // of a phase
-
     const Fields& arguments;
     Shared& shared;
     int lane = threadIdx.x % 32;
-
-    // Where a lane's pixels of a run go: the one of the first octet is position `x` of a patch.
-    struct Phase {
-        unsigned patch;  // bytes behind `shared`
-        int x;
-    };
-
-    // `length`: patches of the run, the first of which is `stage`; `skipped`: pixels of the first
-    // octet that are before the run's first.
-    TCONV_DEVICE Phase phase_of(int place, int length, int stage, int skipped) const {
-        int offset = lane % 8 - skipped;
-        auto patch = [&](int stage) {
-            return unsigned(arguments.first_patch + stage * arguments.stage_bytes);
-        };
-        if constexpr (source_step_x == 1) return {patch(stage), offset};
-        Phase found = {patch(stage), -(1 << 20)};  // in no row
-#pragma unroll 1
-        for (int i = 0; i < length; ++i) {
-            int first = entry(Layer::stage_pixel_x, entry(Layer::kind_stages, place + i)) -
-                        entry(Layer::run_x, place);
-            // Rounded down: an offset is -7 at the least.
-            int more = offset - first + 8 * source_step_x, whole = more / source_step_x;
-            int of_ring = stage + i;
-            if (of_ring >= arguments.patch_stages) of_ring -= arguments.patch_stages;
-            if (more == whole * source_step_x) found = {patch(of_ring), whole - 8};
-        }
-        return found;
-    }
 
     // Of the four matrices that a warp turns together, those of an octet, whose channels differ.
     static constexpr int of_octet = depth / 8 < 4 ? depth / 8 : 4, abreast = 4 / of_octet;
@@ -151,9 +113,10 @@ struct Turning {
         return (channels ^ position / (128 / line_bytes)) % (line_bytes / 16);
     }
 
-    // Writes a piece, of lines of so many octets, to the patches of its run.
+    // Writes a piece, of lines of so many octets, to a patch, `patch` bytes behind `shared`.
+    // `skipped`: pixels of the first octet that are before a row's first position.
     template <int octets>
-    TCONV_DEVICE void turn(const Piece& of, const Phase& phase, const unsigned char* raw) {
+    TCONV_DEVICE void turn(const Piece& of, unsigned patch, int skipped, const unsigned char* raw) {
         constexpr int raw_line = octets * 16;
         // Octets of a lane's matrices, and those under way together: of 16 registers.
         constexpr int all = (octets + abreast - 1) / abreast, most = 4 / groups;
@@ -162,7 +125,7 @@ struct Turning {
         int more = matrix / of_octet;
         int swizzle = channel * octets / 8 % octets * 16;
         const unsigned char* from = raw + channel * raw_line;
-        int x = phase.x + (of.octet + more) * octet_positions;
+        int x = lane % 8 - skipped + (of.octet + more) * 8;
         int line = of.image * arguments.source_rows + of.row;
         int rows = min(arguments.source_piece_rows, arguments.source_rows - of.row);
         int blocks = arguments.source_octets - of.octet;
@@ -187,16 +150,15 @@ struct Turning {
                 }
 #pragma unroll
                 for (int k = 0; k < together; ++k) {
-                    int ahead = (j + k) * abreast * octet_positions;
+                    int ahead = (j + k) * abreast * 8;
                     bool exists = unsigned(x + ahead) < unsigned(arguments.pitch_x);
                     exists &= abreast == 1 || (j + k) * abreast + more < octets;
                     // NOTE: so many positions ahead, chunks are exchanged by a constant.
-                    unsigned own = source_step_x <= 2 ? chunk ^ chunk_of(ahead, 0)
-                                                      : chunk_of(first + ahead, matrix % of_octet);
+                    unsigned own = chunk ^ chunk_of(ahead, 0);
                     unsigned at = (first + ahead) * line_bytes;
 #pragma unroll
                     for (int g = 0; g < groups; ++g) {
-                        unsigned to = phase.patch + at + (own ^ g * of_octet) * 16;
+                        unsigned to = patch + at + (own ^ g * of_octet) * 16;
                         ptx::stmatrix_x4(memory + (exists ? to : beside), values[k][g]);
                     }
                 }
@@ -205,17 +167,17 @@ struct Turning {
         }
     }
 
-    TCONV_DEVICE void turn(int number, const Phase& phase, const unsigned char* raw) {
+    TCONV_DEVICE void turn(int number, unsigned patch, int skipped, const unsigned char* raw) {
         Piece of(arguments, number);
         switch (arguments.source_piece_octets) {
             case 8:
-                return turn<8>(of, phase, raw);
+                return turn<8>(of, patch, skipped, raw);
             case 4:
-                return turn<4>(of, phase, raw);
+                return turn<4>(of, patch, skipped, raw);
             case 2:
-                return turn<2>(of, phase, raw);
+                return turn<2>(of, patch, skipped, raw);
             default:
-                return turn<1>(of, phase, raw);
+                return turn<1>(of, patch, skipped, raw);
         }
     }
 };
@@ -236,19 +198,14 @@ TCONV_DEVICE void turn_patches(const Fields& arguments, Shared& shared, int warp
         int first = at.first_stage(), end = at.end_stage();
         if (!at.loads || first == end) continue;
         for (int chunk = 0, place = first; chunk < chunks;) {
-            int length = entry(Layer::run_length, place);
-            CountedTurn next = turn;
             // NOTE: also by a warp without a piece: it may not promise a stage before the last turn
             // of it is read.
-            for (int k = 0; k < length; ++k) {
-                ptx::mbarrier_wait_parity(&shared.patches_empty[next.stage], next.parity ^ 1);
-                next.advance(arguments.patch_stages);
-            }
-            int skipped = (at.x * source_step_x + entry(Layer::run_x, place)) & 7;
-            auto phase = turning.phase_of(place, length, turn.stage, skipped);
+            ptx::mbarrier_wait_parity(&shared.patches_empty[turn.stage], turn.parity ^ 1);
+            unsigned patch = arguments.first_patch + turn.stage * arguments.stage_bytes;
+            int skipped = (at.x + entry(Layer::kind_x, place)) & 7;
             for (; piece < arguments.source_pieces; piece += turning_warps) {
                 ptx::mbarrier_wait_parity(&shared.raw_full[warp][raw.stage], raw.parity);
-                turning.turn(piece, phase, shared.raw[warp][raw.stage]);
+                turning.turn(piece, patch, skipped, shared.raw[warp][raw.stage]);
                 __syncwarp();  // all lanes have read it
                 if (turning.lane == 0) copying.copy(raw.stage);
                 raw.advance(raw_pieces);
@@ -256,12 +213,9 @@ TCONV_DEVICE void turn_patches(const Fields& arguments, Shared& shared, int warp
             piece -= arguments.source_pieces;
             ptx::fence_proxy_async_shared();
             __syncwarp();
-            for (int k = 0; k < length; ++k) {
-                hand_back(&shared.patches_full[turn.stage]);
-                turn.advance(arguments.patch_stages);
-            }
-            place += length;
-            if (place == end) {
+            hand_back(&shared.patches_full[turn.stage]);
+            turn.advance(arguments.patch_stages);
+            if (++place == end) {
                 place = first;
                 ++chunk;
             }

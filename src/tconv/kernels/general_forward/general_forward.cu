@@ -7,6 +7,7 @@
 #include <common/implicit_gemm.cuh>
 
 struct ForwardMap {
+    static constexpr bool rows_are_inputs = false;
     static constexpr int rows = Layer::out_channels;
     static constexpr int channels = Layer::in_channels;
     static constexpr int phases = Layer::phases;
@@ -79,15 +80,6 @@ struct ForwardMap {
         return first_x + phase < Layer::used_phases_x && out_y >= 0 &&
                out_y < arguments.destination_height && out_x >= 0 &&
                out_x < arguments.destination_width;
-    }
-
-    // weight[group*Cin_g + channel, row, tap]
-    TCONV_DEVICE static Layer::Index weight_offset(int group, int row, int channel, int tap,
-                                                   const Arguments& arguments) {
-        return (Layer::Index(group) * channels + channel) * arguments.weight_stride_in +
-               row * arguments.weight_stride_out +
-               tap / Layer::kernel_x * arguments.weight_stride_h +
-               tap % Layer::kernel_x * arguments.weight_stride_w;
     }
 };
 

@@ -9,6 +9,7 @@
 #include <common/implicit_gemm.cuh>
 
 struct InputGradientMap {
+    static constexpr bool rows_are_inputs = true;
     static constexpr int rows = Layer::in_channels;
     static constexpr int channels = Layer::out_channels;
     static constexpr int phases = 1;
@@ -37,15 +38,6 @@ struct InputGradientMap {
         in_y = y;
         in_x = x;
         return true;
-    }
-
-    // weight[group*Cin_g + row, channel, tap]
-    TCONV_DEVICE static Layer::Index weight_offset(int group, int row, int channel, int tap,
-                                                   const Arguments& arguments) {
-        return (Layer::Index(group) * rows + row) * arguments.weight_stride_in +
-               channel * arguments.weight_stride_out +
-               tap / Layer::kernel_x * arguments.weight_stride_h +
-               tap % Layer::kernel_x * arguments.weight_stride_w;
     }
 };
 

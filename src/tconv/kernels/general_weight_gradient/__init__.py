@@ -5,7 +5,7 @@ adds up in order.
 """
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, image_tiles
 from tconv.kernels.general_weight_gradient import layout
 from tconv.kernels.general_weight_gradient.cost import cost
 from tconv.kernels.general_weight_gradient.launch import STEM, launches
@@ -34,10 +34,4 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
             f"a thread would hold {sums} sums and {staged} staged values of {real} bytes, "
             f"its registers allow {MOST_THREAD_BYTES} bytes"
         )
-    shared = layout.shared_bytes(problem, tile, 8)
-    if shared > target.shared_per_block:
-        return (
-            f"a block needs {shared} bytes of shared memory, "
-            f"{target.arch} has {target.shared_per_block}"
-        )
-    return None
+    return image_tiles.shared_why_not(layout.shared_bytes(problem, tile, 8), target)

@@ -27,13 +27,9 @@ def _source(laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
     empty_y = tuple(phase for phase in range(height.stride) if phase not in y.used)
     empty_x = tuple(phase for phase in range(width.stride) if phase not in x.used)
     constants: tuple[tuple[str, Constant], ...] = (
-        ("Index", laid.index),
+        *family.layer_constants(problem, laid.index),
         ("blocks", laid.bound_blocks),
         ("shared_bytes", laid.shared_bytes),
-        ("groups", problem.groups),
-        ("in_channels", problem.in_channels_per_group),
-        ("out_channels", problem.out_channels_per_group),
-        ("bias", problem.bias),
         ("unit_channels", laid.unit_channels),
         ("unit_phases", laid.unit_phases),
         ("phase_groups", laid.phase_groups),

@@ -386,15 +386,8 @@ class Layout:
         """As many blocks as the SMs hold."""
         return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
 
-    @family.of_kernel
-    def source_vectors(self) -> bool:
-        """Whether the input is copied by 16 bytes."""
-        return image_tiles.source_vectors(self.problem)
-
-    @family.of_kernel
-    def store_vector(self) -> int:
-        """Floats of the widest store that every output row is aligned for."""
-        return image_tiles.store_vector(self.problem)
+    source_vectors = family.of_kernel(lambda laid: image_tiles.source_vectors(laid.problem))
+    store_vector = family.of_kernel(lambda laid: image_tiles.store_vector(laid.problem))
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)

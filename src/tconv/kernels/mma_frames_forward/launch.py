@@ -21,11 +21,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     source = KernelSource(
         stem=STEM,
         constants=(
-            ("Index", index),
-            ("groups", problem.groups),
-            ("in_channels", problem.in_channels_per_group),
-            ("out_channels", problem.out_channels_per_group),
-            ("bias", problem.bias),
+            *family.layer_constants(problem, index),
             ("pixels", tile.pixels),
             ("phases", PHASES),
             ("depth", DEPTH),

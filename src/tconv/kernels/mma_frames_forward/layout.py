@@ -87,10 +87,7 @@ class Layout:
         return max(1, image_tiles.blocks_held(self.shared_bytes, 2, target))
 
 
-@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
-def layout(problem: Problem, tile: Tile) -> Layout:
-    """Lays a tile over a problem."""
-    return Layout(problem, tile)
+layout = functools.lru_cache(maxsize=family.TILES_REMEMBERED)(Layout)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:

@@ -34,12 +34,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     source = KernelSource(
         stem=STEM,
         constants=(
-            ("Index", index),
+            *family.layer_constants(problem, index),
             ("blocks", 2),
-            ("groups", problem.groups),
-            ("in_channels", problem.in_channels_per_group),
-            ("out_channels", problem.out_channels_per_group),
-            ("bias", problem.bias),
             ("stride_y", problem.height.stride),
             ("stride_x", problem.width.stride),
             ("planes", tile.planes),

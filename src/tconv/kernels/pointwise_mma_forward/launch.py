@@ -29,12 +29,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     source = KernelSource(
         stem=STEM,
         constants=(
-            ("Index", index),
+            *family.layer_constants(problem, index),
             ("blocks", tile.blocks),
-            ("groups", problem.groups),
-            ("in_channels", problem.in_channels_per_group),
-            ("out_channels", problem.out_channels_per_group),
-            ("bias", problem.bias),
             ("pointwise", laid.pointwise),
             *family.axis_constants(problem),
             ("rows", tile.rows),

@@ -174,10 +174,7 @@ class Layout:
         return image_tiles.blocks_held(self.shared_bytes, self.tile.blocks, self.target)
 
 
-@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
-def layout(problem: Problem, target: Target, tile: Tile) -> Layout:
-    """Lays a tile over a problem."""
-    return Layout(problem, target, tile)
+layout = functools.lru_cache(maxsize=family.TILES_REMEMBERED)(Layout)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:

@@ -10,32 +10,27 @@
 
 namespace ptx {
 
-TCONV_DEVICE void ldmatrix_x4(uint32_t (&d)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"(cvta_to_shared(row))
-                 : "memory");
-}
+#define TCONV_LDMATRIX(name, trans)                                                              \
+    TCONV_DEVICE void name(uint32_t (&d)[4], const void* row) {                                  \
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4" trans ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                            \
+                     : "r"(cvta_to_shared(row))                                                  \
+                     : "memory");                                                                \
+    }
+#define TCONV_STMATRIX(name, trans)                                                    \
+    TCONV_DEVICE void name(void* row, const uint32_t (&s)[4]) {                        \
+        asm volatile("stmatrix.sync.aligned.m8n8.x4" trans                             \
+                     ".shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(cvta_to_shared(row)), \
+                     "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3])                        \
+                     : "memory");                                                      \
+    }
 
-TCONV_DEVICE void ldmatrix_x4_trans(uint32_t (&d)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"(cvta_to_shared(row))
-                 : "memory");
-}
+TCONV_LDMATRIX(ldmatrix_x4, "")
+TCONV_LDMATRIX(ldmatrix_x4_trans, ".trans")
+TCONV_STMATRIX(stmatrix_x4, "")
+TCONV_STMATRIX(stmatrix_x4_trans, ".trans")
 
-TCONV_DEVICE void stmatrix_x4(void* row, const uint32_t (&s)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     cvta_to_shared(row)),
-                 "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3])
-                 : "memory");
-}
-
-TCONV_DEVICE void stmatrix_x4_trans(void* row, const uint32_t (&s)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     cvta_to_shared(row)),
-                 "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3])
-                 : "memory");
-}
+#undef TCONV_LDMATRIX
+#undef TCONV_STMATRIX
 
 }  // namespace ptx

@@ -16,61 +16,30 @@ TCONV_DEVICE float ld_global_nc(const float* address) {
 
 // Loads if `exists`, by a predicate, else zeros. A branch would keep loads from being issued
 // together.
-TCONV_DEVICE uint16_t ld_global_nc_if(const uint16_t* address, bool exists) {
-    uint16_t value;
-    asm("{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.u32 exists, %2, 0;\n"
-        "mov.b16 %0, 0;\n"
-        "@exists ld.global.nc.b16 %0, [%1];\n"
-        "}"
-        : "=&h"(value)
-        : "l"(address), "r"(uint32_t(exists)));
-    return value;
-}
+#define TCONV_LOAD_IF(name, type, values, flag, zeros, instruction, ...)      \
+    TCONV_DEVICE type name(const values* address, bool exists) {              \
+        type value;                                                           \
+        asm("{\n.reg .pred exists;\nsetp.ne.u32 exists, " flag ", 0;\n" zeros \
+            "@exists ld.global.nc." instruction ";\n}"                        \
+            : __VA_ARGS__                                                     \
+            : "l"(address), "r"(uint32_t(exists)));                           \
+        return value;                                                         \
+    }
+#define TCONV_ZERO(n) "mov.b32 %" #n ", 0;\n"
 
-TCONV_DEVICE uint32_t ld_global_nc_if(const uint32_t* address, bool exists) {
-    uint32_t value;
-    asm("{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.u32 exists, %2, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "@exists ld.global.nc.b32 %0, [%1];\n"
-        "}"
-        : "=&r"(value)
-        : "l"(address), "r"(uint32_t(exists)));
-    return value;
-}
+TCONV_LOAD_IF(ld_global_nc_if, uint16_t, uint16_t, "%2", "mov.b16 %0, 0;\n", "b16 %0, [%1]",
+              "=&h"(value))
+TCONV_LOAD_IF(ld_global_nc_if, uint32_t, uint32_t, "%2", TCONV_ZERO(0), "b32 %0, [%1]",
+              "=&r"(value))
+TCONV_LOAD_IF(ld_global_nc_v2_if, uint2, uint32_t, "%3", TCONV_ZERO(0) TCONV_ZERO(1),
+              "v2.b32 {%0, %1}, [%2]", "=&r"(value.x), "=&r"(value.y))
+TCONV_LOAD_IF(ld_global_nc_v4_if, uint4, uint32_t, "%5",
+              TCONV_ZERO(0) TCONV_ZERO(1) TCONV_ZERO(2) TCONV_ZERO(3),
+              "v4.b32 {%0, %1, %2, %3}, [%4]", "=&r"(value.x), "=&r"(value.y), "=&r"(value.z),
+              "=&r"(value.w))
 
-TCONV_DEVICE uint2 ld_global_nc_v2_if(const uint32_t* address, bool exists) {
-    uint2 value;
-    asm("{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.u32 exists, %3, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "mov.b32 %1, 0;\n"
-        "@exists ld.global.nc.v2.b32 {%0, %1}, [%2];\n"
-        "}"
-        : "=&r"(value.x), "=&r"(value.y)
-        : "l"(address), "r"(uint32_t(exists)));
-    return value;
-}
-
-TCONV_DEVICE uint4 ld_global_nc_v4_if(const uint32_t* address, bool exists) {
-    uint4 value;
-    asm("{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.u32 exists, %5, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "mov.b32 %1, 0;\n"
-        "mov.b32 %2, 0;\n"
-        "mov.b32 %3, 0;\n"
-        "@exists ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
-        : "l"(address), "r"(uint32_t(exists)));
-    return value;
-}
+#undef TCONV_LOAD_IF
+#undef TCONV_ZERO
 
 #define TCONV_STORE_1(name, instruction, scalar, letter)                                 \
     TCONV_DEVICE void name(scalar* address, scalar value) {                              \
@@ -106,38 +75,21 @@ TCONV_STORE_4(st_global_cs_v4, "st.global.cs.v4.b32", uint32_t, uint4, "r")
 #undef TCONV_STORE_4
 
 // Stores if `exists`, by a predicate. There must be no branch while asynchronous products run.
-TCONV_DEVICE void st_global_cs_if(float* address, float value, bool exists) {
-    asm volatile(
-        "{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.u32 exists, %2, 0;\n"
-        "@exists st.global.cs.f32 [%0], %1;\n"
-        "}" ::"l"(address),
-        "f"(value), "r"(uint32_t(exists))
-        : "memory");
-}
+#define TCONV_STORE_IF(name, type, flag, instruction, ...)                            \
+    TCONV_DEVICE void name(float* address, type value, bool exists) {                 \
+        asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, " flag               \
+                     ", 0;\n@exists st.global.cs." instruction ";\n}" ::"l"(address), \
+                     __VA_ARGS__, "r"(uint32_t(exists))                               \
+                     : "memory");                                                     \
+    }
 
-TCONV_DEVICE void st_global_cs_v2_if(float* address, float2 value, bool exists) {
-    asm volatile(
-        "{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.u32 exists, %3, 0;\n"
-        "@exists st.global.cs.v2.f32 [%0], {%1, %2};\n"
-        "}" ::"l"(address),
-        "f"(value.x), "f"(value.y), "r"(uint32_t(exists))
-        : "memory");
-}
+TCONV_STORE_IF(st_global_cs_if, float, "%2", "f32 [%0], %1", "f"(value))
+TCONV_STORE_IF(st_global_cs_v2_if, float2, "%3", "v2.f32 [%0], {%1, %2}", "f"(value.x),
+               "f"(value.y))
+TCONV_STORE_IF(st_global_cs_v4_if, float4, "%5", "v4.f32 [%0], {%1, %2, %3, %4}", "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w))
 
-TCONV_DEVICE void st_global_cs_v4_if(float* address, float4 value, bool exists) {
-    asm volatile(
-        "{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.u32 exists, %5, 0;\n"
-        "@exists st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};\n"
-        "}" ::"l"(address),
-        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(uint32_t(exists))
-        : "memory");
-}
+#undef TCONV_STORE_IF
 
 TCONV_DEVICE uint4 ld_shared_v4(const uint32_t* address) {
     uint4 value;

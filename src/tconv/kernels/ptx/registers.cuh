@@ -14,25 +14,14 @@ TCONV_DEVICE void fence_registers(float (&values)[count]) {
 
 // Hides the value from the compiler. What depends on it is computed after this point, and not
 // hoisted out of a loop, where it would occupy registers.
-TCONV_DEVICE uint32_t opaque(uint32_t value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
-TCONV_DEVICE int opaque(int value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
-TCONV_DEVICE long long opaque(long long value) {
-    asm volatile("" : "+l"(value));
-    return value;
-}
-
 template <typename T>
-TCONV_DEVICE T* opaque(T* pointer) {
-    asm volatile("" : "+l"(pointer));
-    return pointer;
+TCONV_DEVICE T opaque(T value) {
+    if constexpr (sizeof(T) == 8) {
+        asm volatile("" : "+l"(value));
+    } else {
+        asm volatile("" : "+r"(value));
+    }
+    return value;
 }
 
 }  // namespace ptx

@@ -6,34 +6,22 @@
 
 namespace ptx {
 
-TCONV_DEVICE uint32_t add_u16x2(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12
-    uint32_t sum;
-    asm("add.u16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
-    return sum;
+#define TCONV_U16X2(name, instruction, before_sm_90)                    \
+    TCONV_DEVICE uint32_t name(uint32_t a, uint32_t b) {                \
+        uint32_t found;                                                 \
+        asm(instruction " %0, %1, %2;" : "=r"(found) : "r"(a), "r"(b)); \
+        return found;                                                   \
+    }
 #else
-    return __vadd2(a, b);
+#define TCONV_U16X2(name, instruction, before_sm_90) \
+    TCONV_DEVICE uint32_t name(uint32_t a, uint32_t b) { return before_sm_90(a, b); }
 #endif
-}
 
-TCONV_DEVICE uint32_t min_u16x2(uint32_t a, uint32_t b) {
-#if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12
-    uint32_t smaller;
-    asm("min.u16x2 %0, %1, %2;" : "=r"(smaller) : "r"(a), "r"(b));
-    return smaller;
-#else
-    return __vminu2(a, b);
-#endif
-}
+TCONV_U16X2(add_u16x2, "add.u16x2", __vadd2)
+TCONV_U16X2(min_u16x2, "min.u16x2", __vminu2)
+TCONV_U16X2(max_u16x2, "max.u16x2", __vmaxu2)
 
-TCONV_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
-#if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12
-    uint32_t larger;
-    asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-    return larger;
-#else
-    return __vmaxu2(a, b);
-#endif
-}
+#undef TCONV_U16X2
 
 }  // namespace ptx

@@ -33,18 +33,33 @@ TCONV_DEVICE void wgmma_wait_group() {
 
 #define TCONV_WGMMA_BEGIN(flag) "{\n.reg .pred keep;\nsetp.ne.b32 keep, " flag ", 0;\n"
 
-// Overwrites d if not `accumulate`.
+// The product of N columns where `chosen`. `type` is its depth and types, `flags` says which
+// operands are MN-major.
+// NOTE: operand numbers of immediates must not depend on N, hence a branch for each.
+#define TCONV_WGMMA_SHARED(chosen, type, flags, n, placeholders, operands, p0, p1, p2, ...)        \
+    if constexpr (N == n && (chosen)) {                                                            \
+        asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n type             \
+                                           " {" placeholders "}, " p0 ", " p1 ", keep, 1, 1" flags \
+                                           ";\n}"                                                  \
+                     : TCONV_LIST operands                                                         \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                         \
+    }
+#define TCONV_WGMMA_REGISTERS(chosen, type, flags, n, placeholders, operands, p0, p1, p2, p3, p4, \
+                              p5)                                                                 \
+    if constexpr (N == n && (chosen)) {                                                           \
+        asm volatile(TCONV_WGMMA_BEGIN(p5) "wgmma.mma_async.sync.aligned.m64n" #n type            \
+                                           " {" placeholders "}, {" p0 ", " p1 ", " p2 ", " p3    \
+                                           "}, " p4 ", keep, 1, 1" flags ";\n}"                   \
+                     : TCONV_LIST operands                                                        \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                        \
+                       "r"(static_cast<int>(accumulate)));                                        \
+    }
+
+// Overwrites d if not `accumulate`, as those below.
 template <int N>
 TCONV_DEVICE void wgmma_m64k8_tf32(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
-#define TCONV_CASE(n, placeholders, operands, p0, p1, p2, p3, p4, p5)                         \
-    if constexpr (N == n) {                                                                   \
-        asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n             \
-                                           "k8.f32.tf32.tf32 {" placeholders "}, " p0 ", " p1 \
-                                           ", keep, 1, 1;\n}"                                 \
-                     : TCONV_LIST operands                                                    \
-                     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                    \
-    }
+#define TCONV_CASE(...) TCONV_WGMMA_SHARED(true, "k8.f32.tf32.tf32", "", __VA_ARGS__)
     TCONV_FOR_EACH_N(TCONV_CASE)
 #undef TCONV_CASE
 }
@@ -53,77 +68,37 @@ template <int N>
 TCONV_DEVICE void wgmma_m64k8_tf32(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
                                    bool accumulate) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
-#define TCONV_CASE(n, placeholders, operands, p0, p1, p2, p3, p4, p5)                          \
-    if constexpr (N == n) {                                                                    \
-        asm volatile(TCONV_WGMMA_BEGIN(p5) "wgmma.mma_async.sync.aligned.m64n" #n              \
-                                           "k8.f32.tf32.tf32 {" placeholders "}, {" p0 ", " p1 \
-                                           ", " p2 ", " p3 "}, " p4 ", keep, 1, 1;\n}"         \
-                     : TCONV_LIST operands                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                     \
-                       "r"(static_cast<int>(accumulate)));                                     \
-    }
+#define TCONV_CASE(...) TCONV_WGMMA_REGISTERS(true, "k8.f32.tf32.tf32", "", __VA_ARGS__)
     TCONV_FOR_EACH_N(TCONV_CASE)
 #undef TCONV_CASE
 }
 
-// The 16-bit types differ only in names. "Transposed" is MN-major.
-#define TCONV_WGMMA_16(name, type)                                                         \
-    template <int N, bool a_transposed = false, bool b_transposed = false>                 \
-    TCONV_DEVICE void name(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {   \
-        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "N is a multiple of 8 up to 256"); \
-        TCONV_FOR_EACH_N(TCONV_CASE_SHARED_##type)                                         \
-    }                                                                                      \
-    template <int N, bool b_transposed = false>                                            \
-    TCONV_DEVICE void name(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,          \
-                           bool accumulate) {                                              \
-        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "N is a multiple of 8 up to 256"); \
-        TCONV_FOR_EACH_N(TCONV_CASE_REGISTERS_##type)                                      \
-    }
+#define TCONV_CASE(...)                                     \
+    TCONV_OF_TYPE(bfloat, "k16.f32.bf16.bf16", __VA_ARGS__) \
+    TCONV_OF_TYPE(!bfloat, "k16.f32.f16.f16", __VA_ARGS__)
 
-// NOTE: operand numbers of immediates must not depend on N, hence a branch for each.
-#define TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, flags)                 \
-    asm volatile(TCONV_WGMMA_BEGIN(p2) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
-                                       "." type " {" placeholders "}, " p0 ", " p1            \
-                                       ", keep, 1, 1, " flags ";\n}"                          \
-                 : TCONV_LIST operands                                                        \
-                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+// Of bfloat16 if `bfloat`, else of float16. "Transposed" is MN-major.
+template <bool bfloat, int N, bool a_transposed = false, bool b_transposed = false>
+TCONV_DEVICE void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
+#define TCONV_OF_TYPE(chosen, type, ...)                                                        \
+    TCONV_WGMMA_SHARED((chosen) && !a_transposed && !b_transposed, type, ", 0, 0", __VA_ARGS__) \
+    TCONV_WGMMA_SHARED((chosen) && !a_transposed && b_transposed, type, ", 0, 1", __VA_ARGS__)  \
+    TCONV_WGMMA_SHARED((chosen) && a_transposed && !b_transposed, type, ", 1, 0", __VA_ARGS__)  \
+    TCONV_WGMMA_SHARED((chosen) && a_transposed && b_transposed, type, ", 1, 1", __VA_ARGS__)
+    TCONV_FOR_EACH_N(TCONV_CASE)
+#undef TCONV_OF_TYPE
+}
 
-#define TCONV_SHARED_CASE(n, type, placeholders, operands, p0, p1, p2)          \
-    if constexpr (N == n && !a_transposed && !b_transposed) {                   \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "0, 0"); \
-    } else if constexpr (N == n && !a_transposed) {                             \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "0, 1"); \
-    } else if constexpr (N == n && !b_transposed) {                             \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "1, 0"); \
-    } else if constexpr (N == n) {                                              \
-        TCONV_SHARED_FORM(n, type, placeholders, operands, p0, p1, p2, "1, 1"); \
-    }
-
-#define TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, flag)   \
-    asm volatile(TCONV_WGMMA_BEGIN(p5) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
-                                       "." type " {" placeholders "}, {" p0 ", " p1 ", " p2   \
-                                       ", " p3 "}, " p4 ", keep, 1, 1, " flag ";\n}"          \
-                 : TCONV_LIST operands                                                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                        \
-                   "r"(static_cast<int>(accumulate)))
-
-#define TCONV_REGISTERS_CASE(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5)       \
-    if constexpr (N == n && !b_transposed) {                                                \
-        TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, "0"); \
-    } else if constexpr (N == n) {                                                          \
-        TCONV_REGISTERS_FORM(n, type, placeholders, operands, p0, p1, p2, p3, p4, p5, "1"); \
-    }
-
-#define TCONV_CASE_SHARED_f16(n, placeholders, operands, p0, p1, p2, p3, p4, p5) \
-    TCONV_SHARED_CASE(n, "f16", placeholders, operands, p0, p1, p2)
-#define TCONV_CASE_SHARED_bf16(n, placeholders, operands, p0, p1, p2, p3, p4, p5) \
-    TCONV_SHARED_CASE(n, "bf16", placeholders, operands, p0, p1, p2)
-#define TCONV_CASE_REGISTERS_f16(n, placeholders, operands, p0, p1, p2, p3, p4, p5) \
-    TCONV_REGISTERS_CASE(n, "f16", placeholders, operands, p0, p1, p2, p3, p4, p5)
-#define TCONV_CASE_REGISTERS_bf16(n, placeholders, operands, p0, p1, p2, p3, p4, p5) \
-    TCONV_REGISTERS_CASE(n, "bf16", placeholders, operands, p0, p1, p2, p3, p4, p5)
-
-TCONV_WGMMA_16(wgmma_m64k16_f16, f16)
-TCONV_WGMMA_16(wgmma_m64k16_bf16, bf16)
+template <bool bfloat, int N, bool b_transposed = false>
+TCONV_DEVICE void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
+                               bool accumulate) {
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
+#define TCONV_OF_TYPE(chosen, type, ...)                                       \
+    TCONV_WGMMA_REGISTERS((chosen) && !b_transposed, type, ", 0", __VA_ARGS__) \
+    TCONV_WGMMA_REGISTERS((chosen) && b_transposed, type, ", 1", __VA_ARGS__)
+    TCONV_FOR_EACH_N(TCONV_CASE)
+#undef TCONV_OF_TYPE
+}
 
 }  // namespace ptx

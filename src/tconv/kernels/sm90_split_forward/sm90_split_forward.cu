@@ -60,15 +60,6 @@ static_assert(Layer::half || (Layer::rolled && !Layer::resident),
               "bfloat16 repairs: weights in the order of use");
 static_assert(temporaries == 1 || (temporaries == 2 && rows > 1), "a row is added beside another");
 
-TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weights)[4],
-                               uint64_t pixels, bool accumulate) {
-    if constexpr (Layer::half) {
-        ptx::wgmma_m64k16_f16<columns>(sums, weights, pixels, accumulate);
-    } else {
-        ptx::wgmma_m64k16_bf16<columns>(sums, weights, pixels, accumulate);
-    }
-}
-
 // A thread's weights of a pair, as both operands.
 struct SplitWeights {
     uint32_t first[4], second[4];
@@ -109,9 +100,10 @@ TCONV_DEVICE void multiply_rolled(const Arguments& arguments, Shared& shared, co
                 int pixel = first_pixel + r * Layer::row_step * Layer::patch_columns;
                 uint64_t first_patch = pixels + (pixel * pixel_bytes >> 4);
                 ptx::wgmma_fence();
-                multiply_row(partial, own.first, first_patch, false);
-                multiply_row(partial, own.second, first_patch + (patch_bytes >> 4), true);
-                multiply_row(partial, own.second, first_patch, true);
+                ptx::wgmma_m64k16<!Layer::half, columns>(partial, own.first, first_patch, false);
+                ptx::wgmma_m64k16<!Layer::half, columns>(partial, own.second,
+                                                         first_patch + (patch_bytes >> 4), true);
+                ptx::wgmma_m64k16<!Layer::half, columns>(partial, own.second, first_patch, true);
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group<0>();
                 ptx::fence_registers(partial);
@@ -199,10 +191,10 @@ TCONV_DEVICE void multiply_unrolled(const Arguments& arguments, Shared& shared, 
                         patch_y = y;
                         int start = pixel[pair] % Layer::patch_columns * pixel_bytes +
                                     (product == 1 ? patch_bytes : 0);
-                        multiply_row(partial[t],
-                                     product == 0 ? first_weights[now][i] : second_weights[now][i],
-                                     (pixels >> 32 << 32) | (first + (start >> 4)),
-                                     product > 0 || i > 0);
+                        ptx::wgmma_m64k16<!Layer::half, columns>(
+                            partial[t],
+                            product == 0 ? first_weights[now][i] : second_weights[now][i],
+                            (pixels >> 32 << 32) | (first + (start >> 4)), product > 0 || i > 0);
                     }
                 }
                 ptx::wgmma_commit_group();

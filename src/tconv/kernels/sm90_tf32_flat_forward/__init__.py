@@ -8,7 +8,7 @@ cannot hold.
 from __future__ import annotations
 
 from tconv.kernels.sm90_tf32_flat_forward.cost import cost
-from tconv.kernels.sm90_tf32_flat_forward.launch import PACK_STEM, STEM, launches, source
+from tconv.kernels.sm90_tf32_flat_forward.launch import PACK_STEM, STEM, launches
 from tconv.kernels.sm90_tf32_flat_forward.layout import (
     MOST_SLIGHT,
     Layout,

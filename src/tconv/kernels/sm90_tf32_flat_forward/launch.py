@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 from tconv.jit.target import Target
@@ -26,7 +27,7 @@ from tconv.kernels.sm90_tf32_flat_forward.layout import (
     layout,
 )
 from tconv.kernels.sm90_tf32_flat_forward.tiles import CONSUMERS, Tile
-from tconv.kernels.source import TENSOR_MAP, KernelSource
+from tconv.kernels.source import KernelSource
 from tconv.problem import Problem
 
 STEM = "sm90_tf32_flat_forward"
@@ -38,35 +39,21 @@ PIXEL_EXPONENT = 9
 """Float16 pixels are multiplied by 2**PIXEL_EXPONENT. They may then lie between 1.2e-7 and 127."""
 
 
-def source(problem: Problem, tile: Tile) -> KernelSource:
-    """The kernel specialised for the problem's layer."""
-    return _forward_source(layout(problem, tile))
-
-
-def _forward_source(laid: Layout, repair: bool = False) -> KernelSource:
+def _forward_source(
+    laid: Layout, arguments: dict[str, Argument], repair: bool = False
+) -> KernelSource:
     """The kernel, or the repair kernel of a layout in float16."""
     index = _index(laid)
-    return family.once(laid, ("source", index, repair), lambda: _made_source(laid, index, repair))
+    return family.once(
+        laid, ("source", index, repair), lambda: _made_source(laid, index, arguments, repair)
+    )
 
 
-def _made_source(laid: Layout, index: str, repair: bool) -> KernelSource:
+def _made_source(
+    laid: Layout, index: str, arguments: dict[str, Argument], repair: bool
+) -> KernelSource:
     problem, tile = laid.problem, laid.tile
-    shared = laid.shared_bytes
-    own: tuple[tuple[str, str], ...] = ()
-    if repair:
-        shared = max(shared, laid.pack_bytes)
-        own = (
-            ("repair_packed", "void*"),
-            *_packing_fields(laid, index),
-            ("status", "void*"),
-            ("images", "const void*"),
-            ("blocks_in_front", "int"),
-            ("most_slight", "int"),
-        )
-    elif not tile.half:
-        own = _packing_fields(laid, index)
-    else:
-        own = (*_NOTES, ("note_count", "int"), ("slight_vectors", index), ("most_slight", "int"))
+    shared = max(laid.shared_bytes, laid.pack_bytes if repair else 0)
     constants = (
         *_layer_constants(laid, index),
         *_packing_constants(laid),
@@ -94,44 +81,16 @@ def _made_source(laid: Layout, index: str, repair: bool) -> KernelSource:
     return KernelSource(
         stem=STEM,
         constants=constants,
-        arguments=(
-            ("pixel_map", TENSOR_MAP),
-            ("packed", "const void*"),
-            ("bias", "const void*"),
-            ("destination", "void*"),
-            ("tiles", "int"),
-            *((("rows", "int"),) if tile.paired else ()),
-            *((name, "int") for name in laid.rings(hopper.TARGET)),
-            *_IMAGES,
-            ("destination_height", "int"),
-            ("destination_width", "int"),
-            *family.stride_fields("destination", "n c h", index),
-            *own,
+        arguments=fields(
+            arguments, index, _WIDE, written=f"destination repair_packed {' '.join(_NOTES)}"
         ),
         shared_bytes=shared,
         threads=WARPGROUP * (1 + CONSUMERS + tile.storers),
     )
 
 
-_NOTES = tuple((name, "void*") for name in ("status", "notes", "images", "slight"))
-
-_IMAGES = tuple(
-    (name, "int")
-    for name in (
-        "batch",
-        "pitch",
-        "pitch_multiplier",
-        "pitch_shift",
-        "image_positions",
-        "image_multiplier",
-        "image_shift",
-    )
-)
-
-
-def _packing_fields(laid: Layout, index: str) -> tuple[tuple[str, str], ...]:
-    """Fields of `struct Arguments` of a kernel that packs."""
-    return fields(_packing_arguments(laid), index, ("items", "weight_items", "weight_elements"))
+_NOTES = ("status", "notes", "images", "slight")
+_WIDE = ("items", "weight_items", "weight_elements", "slight_vectors")
 
 
 def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
@@ -203,13 +162,13 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     found = (
         Launch(
             "packing",
-            _packing_source(laid),
+            _packing_source(laid, packing),
             laid.pack_blocks,
             packing,
             "lays weights and pixels out",
             packed=laid.packed_elements,
         ),
-        Launch("kernel", source(problem, tile), grid, arguments),
+        Launch("kernel", _forward_source(laid, arguments), grid, arguments),
     )
     if not tile.half:
         return found
@@ -225,16 +184,17 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "most_slight": laid.most_slight,
     }
     blocks = min(target.multiprocessors, repairing.tiles)
-    return *found, Launch("repair", _forward_source(repairing, repair=True), blocks, repair)
+    return *found, Launch("repair", _forward_source(repairing, repair, True), blocks, repair)
 
 
-def _packing_source(laid: Layout) -> KernelSource:
+def _packing_source(laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
     """The kernel that packs weights and pixels."""
     index = _index(laid)
-    return family.once(laid, ("packing", index), lambda: _made_packing_source(laid, index))
+    make = functools.partial(_made_packing_source, laid, index, arguments)
+    return family.once(laid, ("packing", index), make)
 
 
-def _made_packing_source(laid: Layout, index: str) -> KernelSource:
+def _made_packing_source(laid: Layout, index: str, arguments: dict[str, Argument]) -> KernelSource:
     return KernelSource(
         stem=PACK_STEM,
         constants=(
@@ -242,23 +202,16 @@ def _made_packing_source(laid: Layout, index: str) -> KernelSource:
             *_packing_constants(laid),
             ("shared_bytes", laid.pack_bytes),
         ),
-        arguments=(
-            ("packed", "void*"),
-            *_IMAGES,
-            *_packing_fields(laid, index),
-            *(_NOTES if laid.tile.half else ()),
-        ),
+        arguments=fields(arguments, index, _WIDE, written=f"packed {' '.join(_NOTES)}"),
         shared_bytes=laid.pack_bytes,
         threads=PACK_THREADS,
     )
 
 
 def _noted(laid: Layout) -> dict[str, Argument]:
-    """Values of the fields of `_NOTES`."""
+    """Where what is noted lies."""
     begins = itertools.accumulate((laid.status, *laid.note_words[:-1]))
-    return {
-        name: Address("packed", 4 * begin) for (name, _), begin in zip(_NOTES, begins, strict=True)
-    }
+    return {name: Address("packed", 4 * begin) for name, begin in zip(_NOTES, begins, strict=True)}
 
 
 def _forward_arguments(laid: Layout, packed: int) -> dict[str, Argument]:
@@ -283,12 +236,12 @@ def _forward_arguments(laid: Layout, packed: int) -> dict[str, Argument]:
 
 
 def _images(laid: Layout) -> dict[str, Argument]:
-    """The fields of `_IMAGES`: how images follow each other in the line."""
+    """How images follow each other in the line."""
     return {"batch": laid.problem.batch, **laid.images}
 
 
 def _packing_arguments(laid: Layout) -> dict[str, Argument]:
-    """Values of the fields of `_packing_fields`."""
+    """What a kernel that packs is told."""
     weight_items, pixel_items = laid.pack_items
     return {
         "items": weight_items + pixel_items,

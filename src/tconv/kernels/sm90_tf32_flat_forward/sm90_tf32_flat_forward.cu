@@ -144,8 +144,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared) {
 #pragma unroll
                 for (int k = 0; k < line_bytes; k += wgmma_bytes) {
                     if constexpr (Layer::half) {
-                        ptx::wgmma_m64k16_f16<columns>(sums, ptx::advance(a, k), ptx::advance(b, k),
-                                                       true);
+                        ptx::wgmma_m64k16<false, columns>(sums, ptx::advance(a, k),
+                                                          ptx::advance(b, k), true);
                     } else {
                         ptx::wgmma_m64k8_tf32<columns>(sums, ptx::advance(a, k), ptx::advance(b, k),
                                                        true);

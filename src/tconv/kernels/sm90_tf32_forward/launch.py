@@ -12,13 +12,14 @@ from tconv.kernels.launch import (
     Launch,
     Stride,
     TensorMap,
+    fields,
     input_image,
     output_rows,
     weights,
 )
 from tconv.kernels.sm90_tf32_forward.layout import CHANNELS, WARPS, Layout, layout, warp_channels
 from tconv.kernels.sm90_tf32_forward.tiles import Tile
-from tconv.kernels.source import TENSOR_MAP, Constant, KernelSource
+from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Problem
 
 STEM = "sm90_tf32_forward"
@@ -135,23 +136,7 @@ def kernel_source(
     return KernelSource(
         stem=stem,
         constants=constants,
-        arguments=(
-            *((("source_map", TENSOR_MAP),) if laid.tensor_map else ()),
-            ("source", "const void*"),
-            ("packed", "const void*"),
-            ("status", "void*"),
-            ("bias", "const void*"),
-            ("destination", "void*"),
-            ("tiles", index),
-            ("tiles_y", "int"),
-            ("tiles_x", "int"),
-            ("patch_row", "int"),
-            *family.SIZE_FIELDS,
-            *family.stride_fields("source", "n c h w", index),
-            *family.stride_fields("destination", "n c h", index),
-            ("weight", "const void*"),
-            *family.stride_fields("weight", "in out h w", index),
-        ),
+        arguments=fields(_arguments(laid), index, ("tiles",), written="status destination"),
         shared_bytes=shared,
         threads=THREADS,
     )
@@ -214,13 +199,8 @@ def _packing_source(laid: Layout, index: str) -> KernelSource:
     return KernelSource(
         stem=PACK_STEM,
         constants=(*_layer_constants(problem, laid, index), *hopper.tap_constants(problem)),
-        arguments=(
-            ("weight", "const void*"),
-            ("packed", "void*"),
-            ("status", "void*"),
-            ("items", index),
-            ("half_items", index),
-            *family.stride_fields("weight", "in out h w", index),
+        arguments=fields(
+            _packing_arguments(laid), index, ("items", "half_items"), written="packed status"
         ),
         shared_bytes=0,
         threads=128,
@@ -240,15 +220,35 @@ def packed_launches(
     elements = laid.packed_bytes // 4 + laid.status_words
     index = family.index_type(problem, elements)
     packing = family.once(laid, ("packing", index), lambda: _packing_source(laid, index))
-    places: dict[str, Argument] = {
-        **weights(),
-        "packed": Address("packed"),
-        "status": Address("packed", laid.packed_bytes),
-    }
-    items: dict[str, Argument] = {"items": laid.all_items, "half_items": laid.half_items}
+    grid = min(target.multiprocessors, -(-laid.tiles // laid.rings))
+    return (
+        Launch(
+            "packing",
+            packing,
+            laid.pack_blocks,
+            _packing_arguments(laid),
+            "lays the weights out",
+            packed=elements,
+        ),
+        Launch("kernel", kernel, grid, _arguments(laid), aligned=True),
+    )
+
+
+def _places(laid: Layout) -> dict[str, Argument]:
+    """Fields of weights, packed weights and status."""
+    status = Address("packed", laid.packed_bytes)
+    return {**weights(), "packed": Address("packed"), "status": status}
+
+
+def _packing_arguments(laid: Layout) -> dict[str, Argument]:
+    return {**_places(laid), "items": laid.all_items, "half_items": laid.half_items}
+
+
+def _arguments(laid: Layout) -> dict[str, Argument]:
+    problem = laid.problem
     tiles_y, tiles_x = laid.tiles_yx
     arguments: dict[str, Argument] = {
-        **places,
+        **_places(laid),
         "tiles": laid.tiles,
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
@@ -263,15 +263,4 @@ def packed_launches(
             strides=(Stride("x", 2), Stride("x", 1), Stride("x", 0)),
             box=(laid.patch_columns, laid.patch_rows, CHANNELS, 1),
         )
-    grid = min(target.multiprocessors, -(-laid.tiles // laid.rings))
-    return (
-        Launch(
-            "packing",
-            packing,
-            laid.pack_blocks,
-            places | items,
-            "lays the weights out",
-            packed=elements,
-        ),
-        Launch("kernel", kernel, grid, arguments, aligned=True),
-    )
+    return arguments

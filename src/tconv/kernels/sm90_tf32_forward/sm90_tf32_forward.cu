@@ -134,7 +134,7 @@ struct Weights<row_class, true> {
 TCONV_DEVICE void multiply_row(float (&sums)[columns / 2], const uint32_t (&weights)[4],
                                uint64_t pixels) {
     if constexpr (Layer::half) {
-        ptx::wgmma_m64k16_f16<columns>(sums, weights, pixels, true);
+        ptx::wgmma_m64k16<false, columns>(sums, weights, pixels, true);
     } else {
         ptx::wgmma_m64k8_tf32<columns>(sums, weights, pixels, true);
     }

@@ -21,12 +21,8 @@ def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> Ker
     shared = laid.weight_bytes + tile.warpgroups * stages * laid.stage_bytes + laid.output_bytes
     shared += laid.table_bytes
     constants: tuple[tuple[str, Constant], ...] = (
-        ("Index", index),
+        *family.layer_constants(problem, index),
         ("shared_bytes", round_up(shared, RESERVED_BYTES)),
-        ("groups", problem.groups),
-        ("in_channels", problem.in_channels_per_group),
-        ("out_channels", problem.out_channels_per_group),
-        ("bias", problem.bias),
         ("depth", laid.depth),
         ("stages", stages),
         ("columns", laid.columns),

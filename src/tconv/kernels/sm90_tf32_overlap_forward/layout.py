@@ -342,10 +342,7 @@ def vector_of(problem: Problem, lead: int) -> int:
     return 1
 
 
-@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
-def layout(problem: Problem, tile: Tile) -> Layout:
-    """Lays a tile over a problem."""
-    return Layout(problem, tile)
+layout = functools.lru_cache(maxsize=family.TILES_REMEMBERED)(Layout)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:

@@ -336,11 +336,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                     auto& of_tap = a[step][Layer::raw ? tap : 0];
                     int at = Layer::raw ? raw_x_step(first + step) : starts[tap] + of_step[step];
                     uint64_t b = ptx::advance(operand, at);
-                    if constexpr (Layer::bfloat) {
-                        ptx::wgmma_m64k16_bf16<columns, !Layer::raw>(sums[tap], of_tap, b, true);
-                    } else {
-                        ptx::wgmma_m64k16_f16<columns, !Layer::raw>(sums[tap], of_tap, b, true);
-                    }
+                    ptx::wgmma_m64k16<Layer::bfloat, columns, !Layer::raw>(sums[tap], of_tap, b,
+                                                                           true);
                 }
             }
             ptx::wgmma_commit_group();

@@ -29,24 +29,20 @@ inline void wgmma_m64k8_tf32(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t
                           at);
 }
 
-#define EMULATOR_WGMMA_16(name, type)                                                              \
-    template <int N, bool a_transposed = false, bool b_transposed = false>                         \
-    inline void name(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate,                   \
-                     emulator::Location at = emulator::Location::here()) {                         \
-        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256"); \
-        emulator::wgmma_issue({type, N, a_transposed, b_transposed, nullptr, a, b, accumulate}, d, \
-                              at);                                                                 \
-    }                                                                                              \
-    template <int N, bool b_transposed = false>                                                    \
-    inline void name(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate,       \
-                     emulator::Location at = emulator::Location::here()) {                         \
-        static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256"); \
-        emulator::wgmma_issue({type, N, false, b_transposed, a, 0, b, accumulate}, d, at);         \
-    }
+template <bool bfloat, int N, bool a_transposed = false, bool b_transposed = false>
+inline void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate,
+                         emulator::Location at = emulator::Location::here()) {
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
+    constexpr auto type = bfloat ? emulator::MatrixType::bf16 : emulator::MatrixType::f16;
+    emulator::wgmma_issue({type, N, a_transposed, b_transposed, nullptr, a, b, accumulate}, d, at);
+}
 
-EMULATOR_WGMMA_16(wgmma_m64k16_f16, emulator::MatrixType::f16)
-EMULATOR_WGMMA_16(wgmma_m64k16_bf16, emulator::MatrixType::bf16)
-
-#undef EMULATOR_WGMMA_16
+template <bool bfloat, int N, bool b_transposed = false>
+inline void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate,
+                         emulator::Location at = emulator::Location::here()) {
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma's N is a multiple of 8 up to 256");
+    constexpr auto type = bfloat ? emulator::MatrixType::bf16 : emulator::MatrixType::f16;
+    emulator::wgmma_issue({type, N, false, b_transposed, a, 0, b, accumulate}, d, at);
+}
 
 }  // namespace ptx
