@@ -249,6 +249,19 @@ class Problem:
         if self.like is not None and not self.like.serves(self):
             raise ValueError(f"no kernel for {self.like} can serve {self}")
 
+    def __hash__(self) -> int:
+        """Remembered, but for `like`: a plan looks its problem up for each tile."""
+        return self._hash if self.like is None else hash((self._hash, self.like))
+
+    @cached_property
+    def _hash(self) -> int:
+        names = (name for name in self.__dataclass_fields__ if name != "like")
+        return hash(tuple([getattr(self, name) for name in names]))
+
+    def __getstate__(self) -> dict[str, object]:
+        # Another process has other hashes of strings.
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
+
     @classmethod
     def of(
         cls,

@@ -60,7 +60,8 @@ def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, Constant],
 
 def phases_share_slots(problem: Problem) -> bool:
     """Whether all phases in x have the same slots."""
-    return len({tuple(tap.shift for tap in phase.taps) for phase in problem.width.phases}) == 1
+    phases = problem.pattern.width.phases  # which the pattern remembers
+    return len({tuple(tap.shift for tap in phase.taps) for phase in phases}) == 1
 
 
 def apart_why_not(problem: Problem) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -265,7 +264,7 @@ class Layout:
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     if problem.like is not None:
-        return dataclasses.replace(layout(problem.like, tile), problem=problem)
+        return family.over(layout(problem.like, tile), problem)
     y, x = taps_of(problem.height), taps_of(problem.width)
     channels = problem.in_channels_per_group
     depth = min(tile.depth, channels)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Hashable
@@ -401,7 +400,7 @@ class Layout:
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     if problem.like is not None:
-        return dataclasses.replace(layout(problem.like, tile), problem=problem)
+        return family.over(layout(problem.like, tile), problem)
     y, x = taps_of(problem.height), taps_of(problem.width)
     whole = -(-problem.in_channels_per_group // 8) * 8
     depth = min(whole, MOST_DEPTH)

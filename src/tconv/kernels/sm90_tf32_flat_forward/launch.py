@@ -7,6 +7,7 @@ import itertools
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.launch import (
+    START,
     Address,
     Argument,
     Launch,
@@ -184,7 +185,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     laid = layout(problem, tile)
     noted = _noted(laid)
     packing: dict[str, Argument] = {
-        "packed": Address("packed"),
+        "packed": START["packed"],
         **_images(laid),
         **_packing_arguments(laid),
         **(noted if tile.half else {}),

@@ -7,6 +7,7 @@ import dataclasses
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.launch import (
+    START,
     Address,
     Argument,
     Launch,
@@ -242,7 +243,7 @@ def packed_launches(
     packing = family.once(laid, ("packing", index), lambda: _packing_source(laid, index))
     places: dict[str, Argument] = {
         **weights(),
-        "packed": Address("packed"),
+        "packed": START["packed"],
         "status": Address("packed", laid.packed_bytes),
     }
     items: dict[str, Argument] = {"items": laid.all_items, "half_items": laid.half_items}
@@ -258,7 +259,7 @@ def packed_launches(
     }
     if laid.tensor_map:
         arguments["source_map"] = TensorMap(
-            Address("x"),
+            START["x"],
             dims=tuple(reversed(problem.x_shape)),
             strides=(Stride("x", 2), Stride("x", 1), Stride("x", 0)),
             box=(laid.patch_columns, laid.patch_rows, CHANNELS, 1),
