@@ -27,6 +27,8 @@ OPERANDS: tuple[Operand, ...] = ("x", "w", "y", "bias", "packed", "partial")
   tensors; in memory in that order, or with the taps before the channels (`Launch.taps_first`).
 """
 
+_INDEX = {operand: index for index, operand in enumerate(OPERANDS)}
+
 Strides = Mapping[str, tuple[int, ...]]
 """Of x, w and y, in elements."""
 
@@ -138,10 +140,11 @@ class Launch:
         values: dict[str, int | float | bytes] = {}
         addresses, maps, offsets = [], [], self.source.offsets
         for name, argument in self.arguments.items():
-            if isinstance(argument, Address):
+            if type(argument) is int:  # most are
+                values[name] = argument
+            elif isinstance(argument, Address):
                 values[name] = 0
-                operand = OPERANDS.index(argument.operand)
-                addresses.append((offsets[name], operand, argument.offset))
+                addresses.append((offsets[name], _INDEX[argument.operand], argument.offset))
             elif isinstance(argument, Stride):
                 values[name] = _elements(argument, strides)
             elif isinstance(argument, TensorMap):
@@ -158,7 +161,7 @@ class Launch:
                     "swizzle": argument.swizzle,
                 }
                 first = address.offset + item * sum(_elements(s, strides) for s in argument.first)
-                maps.append((offsets[name], OPERANDS.index(address.operand), first, options))
+                maps.append((offsets[name], _INDEX[address.operand], first, options))
             else:
                 values[name] = argument
         template = self.source.pack(**values)
@@ -215,7 +218,7 @@ class BoundLaunch:
         return bytes(filled)
 
 
-_Y = OPERANDS.index("y")
+_Y = _INDEX["y"]
 
 
 START: Mapping[Operand, Address] = {operand: Address(operand) for operand in OPERANDS}

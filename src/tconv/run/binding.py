@@ -159,17 +159,8 @@ class Call:
         Remembered: a program's calls soon meet the allocator's same few addresses again, and
         filling in takes longer than a launch.
         """
-        launches = self.launches  # not `self`, which would hold itself
-
-        def fill(addresses: Sizes) -> list[Launch]:
-            filled = []
-            for bound in launches:
-                assert not isinstance(bound.kernel, EmulatedKernel)
-                arguments = bound.launch.arguments(addresses, tensor_map.encode)
-                filled.append(bound.kernel.prepare(bound.grid, arguments))
-            return filled
-
-        return functools.lru_cache(maxsize=64)(fill)
+        # Not `self`, which would hold itself.
+        return _remembering(functools.partial(_fill, self.launches))
 
     def uses(self) -> int:
         """How often it has launched its kernels since they were loaded."""
@@ -207,6 +198,19 @@ class Call:
         if self.device is not None:
             runtime.hold(self)
         return found
+
+
+_remembering = functools.lru_cache(maxsize=64)
+
+
+def _fill(launches: tuple[BoundKernel, ...], addresses: Sizes) -> list[Launch]:
+    """The launches on a device, for operands at these addresses."""
+    filled = []
+    for bound in launches:
+        assert not isinstance(bound.kernel, EmulatedKernel)
+        arguments = bound.launch.arguments(addresses, tensor_map.encode)
+        filled.append(bound.kernel.prepare(bound.grid, arguments))
+    return filled
 
 
 def _planned(problem: Problem, device: int | None, target: Target) -> Plan:

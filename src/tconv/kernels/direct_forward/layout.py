@@ -207,7 +207,7 @@ class Layout:
         buffers = 2 * patch + outputs + self.weight_buffers * self.weights
         return 4 * buffers + POSITIONS_BYTES
 
-    @property
+    @functools.cached_property
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         height, width = self.problem.height, self.problem.width
@@ -216,7 +216,7 @@ class Layout:
             -(-width.output_size // (width.stride * self.tile_columns)),
         )
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles of the launch."""
         tiles_y, tiles_x = self.tiles_yx

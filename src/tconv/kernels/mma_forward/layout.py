@@ -348,7 +348,7 @@ class Layout:
         floats += 2 * self.depth * patch_channel + self.weights + 2 * SECTOR
         return 4 * floats + POSITIONS_BYTES + OTHER_BYTES
 
-    @property
+    @functools.cached_property
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         return (
@@ -356,7 +356,7 @@ class Layout:
             -(-len(self.problem.width.q_range) // self.tile_columns),
         )
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles of the launch."""
         tiles_y, tiles_x = self.tiles_yx
@@ -379,7 +379,12 @@ class Layout:
 
     def blocks(self, target: Target) -> int:
         """Blocks that an SM holds."""
-        return max(1, image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target))
+        held = image_tiles.blocks_held
+        return family.once(
+            self,
+            ("blocks", target),
+            lambda: max(1, held(self.shared_bytes, self.bound_blocks, target)),
+        )
 
     def grid(self, target: Target) -> int:
         """As many blocks as the SMs hold."""

@@ -333,10 +333,10 @@ class Layout:
             "pixel_bytes": self.patch_positions * LINE_BYTES,
             "pixel_stages": pixels,
             "weight_stages": weights,
-            "lead": self.lead(target),
+            "lead": self._lead(target, pixels),
         }
 
-    def lead(self, target: Target) -> int:
+    def _lead(self, target: Target, pixel_stages: int) -> int:
         """Stages of pixels by which the first consumer is ahead of the second.
 
         The lead is 0 where both write their outputs together. It is also 0 where a block has one
@@ -346,7 +346,7 @@ class Layout:
         together = self.tile.apart and not self.tile.storers
         if together or self.tiles <= target.multiprocessors:
             return 0
-        return min(self.stages(target)[0] // 2, -(-self.tile_stages // 2))
+        return min(pixel_stages // 2, -(-self.tile_stages // 2))
 
     @family.of_kernel
     def row_sets(self) -> int:
@@ -388,10 +388,16 @@ class Layout:
         """Packed pixels, in words of 4 bytes."""
         return self.problem.groups * self.chunks * self.positions * LINE_WORDS
 
-    @property
+    @functools.cached_property
     def operand_elements(self) -> int:
         """Packed weights and pixels, in words of 4 bytes."""
         return self.weight_elements + self.pixel_elements
+
+    @functools.cached_property
+    def index(self) -> str:
+        """The C type of offsets."""
+        operands = self.operand_elements, self.repairing.operand_elements
+        return family.index_type(self.problem, *operands)
 
     @family.of_kernel
     def part_channels(self) -> int:

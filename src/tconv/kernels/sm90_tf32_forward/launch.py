@@ -241,12 +241,7 @@ def packed_launches(
     elements = laid.packed_bytes // 4 + laid.status_words
     index = family.index_type(problem, elements)
     packing = family.once(laid, ("packing", index), lambda: _packing_source(laid, index))
-    places: dict[str, Argument] = {
-        **weights(),
-        "packed": START["packed"],
-        "status": Address("packed", laid.packed_bytes),
-    }
-    items: dict[str, Argument] = {"items": laid.all_items, "half_items": laid.half_items}
+    places, packs = family.once(laid, "packing arguments", lambda: _packing_arguments(laid))
     tiles_y, tiles_x = laid.tiles_yx
     arguments: dict[str, Argument] = {
         **places,
@@ -270,9 +265,19 @@ def packed_launches(
             "packing",
             packing,
             laid.pack_blocks,
-            places | items,
+            packs,
             "lays the weights out",
             packed=elements,
         ),
         Launch("kernel", kernel, grid, arguments, aligned=True),
     )
+
+
+def _packing_arguments(laid: Layout) -> tuple[dict[str, Argument], dict[str, Argument]]:
+    """What the packing shares with the kernel, and all its arguments."""
+    places: dict[str, Argument] = {
+        **weights(),
+        "packed": START["packed"],
+        "status": Address("packed", laid.packed_bytes),
+    }
+    return places, {**places, "items": laid.all_items, "half_items": laid.half_items}
