@@ -90,7 +90,7 @@ def planned(problem: Problem, target: Target) -> Plan:
     return _planned(problem, target, settings.kernel())
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=16)  # a call asks while it is settled, and keeps what it launches
 def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
     if is_common(problem) or problem.wide_offsets:
         return plan(problem, target)
@@ -404,7 +404,7 @@ def _models() -> str:
     geometry and the plan.
     """
     endings = ("py", "json")
-    files = sorted(path for e in endings for path in KERNEL_DIRECTORY.rglob(f"*.{e}"))
+    files = sorted((p for e in endings for p in KERNEL_DIRECTORY.rglob(f"*.{e}")), key=str)
     own = (Path(__file__).with_name(name) for name in ("sizes.py", "plan.py", "problem.py"))
     return source_digest("", [], [path.read_text() for path in (*files, *own)])
 

@@ -50,9 +50,11 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
     launches = [kernel.prepare(7, b"packing"), kernel.prepare(8, b"kernel")][0 if packed else 1 :]
     call = SimpleNamespace(
         device=0,
-        partial_shape=None,
-        packed_elements=5 if packed else 0,
-        launches=[SimpleNamespace(kernel=Recorded(launched))],  # which were loaded again since
+        bound=SimpleNamespace(
+            partial_shape=None,
+            packed_elements=5 if packed else 0,
+            launches=[SimpleNamespace(kernel=Recorded(launched))],  # which were loaded again since
+        ),
         launches_at=lambda addresses: launches,
     )
     kept: list[object] = []
@@ -88,7 +90,9 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
     def prepare(problem: Any, *_: object) -> tuple[Any, tuple[Any, ...]]:
         bind = SimpleNamespace(arguments=lambda *_: b"")
         launches = [SimpleNamespace(grid=1, bind=lambda _: bind)] * 2
-        plan = SimpleNamespace(launches=launches, addition=None)
+        plan = SimpleNamespace(
+            launches=launches, addition=None, packed=0, splits=0, partial_strides=()
+        )
         return plan, (load("packing", 0), load(problem, 0))
 
     monkeypatch.setattr(binding, "_prepare", prepare)
@@ -104,7 +108,7 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
         assert runtime.loaded() <= 5
     held = [number for number, call in enumerate(every) if "launches_at" in vars(call)]
     assert held == [0, 9, 10, 11]
-    assert every[3].plan is not None and len(every[3].launches_at(())) == 2
+    assert len(every[3].bound.launches) == 2 and len(every[3].launches_at(())) == 2
     assert runtime.loaded() <= 5
     del call, one
     every.clear()
@@ -158,7 +162,7 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
     kernel: Any = Recorded([])
     bound = binding.BoundKernel(kernel, launch.grid, launch.bind({}))
     call = binding.Call(None, (), (), ((), (), ()), NO_SETTINGS, 0)  # type: ignore[arg-type]
-    call.__dict__["launches"] = (bound,)
+    call.__dict__["bound"] = binding.Bound((bound,), 0, None, (), False)
     for _ in range(2):
         for base in (0x1000, 0x2000):
             (filled,) = call.launches_at((base, base + 1, base + 2, 0, 0, 0))
