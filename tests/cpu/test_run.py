@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,9 +15,12 @@ import torch
 
 from tconv import private, run
 from tconv.jit import runtime
+from tconv.jit.target import Target
 from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
+from tconv.layers import Layer
 from tconv.memory_format import is_channels_last, memory_format
+from tconv.problem import dense_strides
 from tconv.run import binding, calls, execution
 
 STREAM = 0x1000
@@ -113,6 +117,23 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
     del call, one
     every.clear()
     assert runtime.loaded() == 0 and not runtime._holders
+
+
+def test_a_call_keeps_what_it_launches_and_not_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of many sizes would keep as many plans, each of dozens of objects."""
+    target = Target.named("sm_90a")
+    monkeypatch.setattr(binding.Target, "for_device", lambda device: target)
+    monkeypatch.setattr(binding.sizes, "expect", lambda *_: None)
+    monkeypatch.setattr(runtime, "find", lambda source, device: Recorded([]))
+    problem = Layer.parse("256,128,3,2,1,1", "1x23x19").problem("forward")
+    x, w, y = map(dense_strides, (problem.x_shape, problem.w_shape, problem.y_shape))
+    call = binding.Call(problem, problem.y_shape, y, (x, w, y), NO_SETTINGS, 0)
+    plan = weakref.ref(call.planned)
+    assert len(call.bound.launches) == len(call.plan.launches) and plan() is call.plan
+    binding.sizes._planned.cache_clear()
+    gc.collect()
+    assert plan() is None
+    assert call.bound.packed_elements == call.plan.packed
 
 
 @pytest.mark.parametrize(
