@@ -379,12 +379,7 @@ class Layout:
 
     def blocks(self, target: Target) -> int:
         """Blocks that an SM holds."""
-        held = image_tiles.blocks_held
-        return family.once(
-            self,
-            ("blocks", target),
-            lambda: max(1, held(self.shared_bytes, self.bound_blocks, target)),
-        )
+        return max(1, image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target))
 
     def grid(self, target: Target) -> int:
         """As many blocks as the SMs hold."""

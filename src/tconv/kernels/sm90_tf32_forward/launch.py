@@ -241,7 +241,12 @@ def packed_launches(
     elements = laid.packed_bytes // 4 + laid.status_words
     index = family.index_type(problem, elements)
     packing = family.once(laid, ("packing", index), lambda: _packing_source(laid, index))
-    places, packs = family.once(laid, "packing arguments", lambda: _packing_arguments(laid))
+    places: dict[str, Argument] = {
+        **weights(),
+        "packed": START["packed"],
+        "status": Address("packed", laid.packed_bytes),
+    }
+    items: dict[str, Argument] = {"items": laid.all_items, "half_items": laid.half_items}
     tiles_y, tiles_x = laid.tiles_yx
     arguments: dict[str, Argument] = {
         **places,
@@ -265,19 +270,9 @@ def packed_launches(
             "packing",
             packing,
             laid.pack_blocks,
-            packs,
+            places | items,
             "lays the weights out",
             packed=elements,
         ),
         Launch("kernel", kernel, grid, arguments, aligned=True),
     )
-
-
-def _packing_arguments(laid: Layout) -> tuple[dict[str, Argument], dict[str, Argument]]:
-    """What the packing shares with the kernel, and all its arguments."""
-    places: dict[str, Argument] = {
-        **weights(),
-        "packed": START["packed"],
-        "status": Address("packed", laid.packed_bytes),
-    }
-    return places, {**places, "items": laid.all_items, "half_items": laid.half_items}
