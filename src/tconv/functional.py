@@ -319,8 +319,15 @@ def _is_valid(
     bias: Tensor | None,
     geometry: Geometry,
     unobserved: bool,
+    once: bool,
 ) -> bool:
-    """Whether PyTorch would compute the call, and an output with pixels; input is 4-d."""
+    """Whether PyTorch would compute the call, and an output with pixels; input is 4-d.
+
+    Args:
+        input, weight, bias, geometry: of the call.
+        unobserved: whether nothing watches it.
+        once: whether calls like it are not asked about again.
+    """
     if weight.dim() != 4 or not _is_plain(weight):
         return False
     device = input.device
@@ -342,7 +349,7 @@ def _is_valid(
         geometry,
     )
     if unobserved:
-        return _has_valid_output(*sizes)
+        return (_has_valid_output.__wrapped__ if once else _has_valid_output)(*sizes)
     if torch.compiler.is_compiling():
         # The operator's fake implementation refuses what remains, without narrowing the graph's
         # sizes.
@@ -597,7 +604,7 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
     if cached:
         output = ops.cached_forward(batch, weight, bias, geometry, leave, keep)
     if output is None:
-        if not _is_valid(batch, weight, bias, geometry, unobserved):
+        if not _is_valid(batch, weight, bias, geometry, unobserved, cached):
             return kind.pytorch(*arguments)
         if cached:
             ops.remember(batch, weight, bias, geometry)

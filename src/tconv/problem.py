@@ -37,6 +37,16 @@ _ALLOWED = (
 )
 """The values of these fields of a `Problem`."""
 
+_LEAST = (
+    ("size", 1),
+    ("kernel", 1),
+    ("stride", 1),
+    ("padding", 0),
+    ("output_padding", 0),
+    ("dilation", 1),
+)
+"""The least values of the fields of an `Axis`."""
+
 ITEM_BYTES: dict[str, int] = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 WIDE_OFFSET = 2**31 - 1
@@ -121,9 +131,8 @@ class Axis:
 
     def __post_init__(self) -> None:
         """Refuses what has no meaning; PyTorch's own messages are given further up."""
-        least = {"size": 1, "kernel": 1, "stride": 1, "dilation": 1}
-        for name in ("size", "kernel", "stride", "padding", "output_padding", "dilation"):
-            value, bound = getattr(self, name), least.get(name, 0)
+        for name, bound in _LEAST:
+            value = getattr(self, name)
             if value < bound:
                 raise ValueError(f"an axis needs {name} >= {bound}, got {name}={value}")
         if self.output_size < 1:
@@ -148,6 +157,11 @@ class Axis:
     def shifts(self) -> Sizes:
         """The distinct shifts over all phases, ascending."""
         return tuple(sorted({tap * self.dilation // self.stride for tap in range(self.kernel)}))
+
+    @cached_property
+    def phases_share_shifts(self) -> bool:
+        """Whether all phases have the same shifts."""
+        return len({tuple(tap.shift for tap in phase.taps) for phase in self.phases}) == 1
 
     @property
     def phase_taps(self) -> int:
@@ -248,6 +262,19 @@ class Problem:
             raise ValueError(f"math='tf32' is for dtype='float32', got dtype={self.dtype!r}")
         if self.like is not None and not self.like.serves(self):
             raise ValueError(f"no kernel for {self.like} can serve {self}")
+
+    def __hash__(self) -> int:
+        """Remembered, but for `like`: a plan looks its problem up for each tile."""
+        return self._hash if self.like is None else hash((self._hash, self.like))
+
+    @cached_property
+    def _hash(self) -> int:
+        names = (name for name in self.__dataclass_fields__ if name != "like")
+        return hash(tuple([getattr(self, name) for name in names]))
+
+    def __getstate__(self) -> dict[str, object]:
+        # Another process has other hashes of strings.
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
 
     @classmethod
     def of(
@@ -379,7 +406,7 @@ class Problem:
         # NOTE: not `replace`, which would check all again: each new size comes here for each kernel
         # of its layer. What is remembered of this one does not depend on `like`.
         served = object.__new__(Problem)
-        vars(served).update(vars(self), like=like)
+        vars(served).update(vars(self), like=like, bytes=self.bytes, _hash=self._hash)
         return served
 
     def resized(self, batch: int, height: int, width: int) -> Problem:
@@ -473,7 +500,7 @@ class Problem:
         )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)  # a new size asks twice for each direction; known calls do not ask
 def axes(size: Sizes, kernel: Sizes, geometry: Geometry) -> tuple[Axis, Axis]:
     """Height and width of an input and a kernel, (height, width) each."""
     stride, padding, output_padding, dilation, _ = geometry
@@ -520,7 +547,7 @@ def _is_wide(shape: Sizes, strides: Sizes) -> bool:
 
     NOTE: kernels are given the stride of an axis of size 1 too.
     """
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    reach = sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
     return max(reach, *strides) > WIDE_OFFSET
 
 

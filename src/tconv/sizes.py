@@ -73,6 +73,8 @@ WORST = 100.0
 KEY_PREFIX = "sizes-"
 """What the keys of cache entries start with that hold a layer's kernels."""
 
+_any_sizes: dict[tuple[object, ...], Problem] = {}
+_MOST_LAYERS = 1024
 _expected: set[tuple[object, ...]] = set()
 _waiting: collections.deque[tuple[KernelSource, str]] = collections.deque()
 _compiling: set[threading.Thread] = set()
@@ -88,7 +90,7 @@ def planned(problem: Problem, target: Target) -> Plan:
     return _planned(problem, target, settings.kernel())
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=16)  # a call asks while it is settled, and keeps what it launches
 def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
     if is_common(problem) or problem.wide_offsets:
         return plan(problem, target)
@@ -128,9 +130,18 @@ def are_found(problem: Problem, target: Target) -> bool:
 
 def _any_size(problem: Problem) -> Problem:
     """The same for all sizes; a layer may have outputs too large for the largest of these."""
+    known = _any_sizes.get(problem.layer)
+    if known is not None:
+        return known
     sizes = (MOST_PIXELS >> halvings for halvings in range(MOST_PIXELS.bit_length()))
-    found = (_sample(problem, 1, size, size) for size in sizes)
-    return next((size for size in found if size is not None), problem)
+    for size in sizes:
+        found = _sample(problem, 1, size, size)
+        if found is not None:
+            if len(_any_sizes) >= _MOST_LAYERS:
+                _any_sizes.clear()
+            _any_sizes[problem.layer] = found
+            return found
+    return problem
 
 
 def cheapest(among: Sequence[Candidate], problem: Problem, target: Target) -> Candidate | None:
@@ -209,7 +220,7 @@ def _compile() -> None:
             logger.debug("a kernel for more sizes: %s", error)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=_MOST_LAYERS)
 def _kernels(problem: Problem, target: Target, forced: str | None) -> tuple[Candidate, ...]:
     entry = _entry(problem, target, forced)
     found = _read(entry, problem)
@@ -393,7 +404,7 @@ def _models() -> str:
     geometry and the plan.
     """
     endings = ("py", "json")
-    files = sorted(path for e in endings for path in KERNEL_DIRECTORY.rglob(f"*.{e}"))
+    files = sorted((p for e in endings for p in KERNEL_DIRECTORY.rglob(f"*.{e}")), key=str)
     own = (Path(__file__).with_name(name) for name in ("sizes.py", "plan.py", "problem.py"))
     return source_digest("", [], [path.read_text() for path in (*files, *own)])
 

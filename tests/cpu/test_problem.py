@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+import tconv
 from tconv.problem import ITEM_BYTES, Axis, Problem
 
 # Small strides and dilations, so that every gcd and many empty phases come up.
@@ -119,9 +124,35 @@ def test_immutable_hashable_and_picklable():
     assert axis.phases and problem.flops  # computed once and kept, without a change of identity
     same = Problem("forward", 1, 2, 3, 1, Axis(5, 3, 2, 1), Axis(5, 3, 2, 1))
     assert problem == same and hash(problem) == hash(same)
-    assert pickle.loads(pickle.dumps(problem)) == problem
+    copied = pickle.loads(pickle.dumps(problem))
+    assert copied == problem and hash(copied) == hash(problem)
     with pytest.raises(dataclasses.FrozenInstanceError):
         problem.batch = 2  # type: ignore[misc]
+
+
+def test_another_process_hashes_a_problem_anew():
+    """The hash of a str differs between processes, so a remembered one must not be sent."""
+    sent = pickle.dumps(_remembering()).hex()
+    there = (
+        "import pickle, sys; sys.path.insert(0, sys.argv[1])\n"
+        f"copied = pickle.loads(bytes.fromhex('{sent}'))\n"
+        "import dataclasses; assert hash(copied) == hash(dataclasses.replace(copied))\n"
+        "assert hash(copied.like) == hash(dataclasses.replace(copied.like))"
+    )
+    source = str(Path(tconv.__file__).parents[1])
+    environment = {**os.environ, "PYTHONHASHSEED": "5"}
+    subprocess.run([sys.executable, "-c", there, source], env=environment, check=True)
+
+
+def _remembering() -> Problem:
+    """One by another's kernel, whose hashes are remembered."""
+    axis = Axis(5, 3, 2, 1)
+    problem = Problem("forward", 1, 2, 3, 1, axis, axis)
+    served = problem.by(problem.resized(2, 7, 9))
+    assert served is not None and hash(served) != hash(problem)
+    assert served == dataclasses.replace(problem, like=problem.resized(2, 7, 9))
+    assert hash(served) == hash(dataclasses.replace(problem, like=problem.resized(2, 7, 9)))
+    return served
 
 
 def test_prints_on_one_line():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,9 +15,12 @@ import torch
 
 from tconv import private, run
 from tconv.jit import runtime
+from tconv.jit.target import Target
 from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
+from tconv.layers import Layer
 from tconv.memory_format import is_channels_last, memory_format
+from tconv.problem import dense_strides
 from tconv.run import binding, calls, execution
 
 STREAM = 0x1000
@@ -50,9 +54,11 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
     launches = [kernel.prepare(7, b"packing"), kernel.prepare(8, b"kernel")][0 if packed else 1 :]
     call = SimpleNamespace(
         device=0,
-        partial_shape=None,
-        packed_elements=5 if packed else 0,
-        launches=[SimpleNamespace(kernel=Recorded(launched))],  # which were loaded again since
+        bound=SimpleNamespace(
+            partial_shape=None,
+            packed_elements=5 if packed else 0,
+            launches=[SimpleNamespace(kernel=Recorded(launched))],  # which were loaded again since
+        ),
         launches_at=lambda addresses: launches,
     )
     kept: list[object] = []
@@ -88,7 +94,9 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
     def prepare(problem: Any, *_: object) -> tuple[Any, tuple[Any, ...]]:
         bind = SimpleNamespace(arguments=lambda *_: b"")
         launches = [SimpleNamespace(grid=1, bind=lambda _: bind)] * 2
-        plan = SimpleNamespace(launches=launches, addition=None)
+        plan = SimpleNamespace(
+            launches=launches, addition=None, packed=0, splits=0, partial_strides=()
+        )
         return plan, (load("packing", 0), load(problem, 0))
 
     monkeypatch.setattr(binding, "_prepare", prepare)
@@ -104,11 +112,28 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
         assert runtime.loaded() <= 5
     held = [number for number, call in enumerate(every) if "launches_at" in vars(call)]
     assert held == [0, 9, 10, 11]
-    assert every[3].plan is not None and len(every[3].launches_at(())) == 2
+    assert len(every[3].bound.launches) == 2 and len(every[3].launches_at(())) == 2
     assert runtime.loaded() <= 5
     del call, one
     every.clear()
     assert runtime.loaded() == 0 and not runtime._holders
+
+
+def test_a_call_keeps_what_it_launches_and_not_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of many sizes would keep as many plans, each of dozens of objects."""
+    target = Target.named("sm_90a")
+    monkeypatch.setattr(binding.Target, "for_device", lambda device: target)
+    monkeypatch.setattr(binding.sizes, "expect", lambda *_: None)
+    monkeypatch.setattr(runtime, "find", lambda source, device: Recorded([]))
+    problem = Layer.parse("256,128,3,2,1,1", "1x23x19").problem("forward")
+    x, w, y = map(dense_strides, (problem.x_shape, problem.w_shape, problem.y_shape))
+    call = binding.Call(problem, problem.y_shape, y, (x, w, y), NO_SETTINGS, 0)
+    plan = weakref.ref(call.planned)
+    assert len(call.bound.launches) == len(call.plan.launches) and plan() is call.plan
+    binding.sizes._planned.cache_clear()
+    gc.collect()
+    assert plan() is None
+    assert call.bound.packed_elements == call.plan.packed
 
 
 @pytest.mark.parametrize(
@@ -158,7 +183,7 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
     kernel: Any = Recorded([])
     bound = binding.BoundKernel(kernel, launch.grid, launch.bind({}))
     call = binding.Call(None, (), (), ((), (), ()), NO_SETTINGS, 0)  # type: ignore[arg-type]
-    call.__dict__["launches"] = (bound,)
+    call.__dict__["bound"] = binding.Bound((bound,), 0, None, (), False)
     for _ in range(2):
         for base in (0x1000, 0x2000):
             (filled,) = call.launches_at((base, base + 1, base + 2, 0, 0, 0))

@@ -444,7 +444,7 @@ def test_kernels_that_lost_a_timing_are_let_go(monkeypatch):
     call = Call(problem, problem.y_shape, (1, 1, 1, 1), strides, read, 0)
     tried = [c for c in candidates(problem, TARGET) if c.refusal is None][:4]
     for candidate in tried:
-        assert call.on(candidate).plan.stem == candidate.stem
+        assert call.on(candidate).plan.stem == candidate.stem and call.on(candidate).bound
     call.forget_tried(tried[0])
     gc.collect()
     kept = {launch.source for launch in call.on(tried[0]).plan.launches}

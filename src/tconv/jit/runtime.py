@@ -47,9 +47,21 @@ _kernels: weakref.WeakValueDictionary[_Key, Kernel] = weakref.WeakValueDictionar
 _kept: set[Kernel] = set()
 _loading: dict[_Key, threading.Lock] = {}
 _lock = threading.Lock()
-# By identity, the one that is looked at next first: and its uses when it was last looked at.
-_holders: dict[int, tuple[weakref.ref[Holder], int]] = {}
+_holders: dict[int, _Reference] = {}  # by identity, the one that is looked at next first
 _holding = threading.Lock()
+
+
+class _Reference(weakref.ref[Holder]):
+    """To a holder.
+
+    Attributes:
+        key: its identity.
+        before: its uses when it was last looked at. The first is what the kernels were loaded for.
+    """
+
+    __slots__ = ("before", "key")
+    key: int
+    before: int
 
 
 def load(source: LaunchableSource, device: int, *, arch: str | None = None) -> Kernel:
@@ -116,23 +128,28 @@ def hold(holder: Holder) -> None:
             if loaded() <= MOST_LOADED:
                 break
             _look_at_the_next()
-        key = id(holder)
-        # The first use is what the kernels were loaded for.
-        _holders[key] = weakref.ref(holder, lambda _: _holders.pop(key, None)), 1
+        reference = _Reference(holder, _forget)
+        reference.key, reference.before = id(holder), 1
+        _holders[reference.key] = reference
+
+
+def _forget(reference: _Reference) -> None:
+    _holders.pop(reference.key, None)
 
 
 def _look_at_the_next() -> None:
     try:
         key = next(iter(_holders))
-        reference, before = _holders.pop(key)
+        reference = _holders.pop(key)
     except (StopIteration, KeyError):
         return  # it has gone meanwhile
     holder = reference()
     if holder is None:
         return
     uses = holder.uses()
-    if uses > before:
-        _holders[key] = reference, uses
+    if uses > reference.before:
+        reference.before = uses
+        _holders[key] = reference
     else:
         holder.release()
 

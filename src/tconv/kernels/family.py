@@ -111,6 +111,14 @@ class of_kernel(Generic[T]):
         return found
 
 
+def over(laid: T, problem: Problem) -> T:
+    """A layout over another size, by the same kernel. `replace` takes five times as long."""
+    other: T = object.__new__(type(laid))
+    fields = laid.__dataclass_fields__  # type: ignore[attr-defined]
+    vars(other).update({name: getattr(laid, name) for name in fields}, problem=problem)
+    return other
+
+
 _INDEX_LIMIT = 2**31 - 2**20  # the last tile may reach beyond the tensor
 
 

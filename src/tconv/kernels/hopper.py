@@ -58,11 +58,6 @@ def layer_constants(problem: Problem, index: str) -> tuple[tuple[str, Constant],
     )
 
 
-def phases_share_slots(problem: Problem) -> bool:
-    """Whether all phases in x have the same slots."""
-    return len({tuple(tap.shift for tap in phase.taps) for phase in problem.width.phases}) == 1
-
-
 def apart_why_not(problem: Problem) -> str | None:
     """One sentence if a tile that computes the two phases in x separately cannot serve, else None.
 
@@ -70,7 +65,7 @@ def apart_why_not(problem: Problem) -> str | None:
     """
     if problem.width.stride != 2:
         return f"takes two phases in x apart, the stride is {problem.width.stride}"
-    if phases_share_slots(problem):
+    if problem.pattern.width.phases_share_shifts:  # which the pattern remembers
         return "all phases in x have the same slots: nothing is gained by taking them apart"
     return None
 

@@ -27,6 +27,8 @@ OPERANDS: tuple[Operand, ...] = ("x", "w", "y", "bias", "packed", "partial")
   tensors; in memory in that order, or with the taps before the channels (`Launch.taps_first`).
 """
 
+_INDEX = {operand: index for index, operand in enumerate(OPERANDS)}
+
 Strides = Mapping[str, tuple[int, ...]]
 """Of x, w and y, in elements."""
 
@@ -134,15 +136,19 @@ class Launch:
                     f"{self.source.stem} writes rows of {width} without a gap, "
                     f"got strides {strides['y']}"
                 )
-        template = self.source.pack(
-            **{name: _number(argument, strides) for name, argument in self.arguments.items()}
-        )
+        # With zeros in place of addresses and tensor maps.
+        values: dict[str, int | float | bytes] = {}
         addresses, maps, offsets = [], [], self.source.offsets
         for name, argument in self.arguments.items():
-            offset = offsets[name]
-            if isinstance(argument, Address):
-                addresses.append((offset, OPERANDS.index(argument.operand), argument.offset))
+            if type(argument) is int:  # most are
+                values[name] = argument
+            elif isinstance(argument, Address):
+                values[name] = 0
+                addresses.append((offsets[name], _INDEX[argument.operand], argument.offset))
+            elif isinstance(argument, Stride):
+                values[name] = _elements(argument, strides)
             elif isinstance(argument, TensorMap):
+                values[name] = _NO_MAP
                 address, item = argument.address, ITEM_BYTES[argument.dtype]
                 options = {
                     "dtype": argument.dtype,
@@ -155,7 +161,10 @@ class Launch:
                     "swizzle": argument.swizzle,
                 }
                 first = address.offset + item * sum(_elements(s, strides) for s in argument.first)
-                maps.append((offset, OPERANDS.index(address.operand), first, options))
+                maps.append((offsets[name], _INDEX[address.operand], first, options))
+            else:
+                values[name] = argument
+        template = self.source.pack(**values)
         return BoundLaunch(self.source.stem, self.aligned, template, tuple(addresses), tuple(maps))
 
 
@@ -163,17 +172,7 @@ def _elements(stride: Stride, strides: Strides) -> int:
     return stride.times * strides[stride.operand][stride.axis]
 
 
-def _number(argument: Argument, strides: Strides) -> int | float | bytes:
-    """An argument's value; zeros in place of an address or a tensor map."""
-    if isinstance(argument, int):  # most are
-        return argument
-    if isinstance(argument, Stride):
-        return _elements(argument, strides)
-    if isinstance(argument, TensorMap):
-        return bytes(TENSOR_MAP_BYTES)
-    return 0 if isinstance(argument, Address) else argument
-
-
+_NO_MAP = bytes(TENSOR_MAP_BYTES)
 _POINTER = struct.Struct("=Q")
 
 
@@ -219,7 +218,11 @@ class BoundLaunch:
         return bytes(filled)
 
 
-_Y = OPERANDS.index("y")
+_Y = _INDEX["y"]
+
+
+START: Mapping[Operand, Address] = {operand: Address(operand) for operand in OPERANDS}
+"""The address of each operand: one object, as each new size has it in many arguments."""
 
 
 @functools.cache
@@ -233,7 +236,7 @@ def strides(prefix: str, names: str, operand: Operand) -> Mapping[str, Argument]
 def input_image(problem: Problem) -> dict[str, Argument]:
     """Fields of an input: address, size and strides."""
     return {
-        "source": Address("x"),
+        "source": START["x"],
         "source_height": problem.height.size,
         "source_width": problem.width.size,
         **strides("source", "n c h w", "x"),
@@ -242,7 +245,7 @@ def input_image(problem: Problem) -> dict[str, Argument]:
 
 def weights() -> dict[str, Argument]:
     """Fields of the layer's weight: address and strides."""
-    return {"weight": Address("w"), **strides("weight", "in out h w", "w")}
+    return {"weight": START["w"], **strides("weight", "in out h w", "w")}
 
 
 def output_rows(problem: Problem) -> dict[str, Argument]:
@@ -251,8 +254,8 @@ def output_rows(problem: Problem) -> dict[str, Argument]:
     The stride along x is 1 and has no field.
     """
     return {
-        "bias": Address("bias"),
-        "destination": Address("y"),
+        "bias": START["bias"],
+        "destination": START["y"],
         "destination_height": problem.height.output_size,
         "destination_width": problem.width.output_size,
         **strides("destination", "n c h", "y"),

@@ -107,7 +107,7 @@ class KernelSource:
             raise TypeError(
                 f"{self.stem} takes the arguments {sorted(offsets)}, got {sorted(values)}"
             )
-        return layout.pack(*(values[name] for name in offsets))
+        return layout.pack(*map(values.__getitem__, offsets))
 
 
 def _inner(source: KernelSource) -> str:

@@ -80,6 +80,24 @@ class BoundKernel(NamedTuple):
     launch: BoundLaunch
 
 
+class Bound(NamedTuple):
+    """What a call launches, and what its launches share. A plan has more, and is let go of.
+
+    Attributes:
+        launches: the plan's, in order.
+        packed_elements: float32 values of the workspace; 0 without one.
+        partial_shape: [splits, Cin, Cout/groups, kH, kW] of the partial results; None without them.
+        partial_strides: theirs, in elements.
+        adds: whether a launch adds the partial results. Else PyTorch does.
+    """
+
+    launches: tuple[BoundKernel, ...]
+    packed_elements: int
+    partial_shape: Sizes | None
+    partial_strides: Sizes
+    adds: bool
+
+
 @dataclass(frozen=True)
 class Call:
     """A map on tensors of given sizes, strides and alignment, wherever they lie.
@@ -131,25 +149,35 @@ class Call:
             return Target.named(self.settings.arch)
         return Target.for_device(self.device)
 
-    @functools.cached_property
+    @property
     def planned(self) -> Plan:
         """What our kernels would run it with, if nothing else is chosen."""
-        return _planned(self.problem, self.device, self.target)
+        return _planned(self.problem, self.device, self.target, None)
 
-    @functools.cached_property
+    @property
     def plan(self) -> Plan:
-        """The plan that `launches` come from."""
-        return self._prepared[0]
+        """The plan that its launches come from."""
+        return _planned(self.problem, self.device, self.target, self.choice)
 
     @functools.cached_property
-    def launches(self) -> tuple[BoundKernel, ...]:
-        """The plan's, in order."""
+    def bound(self) -> Bound:
+        """The plan on compiled kernels."""
         strides = dict(zip("xwy", self.strides, strict=True))
-        chosen, kernels = self._prepared
+        chosen, kernels = _prepare(
+            self.problem, self.device, self.target, self.choice, self.settings.sanitize
+        )
+        if self.device is not None:
+            runtime.hold(self)
         every = (*chosen.launches, chosen.addition) if chosen.addition else chosen.launches
-        return tuple(
-            BoundKernel(kernel, launch.grid, launch.bind(strides))
-            for kernel, launch in zip(kernels, every, strict=True)
+        return Bound(
+            tuple(
+                BoundKernel(kernel, launch.grid, launch.bind(strides))
+                for kernel, launch in zip(kernels, every, strict=True)
+            ),
+            chosen.packed,
+            (chosen.splits, *self.problem.w_shape) if chosen.splits else None,
+            chosen.partial_strides,
+            chosen.addition is not None,
         )
 
     @functools.cached_property
@@ -159,17 +187,8 @@ class Call:
         Remembered: a program's calls soon meet the allocator's same few addresses again, and
         filling in takes longer than a launch.
         """
-        launches = self.launches  # not `self`, which would hold itself
-
-        def fill(addresses: Sizes) -> list[Launch]:
-            filled = []
-            for bound in launches:
-                assert not isinstance(bound.kernel, EmulatedKernel)
-                arguments = bound.launch.arguments(addresses, tensor_map.encode)
-                filled.append(bound.kernel.prepare(bound.grid, arguments))
-            return filled
-
-        return functools.lru_cache(maxsize=64)(fill)
+        # Not `self`, which would hold itself.
+        return _remembering(functools.partial(_fill, self.bound.launches))
 
     def uses(self) -> int:
         """How often it has launched its kernels since they were loaded."""
@@ -181,36 +200,29 @@ class Call:
 
     def release(self) -> None:
         """Lets go of its kernels, which the next launch loads again."""
-        for name in ("_prepared", "launches", "launches_at"):
+        for name in ("bound", "launches_at"):
             vars(self).pop(name, None)
 
-    @functools.cached_property
-    def packed_elements(self) -> int:
-        """float32 values of the workspace that the launches share; 0 without one."""
-        return self.plan.packed
 
-    @functools.cached_property
-    def partial_shape(self) -> Sizes | None:
-        """[splits, Cin, Cout/groups, kH, kW] of the partial results; None without them."""
-        return (self.plan.splits, *self.problem.w_shape) if self.plan.splits else None
-
-    @functools.cached_property
-    def partial_strides(self) -> Sizes:
-        """Strides of the partial results, in elements."""
-        return self.plan.partial_strides
-
-    @functools.cached_property
-    def _prepared(self) -> tuple[Plan, tuple[Kernel | EmulatedKernel, ...]]:
-        found = _prepare(
-            self.problem, self.device, self.target, self.choice, self.settings.sanitize
-        )
-        if self.device is not None:
-            runtime.hold(self)
-        return found
+_remembering = functools.lru_cache(maxsize=64)
 
 
-def _planned(problem: Problem, device: int | None, target: Target) -> Plan:
+def _fill(launches: tuple[BoundKernel, ...], addresses: Sizes) -> list[Launch]:
+    """The launches on a device, for operands at these addresses."""
+    filled = []
+    for bound in launches:
+        assert not isinstance(bound.kernel, EmulatedKernel)
+        arguments = bound.launch.arguments(addresses, tensor_map.encode)
+        filled.append(bound.kernel.prepare(bound.grid, arguments))
+    return filled
+
+
+def _planned(
+    problem: Problem, device: int | None, target: Target, choice: Candidate | None
+) -> Plan:
     """What our kernels run a problem with: in the emulator, each size has its own kernel."""
+    if choice is not None:
+        return make_plan(problem, target, choice)
     return plan(problem, target) if device is None else sizes.planned(problem, target)
 
 
@@ -221,10 +233,7 @@ def _prepare(
 
     Not remembered: who holds a kernel keeps it loaded, and that is the call.
     """
-    if choice is None:
-        chosen = _planned(problem, device, target)
-    else:
-        chosen = make_plan(problem, target, choice)
+    chosen = _planned(problem, device, target, choice)
     sources = chosen.sources
     if choice is None and device is not None:
         sizes.expect(problem, chosen)

@@ -130,7 +130,7 @@ def _weight_gradient(
     _geometry: Geometry,
     channels_last: bool,
 ) -> Tensor:
-    if call.partial_shape is None or call.plan.addition is not None:
+    if call.bound.partial_shape is None or call.bound.adds:
         gradient = _empty_strided(input, call.shape, call.result_strides, input.dtype)
         _launch(call, input, gradient, grad_output, None)
         return gradient
@@ -158,11 +158,12 @@ def _launch(
 ) -> Tensor | None:
     """Launches a call's kernels; returns the workspace of partial results, None without one."""
     partial = packed = None
-    if call.partial_shape is not None:
+    needed = call.bound
+    if needed.partial_shape is not None:
         accumulated = torch.float64 if x.dtype is torch.float64 else torch.float32
-        partial = _empty_strided(x, call.partial_shape, call.partial_strides, accumulated)
-    if call.packed_elements:
-        packed = _empty_strided(x, (call.packed_elements,), (1,), torch.float32)
+        partial = _empty_strided(x, needed.partial_shape, needed.partial_strides, accumulated)
+    if needed.packed_elements:
+        packed = _empty_strided(x, (needed.packed_elements,), (1,), torch.float32)
     addresses = (  # in the order of OPERANDS
         x.data_ptr(),
         0 if w is None else w.data_ptr(),
@@ -174,7 +175,7 @@ def _launch(
     device = call.device
     if device is None:
         memory = _allocations(t for t in (x, w, y, bias, packed, partial) if t is not None)
-        for bound in call.launches:
+        for bound in needed.launches:
             assert isinstance(bound.kernel, EmulatedKernel)
             arguments = bound.launch.arguments(addresses, emulated_map.encode)
             bound.kernel.launch(bound.grid, arguments, allocations=memory)

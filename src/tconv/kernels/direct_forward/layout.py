@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -208,7 +207,7 @@ class Layout:
         buffers = 2 * patch + outputs + self.weight_buffers * self.weights
         return 4 * buffers + POSITIONS_BYTES
 
-    @property
+    @functools.cached_property
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         height, width = self.problem.height, self.problem.width
@@ -217,7 +216,7 @@ class Layout:
             -(-width.output_size // (width.stride * self.tile_columns)),
         )
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles of the launch."""
         tiles_y, tiles_x = self.tiles_yx
@@ -258,7 +257,7 @@ class Layout:
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     if problem.like is not None:
-        return dataclasses.replace(layout(problem.like, tile), problem=problem)
+        return family.over(layout(problem.like, tile), problem)
     y, x = taps_of(problem.height), taps_of(problem.width)
     channels = problem.in_channels_per_group
     depth = min(tile.depth, channels)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Hashable
@@ -349,7 +348,7 @@ class Layout:
         floats += 2 * self.depth * patch_channel + self.weights + 2 * SECTOR
         return 4 * floats + POSITIONS_BYTES + OTHER_BYTES
 
-    @property
+    @functools.cached_property
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         return (
@@ -357,7 +356,7 @@ class Layout:
             -(-len(self.problem.width.q_range) // self.tile_columns),
         )
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles of the launch."""
         tiles_y, tiles_x = self.tiles_yx
@@ -394,7 +393,7 @@ class Layout:
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     if problem.like is not None:
-        return dataclasses.replace(layout(problem.like, tile), problem=problem)
+        return family.over(layout(problem.like, tile), problem)
     y, x = taps_of(problem.height), taps_of(problem.width)
     whole = -(-problem.in_channels_per_group // 8) * 8
     depth = min(whole, MOST_DEPTH)

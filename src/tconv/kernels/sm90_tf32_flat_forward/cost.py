@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tconv.jit.target import Target
-from tconv.kernels import costs, family, hopper
+from tconv.kernels import costs, family
 from tconv.kernels.sm90_tf32_flat_forward.layout import LINE_BYTES, WEIGHT_BYTES, Layout, layout
 from tconv.kernels.sm90_tf32_flat_forward.tiles import Tile
 from tconv.problem import Problem
@@ -52,7 +52,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     if laid.groups_outermost:
         modelled *= fit.groups_outermost_storers if tile.storers else fit.groups_outermost
     on_vectors = problem.pattern.width.output_size % 4 == 0
-    if not family.once(laid, "shared", lambda: hopper.phases_share_slots(problem)):
+    if not problem.pattern.width.phases_share_shifts:
         unaligned = fit.phases_apart if tile.apart else fit.phases_unaligned
         return modelled * (fit.phases_aligned if on_vectors else unaligned)
     return modelled * (fit.aligned if on_vectors else fit.unaligned)

@@ -8,6 +8,7 @@ import itertools
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.launch import (
+    START,
     Address,
     Argument,
     Launch,
@@ -43,7 +44,7 @@ def _forward_source(
     laid: Layout, arguments: dict[str, Argument], repair: bool = False
 ) -> KernelSource:
     """The kernel, or the repair kernel of a layout in float16."""
-    index = _index(laid)
+    index = laid.index
     return family.once(
         laid, ("source", index, repair), lambda: _made_source(laid, index, arguments, repair)
     )
@@ -103,10 +104,6 @@ def _packing_constants(laid: Layout) -> tuple[tuple, ...]:
     )
 
 
-def _index(laid: Layout) -> str:
-    return family.index_type(laid.problem, laid.operand_elements, laid.repairing.operand_elements)
-
-
 def _layer_constants(laid: Layout, index: str) -> tuple[tuple, ...]:
     """What the kernel and its packing share."""
     problem = laid.problem
@@ -143,12 +140,12 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     laid = layout(problem, tile)
     noted = _noted(laid)
     packing: dict[str, Argument] = {
-        "packed": Address("packed"),
+        "packed": START["packed"],
         **_images(laid),
         **_packing_arguments(laid),
         **(noted if tile.half else {}),
     }
-    arguments = _forward_arguments(laid, 0)
+    arguments = _forward_arguments(laid, START["packed"])
     if tile.half:
         arguments |= {
             **noted,
@@ -173,10 +170,10 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     if not tile.half:
         return found
     repairing = laid.repairing
-    repair_packed = 4 * laid.operand_elements
+    repair_packed = Address("packed", 4 * laid.operand_elements)
     repair: dict[str, Argument] = {
         **_forward_arguments(repairing, repair_packed),
-        "repair_packed": Address("packed", repair_packed),
+        "repair_packed": repair_packed,
         **_packing_arguments(repairing),
         "status": noted["status"],
         "images": noted["images"],
@@ -189,7 +186,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
 
 def _packing_source(laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
     """The kernel that packs weights and pixels."""
-    index = _index(laid)
+    index = laid.index
     make = functools.partial(_made_packing_source, laid, index, arguments)
     return family.once(laid, ("packing", index), make)
 
@@ -214,19 +211,19 @@ def _noted(laid: Layout) -> dict[str, Argument]:
     return {name: Address("packed", 4 * begin) for name, begin in zip(_NOTES, begins, strict=True)}
 
 
-def _forward_arguments(laid: Layout, packed: int) -> dict[str, Argument]:
-    """Arguments of the kernel. Its operands lie `packed` bytes behind the workspace's start."""
+def _forward_arguments(laid: Layout, packed: Address) -> dict[str, Argument]:
+    """Arguments of the kernel, whose operands start at `packed`."""
     planes = laid.problem.groups * laid.chunks
     return {
         # Elements are float32 values, or pairs of float16 values.
         "pixel_map": TensorMap(
-            Address("packed", packed + 4 * laid.weight_elements),
+            Address("packed", packed.offset + 4 * laid.weight_elements),
             dims=(LINE_WORDS, laid.positions, planes),
             strides=(LINE_BYTES, laid.positions * LINE_BYTES),
             box=(LINE_WORDS, laid.boxes[1], 1),
             swizzle=LINE_BYTES,
         ),
-        "packed": Address("packed", packed),
+        "packed": packed,
         "tiles": laid.tiles,
         **({"rows": laid.rows} if laid.tile.paired else {}),
         **laid.rings(hopper.TARGET),

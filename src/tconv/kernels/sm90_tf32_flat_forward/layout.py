@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Hashable
@@ -171,7 +170,7 @@ class Layout:
         """Positions from one image to the next."""
         return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
 
-    @property
+    @functools.cached_property
     def images(self) -> dict[str, int]:
         """Fields of `struct Arguments`: how images follow each other in the line."""
         pitch, image = hopper.division(self.pitch), hopper.division(self.image_positions)
@@ -184,7 +183,7 @@ class Layout:
             "image_shift": image[1],
         }
 
-    @property
+    @functools.cached_property
     def positions(self) -> int:
         """All positions."""
         return self.problem.batch * self.image_positions
@@ -218,7 +217,7 @@ class Layout:
         """Tensor copies (TMA) that load a stage's pixels, and positions of each."""
         return self._boxes(self.most_slot[0] if self.stage_rows == 1 else 0)
 
-    @property
+    @functools.cached_property
     def patch_positions(self) -> int:
         """Positions of a stage."""
         return math.prod(self.boxes)
@@ -234,7 +233,7 @@ class Layout:
         """Whole rows of positions of a paired tile."""
         return self.tile.columns // self.pitch
 
-    @property
+    @functools.cached_property
     def step(self) -> int:
         """Positions from one tile to the next."""
         return self.rows * self.pitch if self.tile.paired else self.tile.columns
@@ -334,10 +333,10 @@ class Layout:
             "pixel_bytes": self.patch_positions * LINE_BYTES,
             "pixel_stages": pixels,
             "weight_stages": weights,
-            "lead": self.lead(target),
+            "lead": self._lead(target, pixels),
         }
 
-    def lead(self, target: Target) -> int:
+    def _lead(self, target: Target, pixel_stages: int) -> int:
         """Stages of pixels by which the first consumer is ahead of the second.
 
         The lead is 0 where both write their outputs together. It is also 0 where a block has one
@@ -347,7 +346,7 @@ class Layout:
         together = self.tile.apart and not self.tile.storers
         if together or self.tiles <= target.multiprocessors:
             return 0
-        return min(self.stages(target)[0] // 2, -(-self.tile_stages // 2))
+        return min(pixel_stages // 2, -(-self.tile_stages // 2))
 
     @family.of_kernel
     def row_sets(self) -> int:
@@ -370,7 +369,7 @@ class Layout:
             begins.append(begins[-1] + len(self.classes[row_class]))
         return tuple(begins)
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles of the launch."""
         # No output follows the last image's last one.
@@ -384,15 +383,21 @@ class Layout:
         """Packed weights, in words of 4 bytes."""
         return self.problem.groups * self.row_begin[-1] * self.chunks * GROUP_ROWS * LINE_WORDS
 
-    @property
+    @functools.cached_property
     def pixel_elements(self) -> int:
         """Packed pixels, in words of 4 bytes."""
         return self.problem.groups * self.chunks * self.positions * LINE_WORDS
 
-    @property
+    @functools.cached_property
     def operand_elements(self) -> int:
         """Packed weights and pixels, in words of 4 bytes."""
         return self.weight_elements + self.pixel_elements
+
+    @functools.cached_property
+    def index(self) -> str:
+        """The C type of offsets."""
+        operands = self.operand_elements, self.repairing.operand_elements
+        return family.index_type(self.problem, *operands)
 
     @family.of_kernel
     def part_channels(self) -> int:
@@ -411,7 +416,7 @@ class Layout:
                 return channels
             channels //= 2
 
-    @property
+    @functools.cached_property
     def pack_items(self) -> tuple[int, int]:
         """Pieces of weights and of pixels that the packing's blocks take."""
         return self._pack_items(self.part_channels)
@@ -459,7 +464,7 @@ class Layout:
         apart = hopper.apart_why_not(self.problem) is None
         return layout(self.problem, REPAIR_APART if apart else REPAIR, of_layer=True)
 
-    @property
+    @functools.cached_property
     def status(self) -> int:
         """Where `Status` starts, then `notes`: behind all float16 operands."""
         return self.operand_elements + self.repairing.operand_elements
@@ -471,7 +476,7 @@ class Layout:
             return self.operand_elements
         return self.status + sum(self.note_words)
 
-    @property
+    @functools.cached_property
     def note_words(self) -> tuple[int, int, int, int]:
         """Words of 4 bytes of four arrays, each a multiple of 16 bytes:
 
@@ -483,7 +488,7 @@ class Layout:
         images = -(-self.problem.batch // 4) * 4
         return STATUS_WORDS, -(-self.pack_blocks // 4) * 4, images, self.pack_items[1] * 16
 
-    @property
+    @functools.cached_property
     def image_octets(self) -> int:
         """Octets (8 channels of a pixel) of an image."""
         problem = self.problem
@@ -515,7 +520,7 @@ class Layout:
 def layout(problem: Problem, tile: Tile, of_layer: bool = False) -> Layout:
     """Lays a tile over a problem; for the last argument see `Layout`."""
     if problem.like is not None:
-        return dataclasses.replace(layout(problem.like, tile, of_layer), problem=problem)
+        return family.over(layout(problem.like, tile, of_layer), problem)
     axes = (_of_any_size(problem.height), _of_any_size(problem.width))
     classes = _row_classes(*axes, problem.out_channels_per_group, tile)
     return Layout(problem, tile, *classes, of_layer)

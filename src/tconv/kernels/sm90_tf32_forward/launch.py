@@ -7,6 +7,7 @@ import dataclasses
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.launch import (
+    START,
     Address,
     Argument,
     Launch,
@@ -237,7 +238,7 @@ def packed_launches(
 def _places(laid: Layout) -> dict[str, Argument]:
     """Fields of weights, packed weights and status."""
     status = Address("packed", laid.packed_bytes)
-    return {**weights(), "packed": Address("packed"), "status": status}
+    return {**weights(), "packed": START["packed"], "status": status}
 
 
 def _packing_arguments(laid: Layout) -> dict[str, Argument]:
@@ -258,7 +259,7 @@ def _arguments(laid: Layout) -> dict[str, Argument]:
     }
     if laid.tensor_map:
         arguments["source_map"] = TensorMap(
-            Address("x"),
+            START["x"],
             dims=tuple(reversed(problem.x_shape)),
             strides=(Stride("x", 2), Stride("x", 1), Stride("x", 0)),
             box=(laid.patch_columns, laid.patch_rows, CHANNELS, 1),

@@ -300,7 +300,7 @@ class Layout:
             begins.append(begins[-1] + len(self.classes[row_class]))
         return tuple(begins)
 
-    @property
+    @functools.cached_property
     def q_ranges(self) -> tuple[range, range]:
         """Rows and columns of pixels."""
         y, x = self.problem.height, self.problem.width
@@ -329,14 +329,14 @@ class Layout:
 
         return min(range(0, LINE, SECTOR), key=tiles_and_lines)
 
-    @property
+    @functools.cached_property
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         rows, columns = self.q_ranges
         tiles_x = _tiles(len(columns), self.tile.columns, self.tile_step)
         return -(-len(rows) // self.tile_rows), tiles_x
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles of the launch."""
         tiles_y, tiles_x = self.tiles_yx
@@ -361,10 +361,12 @@ class Layout:
     @functools.cached_property
     def repairing(self) -> Layout:
         """The same tiles in TF32 or bfloat16, from patches of the same columns."""
+        return family.over(family.once(self, "repairing", self._repairing), self.problem)
+
+    def _repairing(self) -> Layout:
         tile = dataclasses.replace(self.tile, half=False, resident=False)
-        laid = layout(self.problem, tile)
-        remembered = family.once(self, "repairing", dict[Hashable, Any])
-        return dataclasses.replace(laid, imposed_skew=self.skew, rolled=True, remembered=remembered)
+        laid = layout(self.problem.pattern, tile)
+        return dataclasses.replace(laid, imposed_skew=self.skew, rolled=True, remembered={})
 
     @family.of_kernel
     def half_items(self) -> int:
@@ -425,7 +427,7 @@ class Layout:
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     if problem.like is not None:
-        return dataclasses.replace(layout(problem.like, tile), problem=problem)
+        return family.over(layout(problem.like, tile), problem)
     y, x = problem.height, problem.width
     phase_tiles = -(-problem.out_channels_per_group // warp_channels(problem))
     step = max(1, min(MOST_ROW_STEP, WARPS // (y.stride * phase_tiles)))

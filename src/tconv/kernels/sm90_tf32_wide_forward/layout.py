@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -122,12 +121,12 @@ class Layout:
         pattern = self.problem.pattern
         return self if pattern is self.problem else layout(pattern, self.tile)
 
-    @property
+    @functools.cached_property
     def pitch(self) -> int:
         """Positions from one row to the next, in the line of all positions."""
         return hopper.pitch(self.problem.width, self.most_slot[1])
 
-    @property
+    @functools.cached_property
     def image_positions(self) -> int:
         """Positions from one image to the next, in the line of all positions."""
         return self.pitch * hopper.pitch(self.problem.height, self.most_slot[0])
@@ -244,7 +243,7 @@ class Layout:
             for class_ in self.classes
         )
 
-    @property
+    @functools.cached_property
     def pixel_tile_counts(self) -> tuple[int, int, int]:
         """Tiles of pixels: of an image along x and y, and of all; in the line, (1, 1, all)."""
         y, x = self.problem.height.q_range, self.problem.width.q_range
@@ -295,7 +294,7 @@ class Layout:
 def layout(problem: Problem, tile: Tile) -> Layout:
     """Lays a tile over a problem."""
     if problem.like is not None:
-        return dataclasses.replace(layout(problem.like, tile), problem=problem)
+        return family.over(layout(problem.like, tile), problem)
     y, x = problem.height, problem.width
     low = _low_phases(problem, tile)
     in_y = [{tap.shift for tap in phase.taps} for phase in y.phases]
