@@ -12,6 +12,7 @@
 
 #include <engine/stages.cuh>
 #include <ptx/ldmatrix.cuh>
+#include <ptx/registers.cuh>
 #include <ptx/tensor_map.cuh>
 
 namespace {
@@ -133,6 +134,8 @@ struct Turning {
         unsigned beside = unsigned(shared.beside - memory) + lane % 8 * 16;
 #pragma unroll 1
         for (int i = 0; i < rows; ++i, ++line) {
+            // NOTE: or NVRTC 13.0 keeps the addresses of all octets, and spills.
+            int swizzled = ptx::opaque(swizzle);
             unsigned first = line * arguments.pitch_x + x;
             unsigned chunk = chunk_of(first, matrix % of_octet);
 #pragma unroll
@@ -144,8 +147,8 @@ struct Turning {
                     int octet = ((j + k) * abreast + more) % octets * 16;
 #pragma unroll
                     for (int g = 0; g < groups; ++g) {
-                        ptx::ldmatrix_x4_trans(
-                            values[k][g], from + g * (of_octet * 8 * raw_line) + (swizzle ^ octet));
+                        ptx::ldmatrix_x4_trans(values[k][g], from + g * (of_octet * 8 * raw_line) +
+                                                                 (swizzled ^ octet));
                     }
                 }
 #pragma unroll
