@@ -1062,6 +1062,40 @@ RAW = {
 EVERY_RAW = [(direction, case) for direction in DIRECTIONS for case in RAW[direction]]
 
 
+# Rows off 16 bytes, by 2 or 4 pixels: of 1, 2 and 4 classes of planes, strides of 1 to 4, dilated;
+# several segments of a row, single pixels, and images of which a tile has several; rows outside y.
+FLAT = {
+    "forward": (
+        Case(2, 72, 70, 1, (7, 14), (2, 2), (2, 2)),
+        Case(1, 40, 16, 2, (6, 150), (2, 2), (2, 2), bias=False),
+        Case(3, 2, 8, 1, (2, 6), (3, 2), (1, 2), (1, 0)),
+        Case(1, 136, 70, 1, (4, 18), (4, 3), (2, 3), (1, 0), (1, 0), (2, 1)),
+        Case(2, 24, 24, 1, (6, 12), (4, 4), (2, 4), (1, 0)),
+        Case(1, 33, 200, 1, (4, 12), (4, 2), (2, 2), (1, 0)),
+        Case(70, 8, 8, 1, (1, 2), (2, 2), (2, 2)),
+    ),
+    "input_gradient": (
+        Case(2, 72, 70, 1, (8, 20), (3, 3)),
+        Case(1, 24, 40, 2, (3, 149), (2, 2), (2, 2)),
+        Case(1, 24, 40, 2, (4, 150), (2, 2), (2, 2)),
+        Case(1, 16, 16, 1, (3, 130), (2, 4), (2, 2)),
+        Case(3, 8, 8, 1, (3, 4), (3, 3)),
+        Case(2, 8, 18, 1, (3, 7), (2, 4), (3, 3)),
+        Case(1, 16, 8, 1, (4, 7), (3, 4), (1, 4), (1, 0)),
+        Case(1, 16, 8, 1, (3, 7), (3, 2), (2, 4)),
+        Case(3, 136, 8, 1, (1, 1), (2, 2)),
+        Case(257, 8, 16, 1, (1, 2), (2, 2), (2, 2)),
+        Case(1, 40, 24, 1, (3, 102), (1, 3), (1, 1), (0, 0), (0, 0), (1, 3)),
+        Case(1, 8, 8, 1, (6, 35), (5, 2), (1, 1), (3, 0), (0, 0), (2, 7)),
+        Case(1, 264, 8, 1, (8, 8), (3, 3), (1, 1), (1, 0), bias=False),
+        Case(1, 16, 16, 1, (4, 29), (3, 5), (2, 3), (1, 0), (0, 1)),
+        Case(2, 8, 8, 3, (4, 7), (3, 2), (2, 2), (1, 0), (1, 0)),
+    ),
+}
+FLAT_READS = [(direction, case) for direction in DIRECTIONS for case in FLAT[direction]]
+EVERY_RAW += FLAT_READS
+
+
 @pytest.mark.parametrize(("direction", "case"), EVERY_RAW, ids=str)
 def test_every_raw_tile(direction, case):
     turn = EVERY_RAW.index((direction, case))
