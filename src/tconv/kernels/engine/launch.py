@@ -113,6 +113,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("raw_grain", laid.raw_grain),
             ("raw_margin", laid.raw_margin),
             ("raw_first", laid.raw_first),
+            ("raw_end", laid.raw_end),
             ("stage_slots", laid.stage_slots),
             (
                 "stage_end",

@@ -645,6 +645,13 @@ class Layout:
         return self.raw_margin + self.stages[0].x
 
     @property
+    def raw_end(self) -> int:
+        """The pixel behind a row's last from that of the last position on, whatever the width."""
+        width = self.problem.x_shape[3] if self.forward else self.problem.y_shape[3]
+        made = max(view.size for view in self.results[1])
+        return width - self.source_step[1] * (made - 1) if self.flat else 0
+
+    @property
     def raw_slots(self) -> tuple[tuple[int, int], ...]:
         """Of a row of taps, the same for all: each one's pixel from the first, and its result."""
         row = next((of_set for of_set in self.slots if of_set), ())[: self.stage_slots]
@@ -1185,12 +1192,6 @@ def _flat_why_not(laid: Layout) -> str | None:
     width = (laid.problem.x_shape if laid.forward else laid.problem.y_shape)[3]
     if width % laid.raw_grain:
         return f"reads rows of a multiple of {laid.raw_grain} pixels, these have {width}"
-    step, made = laid.source_step[1], max(view.size for view in laid.results[1])
-    for of_set in laid.slots:
-        for slot in of_set:
-            first = laid.stages[slot.stage].x + slot.x
-            if first < 0 or first + step * (made - 1) >= width:
-                return "reads pixels of rows alone, taps read beside them"
     return None
 
 

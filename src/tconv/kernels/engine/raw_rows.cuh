@@ -87,6 +87,19 @@ struct RawMultiplier {
     static constexpr int pixels = sizeof(Layer::raw_pixels) / sizeof(int);
     using Fragment = uint32_t[pixels][4];  // for each pixel that taps read of a position
 
+    // Whether a word of a flat map may lie beside its row, where an existing position's tap reads
+    // zeros. Rows begin at even pixels, so that all of it does, or nothing.
+    TCONV_DEVICE static constexpr bool at_edge(int word) {
+        for (int each = 0; Layer::flat && each < pixels; ++each) {
+            int tap = Layer::raw_pixels[each] + Layer::raw_first - Layer::raw_margin;
+            for (int at = tap; at <= tap + stride; at += stride) {
+                bool beside = at < 0 || tap >= Layer::raw_end;
+                if (beside && (at + Layer::raw_margin) / 2 - first_word == word) return true;
+            }
+        }
+        return false;
+    }
+
     // The fragment of a tap.
     TCONV_DEVICE static constexpr int fragment_of(int tap) {
         int found = 0;
@@ -99,7 +112,8 @@ struct RawMultiplier {
     int consumer;
     bool late;
     int starts[blocks];  // of a thread's words of its first channel, in a patch
-    int before[blocks];  // of a flat map, pixels before those of the tile's first row
+    // Of a flat map: pixels before those of the tile's first row; the first word's pixel in a row.
+    int before[blocks], columns_in[blocks];
 
     TCONV_DEVICE RawMultiplier(const Fields& arguments, Shared& shared, int consumer)
         : consumer(consumer), late((ends || pairs) && threadIdx.x % 2 == 1) {
@@ -117,6 +131,7 @@ struct RawMultiplier {
             Place place(arguments, position);
             // What is read for positions that do not exist does not matter.
             if (!place.in_box(arguments)) place.n = place.y = place.x = 0;
+            columns_in[block] = place.x * stride - Layer::raw_margin + first_word * 2;
             int segment = place.x / arguments.source_segment_x;
             place.x -= segment * arguments.source_segment_x;
             starts[block] =
@@ -131,8 +146,11 @@ struct RawMultiplier {
         }
     }
 
+    using Masks = uint32_t[words];
+
     // Words of a channel.
-    TCONV_DEVICE void load(const unsigned char* line, uint32_t (&read)[words]) const {
+    TCONV_DEVICE void load(const unsigned char* line, const Masks& masks,
+                           uint32_t (&read)[words]) const {
         if constexpr (!pairs) {
 #pragma unroll
             for (int i = ends ? 2 : 0; i < (ends ? words - 2 : words); i += vector) {
@@ -153,6 +171,10 @@ struct RawMultiplier {
                 read[i] = late ? last : first;
                 read[j] = late ? first : last;
             }
+        }
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+            if (at_edge(i)) read[i] &= masks[i];
         }
     }
 
@@ -176,13 +198,14 @@ struct RawMultiplier {
     }
 
     // The operands of 16 channels, of all taps.
-    TCONV_DEVICE void load(const Lines& lines, int to_first, int to_eight, Fragment& a) const {
+    TCONV_DEVICE void load(const Lines& lines, int to_first, int to_eight, const Masks& masks,
+                           Fragment& a) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             uint32_t read[2][words];
 #pragma unroll
             for (int second = 0; second < 2; ++second) {
-                load(lines.begin[second] + to_first + half * to_eight, read[second]);
+                load(lines.begin[second] + to_first + half * to_eight, masks, read[second]);
             }
 #pragma unroll
             for (int each = 0; each < pixels; ++each) {
@@ -205,6 +228,16 @@ struct RawMultiplier {
             for (auto& of_block : of_result) {
 #pragma unroll
                 for (float& sum : of_block) sum = 0.0f;
+            }
+        }
+        Masks masks[blocks] = {};
+        if constexpr (Layer::flat) {
+#pragma unroll
+            for (int word = 0; word < words * blocks; ++word) {
+                int block = word / words, i = word % words;
+                int x = at.x * stride + columns_in[block] + i * 2;
+                bool inside = x >= 0 && x < arguments.flat_width;
+                masks[block][i] = inside ? 0xffffffff : 0;
             }
         }
         if (Layer::resident) weights.stage = 0;
@@ -238,7 +271,8 @@ struct RawMultiplier {
 #pragma unroll
                 for (int step = 0; step < steps; ++step) {
                     int block = step % blocks, k = step / blocks * 16;
-                    load(lines_of(arguments, lines, y, block), k / 8 * eight, eight, a[step % 2]);
+                    load(lines_of(arguments, lines, y, block), k / 8 * eight, eight, masks[block],
+                         a[step % 2]);
                     ptx::wgmma_fence();
 #pragma unroll
                     for (int tap = 0; tap < stage_slots; ++tap) {
