@@ -87,15 +87,17 @@ struct RawMultiplier {
     static constexpr int pixels = sizeof(Layer::raw_pixels) / sizeof(int);
     using Fragment = uint32_t[pixels][4];  // for each pixel that taps read of a position
 
-    // Whether a word of a flat map may lie beside its row, where an existing position's tap reads
-    // zeros. Rows begin at even pixels, so that all of it does, or nothing.
+    // Whether a word of a flat map may lie beside its row, where a tap of an existing position reads
+    // zeros. Rows begin at even pixels, so that all of it does, or nothing. The last position is
+    // one of a thread's two: which, may follow from what the width is a multiple of.
     TCONV_DEVICE static constexpr bool at_edge(int word) {
-        for (int each = 0; Layer::flat && each < pixels; ++each) {
-            int tap = Layer::raw_pixels[each] + Layer::raw_first - Layer::raw_margin;
-            for (int at = tap; at <= tap + stride; at += stride) {
-                bool beside = at < 0 || tap >= Layer::raw_end;
-                if (beside && (at + Layer::raw_margin) / 2 - first_word == word) return true;
-            }
+        constexpr int common = 2 * stride % Layer::raw_grain == 0 ? Layer::raw_grain : 2;
+        for (int each = 0; Layer::flat && each < pixels * 2; ++each) {
+            int own = each % 2 * stride;
+            int tap = Layer::raw_pixels[each / 2] + Layer::raw_first - Layer::raw_margin;
+            int end = Layer::raw_end + ((Layer::raw_end + own) % common == 0 ? 0 : stride);
+            bool beside = tap + own < 0 || tap >= end;
+            if (beside && (tap + own + Layer::raw_margin) / 2 - first_word == word) return true;
         }
         return false;
     }
