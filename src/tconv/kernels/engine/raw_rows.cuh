@@ -87,7 +87,7 @@ struct RawMultiplier {
     static constexpr int pixels = sizeof(Layer::raw_pixels) / sizeof(int);
     using Fragment = uint32_t[pixels][4];  // for each pixel that taps read of a position
 
-    // Whether a word of a flat map may lie beside its row, where a tap of an existing position reads
+    // Whether a word of a flat map may lie beside its row, where an existing position's tap reads
     // zeros. Rows begin at even pixels, so that all of it does, or nothing. The last position is
     // one of a thread's two: which, may follow from what the width is a multiple of.
     TCONV_DEVICE static constexpr bool at_edge(int word) {
