@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from typing import NamedTuple
 
 import pytest
@@ -684,6 +685,30 @@ def test_turned_tiles_compile_likewise(direction, name, request):
         assert_compiled_well(chosen)
 
 
+# Rows off 16 bytes; taps beside them, or none.
+OFF = {
+    "64 to 64, 3x3": Case(8, 64, 64, 1, (200, 200), (3, 3)),
+    "64 to 64, 3x7": Case(8, 64, 64, 1, (200, 200), (3, 7)),
+    "256 to 256, 2x2 s2": Case(8, 256, 256, 1, (14, 14), (2, 2), (2, 2)),
+    "256 to 128, 4x4 s2": Case(8, 256, 128, 1, (14, 14), (4, 4), (2, 2), (1, 1)),
+    "256 to 128, 3x3 s2": Case(8, 256, 128, 1, (63, 63), (3, 3), (2, 2), (1, 1), (1, 1)),
+    "128 to 128, 3x3": Case(8, 128, 128, 1, (28, 28), (3, 3), (1, 1), (1, 1)),
+    "32 to 64, 3x5 s3 in groups": Case(16, 32, 64, 4, (128, 256), (3, 5), (2, 3), (1, 2)),
+}
+
+
+@pytest.mark.parametrize(
+    ("direction", "name"), quick([(d, name) for d in reversed(DIRECTIONS) for name in OFF], 0, 3, 4)
+)
+def test_flat_maps_compile_likewise(direction, name, request):
+    expect_worse_code(request, (12, 4), (12, 8))
+    turn = list(OFF).index(name)
+    problem = OFF[name].layer.problem(direction, ("bfloat16", "float16")[turn % 2], "contiguous")
+    for chosen in served(dataclasses.replace(problem, wide_offsets=turn % 3 == 1)):
+        if chosen.tile.raw:
+            assert_compiled_well(chosen)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_layers_compile_every_tile(direction):
     found = {
@@ -1044,6 +1069,49 @@ RAW = {
 EVERY_RAW = [(direction, case) for direction in DIRECTIONS for case in RAW[direction]]
 
 
+# Rows off 16 bytes, by 2 or 4 pixels: of 1, 2 and 4 classes of planes, strides of 1 to 4, dilated;
+# several segments of a row, single pixels, and images of which a tile has several; rows outside y.
+FLAT = {
+    "forward": (
+        Case(2, 72, 70, 1, (7, 14), (2, 2), (2, 2)),
+        Case(1, 40, 16, 2, (6, 150), (2, 2), (2, 2), bias=False),
+        Case(3, 2, 8, 1, (2, 6), (3, 2), (1, 2), (1, 0)),
+        Case(1, 136, 70, 1, (4, 18), (4, 3), (2, 3), (1, 0), (1, 0), (2, 1)),
+        Case(2, 24, 24, 1, (6, 12), (4, 4), (2, 4), (1, 0)),
+        Case(1, 33, 200, 1, (4, 12), (4, 2), (2, 2), (1, 0)),
+        Case(70, 8, 8, 1, (1, 2), (2, 2), (2, 2)),
+        # Taps beside a row.
+        Case(2, 24, 40, 1, (6, 10), (4, 4), (2, 2), (1, 1)),
+        Case(1, 72, 40, 1, (4, 150), (4, 8), (2, 4), (1, 2)),
+    ),
+    "input_gradient": (
+        Case(2, 72, 70, 1, (8, 20), (3, 3)),
+        Case(1, 24, 40, 2, (3, 149), (2, 2), (2, 2)),
+        Case(1, 24, 40, 2, (4, 150), (2, 2), (2, 2)),
+        Case(1, 16, 16, 1, (3, 130), (2, 4), (2, 2)),
+        Case(3, 8, 8, 1, (3, 4), (3, 3)),
+        Case(2, 8, 18, 1, (3, 7), (2, 4), (3, 3)),
+        Case(1, 16, 8, 1, (4, 7), (3, 4), (1, 4), (1, 0)),
+        Case(1, 16, 8, 1, (3, 7), (3, 2), (2, 4)),
+        Case(3, 136, 8, 1, (1, 1), (2, 2)),
+        Case(257, 8, 16, 1, (1, 2), (2, 2), (2, 2)),
+        Case(1, 40, 24, 1, (3, 102), (1, 3), (1, 1), (0, 0), (0, 0), (1, 3)),
+        Case(1, 8, 8, 1, (6, 35), (5, 2), (1, 1), (3, 0), (0, 0), (2, 7)),
+        Case(1, 264, 8, 1, (8, 8), (3, 3), (1, 1), (1, 0), bias=False),
+        Case(1, 16, 16, 1, (4, 29), (3, 5), (2, 3), (1, 0), (0, 1)),
+        Case(2, 8, 8, 3, (4, 7), (3, 2), (2, 2), (1, 0), (1, 0)),
+        # Taps beside a row.
+        Case(2, 24, 72, 1, (5, 10), (4, 4), (2, 2), (1, 1)),
+        Case(1, 24, 40, 1, (5, 133), (4, 4), (2, 2), (1, 1)),
+        Case(1, 24, 40, 1, (6, 14), (3, 3), (1, 1), (1, 1)),
+        Case(1, 8, 8, 1, (6, 35), (5, 2), (1, 1), (0, 12), (0, 0), (2, 7)),
+        Case(1, 24, 40, 1, (4, 7), (4, 8), (2, 4), (1, 2)),
+    ),
+}
+FLAT_READS = [(direction, case) for direction in DIRECTIONS for case in FLAT[direction]]
+EVERY_RAW += FLAT_READS
+
+
 @pytest.mark.parametrize(("direction", "case"), EVERY_RAW, ids=str)
 def test_every_raw_tile(direction, case):
     turn = EVERY_RAW.index((direction, case))
@@ -1053,6 +1121,104 @@ def test_every_raw_tile(direction, case):
     assert every
     for number, chosen in enumerate(every):
         assert_right(run(chosen, given, "random:1", sanitize=number == 0), given, want)
+
+
+def flat_setting(draw: random.Random) -> Setting:
+    """A call that flat maps serve, among NaN in memory, some of whose rows end in what is not
+    finite.
+    """
+    while True:
+        direction = draw.choice(DIRECTIONS)
+        kernel, stride = (
+            (draw.randint(1, 4), draw.randint(1, 8)),
+            (draw.randint(1, 3), draw.randint(1, 4)),
+        )
+        dilation = draw.randint(1, 2), draw.choice((1, 1, 2, 3))
+        size = draw.randint(1, 8), draw.choice((draw.randint(1, 20), draw.randint(1, 140)))
+        of_axes = list(zip(size, kernel, stride, dilation, strict=True))
+        case = Case(
+            draw.choice((1, 1, 2, 5)),
+            draw.choice((4, 8, 12, 20, 40, 72)),
+            draw.choice((4, 8, 12, 20, 40, 72)),
+            draw.choice((1, 1, 1, 2, 3)),
+            size,
+            kernel,
+            stride,
+            tuple(
+                draw.randint(0, min(4, ((n - 1) * s + d * (k - 1)) // 2)) for n, k, s, d in of_axes
+            ),
+            tuple(draw.randrange(max(s, d)) for *_, s, d in of_axes),
+            dilation,
+            bias=draw.random() < 0.5,
+        )
+        given = of_layout(direction, case, draw.choice(DTYPES), "contiguous")
+        if not problem_of(given).source_aligned and any(c.tile.raw for c in turned(given)):
+            values = given.read.clone()
+            for _ in range(draw.randrange(3)):
+                n, c, y = (draw.randrange(size) for size in values.shape[:3])
+                values[n, c, y, draw.choice((0, -1))] = draw.choice((math.inf, math.nan))
+            return given.with_read(off_by(values, "nchw", 8, 0))
+
+
+@pytest.mark.parametrize("seed", quick(range(12), 0, 1))
+def test_flat_maps_at_random(seed):
+    draw = random.Random(seed)
+    for number in range(8):
+        given = flat_setting(draw)
+        every = [c for c in turned(given, few(3)) if c.tile.raw]
+        chosen = draw.choice(every)
+        made = by_taps(given.case, given.t.x, given.t.w, given.bias, given.t.grad_output)
+        finite = made[DIRECTIONS.index(given.direction)].isfinite()
+        out = run(chosen, given, f"random:{seed}", sanitize=number == 0)
+        assert torch.equal(out.isfinite(), finite), f"{given.case} {chosen}"
+        clean = given.with_read(given.read.nan_to_num(0.0, 0.0, 0.0))
+        assert_right(run(chosen, clean), clean)
+        assert torch.equal(out[finite], run(chosen, clean)[finite])
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_flat_maps_of_other_sizes(direction):
+    """Also of rows on 16 bytes, and of other numbers of classes."""
+    case = Case(2, 24, 24, 1, (5, 12 if direction == "forward" else 6), (4, 4), (2, 2), (1, 1))
+    like = problem_of(of_layout(direction, case, torch.float16, "contiguous"))
+    sources = [c.launches[-1].source for c in served(like) if c.tile.raw]
+    assert sources
+    for batch, size in ((1, (3, 4)), (3, (6, 20)), (1, (2, 148)), (2, (1, 8))):
+        other = dataclasses.replace(case, batch=batch, size=size)
+        given = of_layout(direction, other, torch.float16, "contiguous")
+        problem = dataclasses.replace(problem_of(given), like=like)
+        every = [c for c in served(problem) if c.tile.raw]
+        assert [c.launches[-1].source for c in every] == sources
+        for chosen in every:
+            assert_right(run(chosen, given), given)
+
+
+def test_refusals_of_flat_maps():
+    rows = Case(2, 8, 8, 1, (5, 9), (2, 3), (2, 3))  # of 9 and 27 pixels
+    classes = Case(2, 6, 6, 1, (3, 6), (1, 1), (1, 1))
+    for direction in DIRECTIONS:
+        for case, reason in (
+            (rows, "reads rows of an even number of pixels"),
+            (classes, "reads channels by 4, a group has 6"),
+        ):
+            problem = case.layer.problem(direction, "bfloat16", "contiguous")
+            reasons = {
+                str(c.refusal)
+                for c in candidates(problem, HOPPER, (FAMILIES[direction],))
+                if c.tile.raw
+            }
+            assert all(reason in found for found in reasons), reasons
+    like = Case(2, 8, 8, 1, (5, 12), (2, 4), (2, 4)).layer.problem(
+        "forward", "bfloat16", "contiguous"
+    )
+    assert any(c.tile.raw for c in served(like))
+    # Its kernel expects lines that are off by multiples of 4 pixels; and no gaps.
+    for problem in (
+        dataclasses.replace(like.resized(1, 5, 6), like=like),
+        dataclasses.replace(like, source_dense=False),
+        dataclasses.replace(like, source_dense=False, like=like),
+    ):
+        assert not any(c.tile.raw for c in served(problem))
 
 
 @pytest.mark.parametrize("place", (1, 4))

@@ -7,12 +7,11 @@ import itertools
 import math
 
 from tconv.jit.target import Target
-from tconv.kernels import family, hopper
+from tconv.kernels import family, flat, hopper
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import (
     MOST_PATCH_STAGES,
     PACK_THREADS,
-    RAW_LINE,
     Layout,
     View,
     layout,
@@ -111,8 +110,11 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("weight_line", laid.weight_line),
             ("turned", laid.tile.turned),
             ("raw", laid.tile.raw),
+            ("flat", laid.flat),
+            ("raw_grain", laid.raw_grain),
             ("raw_margin", laid.raw_margin),
             ("raw_first", laid.raw_first),
+            ("raw_end", laid.raw_end),
             ("stage_slots", laid.stage_slots),
             (
                 "stage_end",
@@ -148,11 +150,19 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("step_x", step[1]),
             ("stages", len(laid.stages)),
             ("stage_source", tuple(stage.source for stage in laid.stages)),
-            ("stage_y", tuple(stage.y for stage in laid.stages)),
+            (
+                "stage_y",  # a flat map's are pixels
+                tuple(
+                    laid.sources[s.source][0].first + laid.source_step[0] * s.y for s in laid.stages
+                )
+                if laid.flat
+                else tuple(stage.y for stage in laid.stages),
+            ),
             ("stage_x", tuple(stage.x for stage in laid.stages)),
             ("kind_begin", tuple(itertools.accumulate((0, *map(len, kinds))))),
             ("kind_stages", tuple(stage for kind in kinds for stage in kind) or (0,)),
             ("kind_x", tuple(laid.stages[i].x for kind in kinds for i in kind) or (0,)),
+            ("source_step_y", laid.source_step[0]),
             ("source_step_x", laid.source_step[1]),
             ("slots", max(1, len(slots))),
             (
@@ -309,16 +319,38 @@ def _turned_image(laid: Layout) -> dict[str, Argument]:
 
 def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
     """The image that a kernel reads as it lies, and the lines of a patch."""
-    rows, lines = laid.raw_lines(laid.box)
-    box = (RAW_LINE, laid.depth, rows, laid.box[0], 1)
-    return {
-        **{
-            f"source_{i}": contiguous_map(laid.problem, operand, view, laid.source_step[0], box)
+    problem, n, depth = laid.problem, laid.box[0], laid.depth
+    lines = laid.raw_lines(laid.box)
+    line = 2 * lines.pixels
+    # Bytes of a stage from one to the next.
+    if laid.flat:
+        classes = flat.classes(problem, operand)
+        image = depth // classes * line
+        of_class, row, copy = n * image, classes * n * image, n * image
+        source = flat.flat_map(problem, operand, lines.pixels, depth // classes, n)
+        maps = {"source_0": source, **flat.arguments(problem, operand)}
+    else:
+        classes, of_class, row = 1, 0, depth * line
+        image = lines.rows * row
+        copy = n * image
+        box = (lines.pixels, depth, lines.rows, n, 1)
+        maps = {
+            f"source_{i}": contiguous_map(problem, operand, view, laid.source_step[0], box)
             for i, view in enumerate(laid.row_views)
-        },
-        "source_rows": rows,
-        "source_lines": lines,
-        "source_line_bytes": laid.stage_bytes // lines,
+        }
+    return {
+        **maps,
+        "source_rows": lines.rows,
+        "source_segments": lines.segments,
+        "source_segment_x": lines.columns,
+        "source_copy_bytes": copy,
+        "source_segment_bytes": n * lines.rows * depth * line,
+        "source_image_bytes": image,
+        "source_row_bytes": row,
+        "source_class_bytes": of_class,
+        "source_line_bytes": line,
+        "source_second": of_class if classes > 1 else line,
+        "source_eight_bytes": 8 // classes * line,
     }
 
 
@@ -331,8 +363,8 @@ def contiguous_map(
         problem: the call's.
         operand: "x" or "y".
         view, step: the pixels of height.
-        box: of one copy, whose lines of 8 to 64 columns take the span of a swizzle.
-        span: that of lines that are shorter.
+        box: of one copy.
+        span: of the swizzle; by default what lines of 16 to 64 columns take, else none.
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
     of_group = shape[1] // problem.groups
@@ -344,7 +376,7 @@ def contiguous_map(
         Stride(operand, 1, of_group),
     )
     line = box[0] * ITEM_BYTES[problem.dtype]
-    swizzle = span or (line if line > 16 else 0)
+    swizzle = span or (line if line in (32, 64, 128) else 0)
     begin = (Stride(operand, 2, view.first),)
     return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from tconv.jit.target import Target
-from tconv.kernels import family
+from tconv.kernels import family, flat
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.tiles import CONSUMERS, GROUP_ROWS, Tile
 from tconv.kernels.launch import Operand
@@ -69,9 +69,6 @@ RAW_PIECES = 6
 
 RAW_BYTES = 8 * 1024
 """Of a piece, at most."""
-
-RAW_LINE = 64
-"""Pixels of a line that a raw tile reads."""
 
 RAW_STRIDE = 4
 """Phases of a row that a raw tile reads or makes, at most."""
@@ -123,6 +120,27 @@ class Slot(NamedTuple):
     y: int
     x: int
     tap: int
+
+
+class Lines(NamedTuple):
+    """What a stage of a raw tile has of a channel of an image.
+
+    Attributes:
+        rows: rows.
+        segments: parts of a row of the tile, a line each.
+        columns: positions of a segment.
+        pixels: of a line.
+    """
+
+    rows: int
+    segments: int
+    columns: int
+    pixels: int
+
+    @property
+    def copied(self) -> int:
+        """What takes as long to copy as so many lines of 128 bytes."""
+        return self.rows * self.segments * -(-self.pixels // 64)
 
 
 class Stage(NamedTuple):
@@ -573,33 +591,64 @@ class Layout:
                         best = rank, (box, axis, size, parts)
         return ((0, 0, 0), 0, 0, 0) if best is None else best[1]
 
-    def raw_lines(self, box: tuple[int, int, int]) -> tuple[int, int]:
-        """Rows of an image, and lines of each, that a stage of a raw tile has of a channel."""
+    def raw_lines(self, box: tuple[int, int, int]) -> Lines:
+        """The lines of a stage of a raw tile; of over 256 pixels where none fit a copy."""
         reach_y, reach_x = self._stages[2]
-        pixels = self.raw_first + self.source_step[1] * (-(-box[2] // 2) * 2 - 1) + reach_x + 1
-        return box[1] + reach_y, -(-pixels // RAW_LINE)
+        classes = flat.classes(self.problem, "x" if self.forward else "y") if self.flat else 1
+        for segments in range(1, box[2] // 8 + 2):
+            even = 2 if segments == 1 else 8
+            columns = -(-box[2] // (even * segments)) * even
+            pixels = self.raw_first + self.source_step[1] * (columns - 1) + reach_x + 1
+            line = flat.line_pixels(pixels, classes, self.raw_grain)
+            if line <= MOST_BOX:
+                break
+        return Lines(box[1] + reach_y, segments, columns, line)
 
     def _raw_fits(self, box: tuple[int, int, int]) -> bool:
-        rows, lines = self.raw_lines(box)
+        lines = self.raw_lines(box)
         free = _HOPPER.shared_per_block - 2048 - self.fixed_bytes - 2 * self.weight_stage_bytes
-        stage = 2 * RAW_LINE * self.depth * rows * lines * box[0]
-        return rows <= MOST_BOX and 2 * stage <= free
+        fits = 2 * self._raw_bytes(box) <= free
+        return fits and max(lines.rows, lines.pixels, box[0]) <= MOST_BOX
+
+    def _raw_bytes(self, box: tuple[int, int, int]) -> int:
+        """Bytes of a stage of a raw tile."""
+        lines = self.raw_lines(box)
+        return 2 * lines.pixels * self.depth * lines.rows * lines.segments * box[0]
 
     def _raw_copied(self, box: tuple[int, int, int]) -> float:
-        """What copying lines takes of a raw tile's products, at three cycles a line."""
-        lines = box[0] * math.prod(self.raw_lines(box)) * len(self.stages)
+        """What copying lines takes of a raw tile's products, at three cycles for 128 bytes."""
+        lines = box[0] * self.raw_lines(box).copied * len(self.stages)
         products = max(1, self.slot_count) * self.positions / 64 * self.group_rows / 2
         return 3 * 16 * lines / products
 
     @property
+    def flat(self) -> bool:
+        """Whether a raw tile reads by flat maps."""
+        return self.tile.raw and not self.problem.pattern.source_aligned
+
+    @property
+    def raw_grain(self) -> int:
+        """Pixels that a raw tile's lines are off 16 bytes by are a multiple of it."""
+        of = self.problem.pattern
+        width = of.x_shape[3] if self.forward else of.y_shape[3]
+        return math.gcd(8, width) if self.flat else 8
+
+    @property
     def raw_margin(self) -> int:
-        """Pixels of a raw tile's line before its first position's: on 16 bytes."""
-        return -(self.stages[0].x // 8 * 8)
+        """Pixels of a raw tile's line before its first position's."""
+        return -(self.stages[0].x // self.raw_grain * self.raw_grain)
 
     @property
     def raw_first(self) -> int:
         """The pixel of the first tap of a line's first position."""
         return self.raw_margin + self.stages[0].x
+
+    @property
+    def raw_end(self) -> int:
+        """The pixel behind a row's last from that of the last position on, whatever the width."""
+        width = self.problem.x_shape[3] if self.forward else self.problem.y_shape[3]
+        made = max(view.size for view in self.results[1])
+        return width - self.source_step[1] * (made - 1) if self.flat else 0
 
     @property
     def raw_slots(self) -> tuple[tuple[int, int], ...]:
@@ -651,7 +700,7 @@ class Layout:
     def stage_bytes(self) -> int:
         """Bytes of a stage. Products of positions that do not exist read behind the patch."""
         if self.tile.raw:
-            return 2 * RAW_LINE * self.depth * math.prod(self.raw_lines(self.box)) * self.box[0]
+            return self._raw_bytes(self.box)
         read = self.reach[0] * self.pitch_x + self.reach[1] + self.positions
         return -(-max(read, self.patch_positions) // 16) * 16 * self.line_bytes
 
@@ -868,6 +917,8 @@ class Layout:
     @property
     def map_count(self) -> int:
         """Tensor maps of what is read."""
+        if self.flat:
+            return 1
         return len(self.row_views if self.tile.raw else self.sources)
 
     @property
@@ -1058,11 +1109,11 @@ def of_16_bits_why_not(problem: Problem) -> str | None:
 
 
 def _raw_why_not(laid: Layout) -> str | None:
-    problem, axis = laid.problem, laid.problem.width
+    axis = laid.problem.width
     if laid.read_layout != "contiguous" or not laid.contiguous:
         return f"reads and makes contiguous images, these are {laid.read_layout}"
-    if not problem.pattern.source_aligned:
-        return "reads images of rows on multiples of 16 bytes, those that it reads are not"
+    if laid.flat and (reason := _flat_why_not(laid)):
+        return reason
     if axis.stride > RAW_STRIDE:
         return f"has {RAW_STRIDE} phases of a row at most, the stride is {axis.stride}"
     if laid.forward and axis.stride == 1:
@@ -1071,6 +1122,16 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "makes all phases of a row, some have no pixel"
     if axis.kernel > (most := RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS):
         return f"has {most} taps of a row in registers, there are {axis.kernel}"
+    return None
+
+
+def _flat_why_not(laid: Layout) -> str | None:
+    operand: Operand = "x" if laid.forward else "y"
+    if reason := flat.why_not(laid.problem, operand):
+        return reason
+    width = (laid.problem.x_shape if laid.forward else laid.problem.y_shape)[3]
+    if width % laid.raw_grain:
+        return f"reads rows of a multiple of {laid.raw_grain} pixels, these have {width}"
     return None
 
 

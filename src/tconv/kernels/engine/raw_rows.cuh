@@ -1,7 +1,9 @@
 // Raw tiles: a contiguous source as it lies, whose positions are the product's rows. Tensor maps
-// copy lines of 64 pixels, [line of a row][image][row][channel][pixel], swizzled by 128 bytes.
-// Nothing turns them: a thread loads words of its four channels, and takes a tap's pixel from those
-// of two. No shift and no stride asks anything of shared memory.
+// copy segments of rows as lines of pixels of a channel: [segment][image][row][channel][pixel]. Of
+// rows off 16 bytes they are flat maps (<common/flat_planes.cuh>), a copy for each row and class of
+// channels: [segment][row][class][image][channel][pixel]. Nothing turns lines: a thread loads words
+// of its four channels, and takes a tap's pixel from those of two. No shift and no stride asks
+// anything of shared memory, but that lines are an odd number of octets (`flat.line_pixels`).
 //
 // A thread's two rows are neighbouring positions of a row of the tile, an even one first, so that
 // taps share words. A row's products are those of the taps of a row of the kernel, whose weights
@@ -9,13 +11,39 @@
 #pragma once
 
 #include <common/element.cuh>
+#include <common/flat_planes.cuh>
 #include <engine/multiply_taps.cuh>
 #include <ptx/tensor_map.cuh>
 
 namespace {
 
-constexpr int raw_line = 64;  // pixels
-constexpr int raw_step = depth * 2 * raw_line;  // from a row to the next, in bytes
+// The lines of a stage of a tile.
+template <typename Fields>
+TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int stage, int channel,
+                             unsigned char* to, uint64_t* full) {
+    int x = at.x * Layer::source_step_x - Layer::raw_margin;
+    int y = at.y * (Layer::flat ? Layer::source_step_y : 1) + entry(Layer::stage_y, stage);
+    for (int segment = 0; segment < arguments.source_segments; ++segment) {
+        if constexpr (Layer::flat) {
+            FlatPlanes planes(arguments);
+            for (int row = 0; row < arguments.source_rows; ++row) {
+                for (int of_class = 0; of_class < planes.classes; ++of_class) {
+                    ptx::cp_async_bulk_tensor_4d_global_to_shared(
+                        to, &arguments.source_0,
+                        planes.start(of_class, y + row * Layer::source_step_y, x),
+                        channel / planes.classes, at.image, at.group, full);
+                    to += arguments.source_copy_bytes;
+                }
+            }
+        } else {
+            ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                to, &arguments.source_0 + entry(Layer::stage_source, stage), x, channel, y,
+                at.image, at.group, full);
+            to += arguments.source_copy_bytes;
+        }
+        x += arguments.source_segment_x * Layer::source_step_x;
+    }
+}
 
 template <typename Fields>
 TCONV_DEVICE void bring_lines(const Fields& arguments, Shared& shared) {
@@ -24,21 +52,14 @@ TCONV_DEVICE void bring_lines(const Fields& arguments, Shared& shared) {
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
         Position at(arguments, tiles, tile);
         if (!at.loads) continue;
-        int x = at.x * Layer::source_step_x - Layer::raw_margin;
         int first = at.first_stage(), end = at.end_stage();
         for (int chunk = 0; chunk < chunks; ++chunk) {
             for (int stage = first; stage < end; ++stage) {
                 uint64_t* full = &shared.patches_full[turn.stage];
                 ptx::mbarrier_wait_parity(&shared.patches_empty[turn.stage], turn.parity ^ 1);
                 ptx::mbarrier_arrive_expect_tx(full, arguments.patch_bytes);
-                unsigned char* to = patch_of(arguments, shared, turn.stage);
-                for (int line = 0; line < arguments.source_lines; ++line) {
-                    ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                        to + line * arguments.source_line_bytes,
-                        &arguments.source_0 + entry(Layer::stage_source, stage),
-                        x + line * raw_line, chunk * depth, at.y + entry(Layer::stage_y, stage),
-                        at.image, at.group, full);
-                }
+                copy_lines(arguments, at, stage, chunk * depth,
+                           patch_of(arguments, shared, turn.stage), full);
                 turn.advance(arguments.patch_stages);
             }
         }
@@ -50,16 +71,36 @@ struct RawMultiplier {
     // Words, two pixels, that the taps of a thread's two positions read.
     static constexpr int stride = Layer::source_step_x;
     static constexpr int last_pixel = Layer::raw_first + Layer::raw_last + stride;
-    static constexpr int vector = 4 % stride == 0 ? stride : 1;  // words loaded at a time
-    static constexpr int first_vector = Layer::raw_first / 2 / vector;
-    static constexpr int vectors = last_pixel / 2 / vector + 1 - first_vector;
-    // Whether the first pair gives only its second word, and the last pair only its first. All
-    // lanes would then read odd words, or all even ones: half of the banks. So half of the lanes
-    // begin at the other end.
+    // Words loaded at a time. What lines are off by may be no multiple of more.
+    static constexpr int vector = 4 % stride != 0                 ? 1
+                                  : stride < Layer::raw_grain / 2 ? stride
+                                                                  : Layer::raw_grain / 2;
+    static constexpr int first_word = Layer::raw_first / 2 / vector * vector;
+    static constexpr int words = (last_pixel / 2 - first_word) / vector * vector + vector;
+    // Where all lanes would read odd words, or all even ones, half of them begin with the other of
+    // two: with a stride of 2, of any two; or, in vectors, of the first pair that gives only its
+    // second word, and the last that gives only its first.
     static constexpr bool ends =
-        vector == 2 && vectors > 1 && Layer::raw_first / 2 % 2 == 1 && last_pixel / 2 % 2 == 0;
+        vector == 2 && words > 2 && Layer::raw_first / 2 % 2 == 1 && last_pixel / 2 % 2 == 0;
+    static constexpr bool pairs = stride == 2 && vector == 1;
+    static constexpr int apart = ends ? words - 3 : 1;  // of two such words
     static constexpr int pixels = sizeof(Layer::raw_pixels) / sizeof(int);
     using Fragment = uint32_t[pixels][4];  // for each pixel that taps read of a position
+
+    // Whether a word of a flat map may lie beside its row, where an existing position's tap reads
+    // zeros. Rows begin at even pixels, so that all of it does, or nothing. The last position is
+    // one of a thread's two: which, may follow from what the width is a multiple of.
+    TCONV_DEVICE static constexpr bool at_edge(int word) {
+        constexpr int common = 2 * stride % Layer::raw_grain == 0 ? Layer::raw_grain : 2;
+        for (int each = 0; Layer::flat && each < pixels * 2; ++each) {
+            int own = each % 2 * stride;
+            int tap = Layer::raw_pixels[each / 2] + Layer::raw_first - Layer::raw_margin;
+            int end = Layer::raw_end + ((Layer::raw_end + own) % common == 0 ? 0 : stride);
+            bool beside = tap + own < 0 || tap >= end;
+            if (beside && (tap + own + Layer::raw_margin) / 2 - first_word == word) return true;
+        }
+        return false;
+    }
 
     // The fragment of a tap.
     TCONV_DEVICE static constexpr int fragment_of(int tap) {
@@ -72,73 +113,110 @@ struct RawMultiplier {
     uint64_t weight_matrix;
     int consumer;
     bool late;
-    int starts[blocks][vectors];  // of a thread's vectors of its first channel, in a patch
+    int starts[blocks];  // of a thread's words of its first channel, in a patch
+    // Of a flat map: pixels before those of the tile's first row; the first word's pixel in a row.
+    int before[blocks], columns_in[blocks];
 
     TCONV_DEVICE RawMultiplier(const Fields& arguments, Shared& shared, int consumer)
-        : consumer(consumer), late(ends && threadIdx.x % 2 == 1) {
+        : consumer(consumer), late((ends || pairs) && threadIdx.x % 2 == 1) {
         weight_matrix = ptx::matrix_descriptor(weights_of(arguments, shared, 0), 16,
                                                8 * weight_line, swizzle_of(weight_line));
         int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32, channel = lane % 4 * 2;
+        int of_class = 0, classes = 1;
+        if constexpr (Layer::flat) {
+            classes = arguments.flat_classes;
+            of_class = channel % classes;
+        }
 #pragma unroll
         for (int block = 0; block < blocks; ++block) {
             int position = consumer * columns + block * 64 + warp * 16 + lane / 4 * 2;
             Place place(arguments, position);
             // What is read for positions that do not exist does not matter.
             if (!place.in_box(arguments)) place.n = place.y = place.x = 0;
-            int row = place.n * arguments.source_rows + place.y;
-#pragma unroll
-            for (int i = 0; i < vectors; ++i) {
-                int word = (first_vector + i) * vector;
-                if (ends && i == (late ? vectors - 1 : 0)) word = first_vector * 2 + 1;
-                if (ends && i == (late ? 0 : vectors - 1)) word = (first_vector + vectors - 1) * 2;
-                int pixel = place.x * stride + word * 2, of_line = pixel % raw_line;
-                starts[block][i] = pixel / raw_line * arguments.source_line_bytes + row * raw_step +
-                                   channel * 2 * raw_line + (of_line / 8 ^ channel) * 16 +
-                                   of_line % 8 * 2;
+            columns_in[block] = place.x * stride - Layer::raw_margin + first_word * 2;
+            int segment = place.x / arguments.source_segment_x;
+            place.x -= segment * arguments.source_segment_x;
+            starts[block] =
+                segment * arguments.source_segment_bytes + place.n * arguments.source_image_bytes +
+                place.y * arguments.source_row_bytes + of_class * arguments.source_class_bytes +
+                channel / classes * arguments.source_line_bytes + place.x * stride * 2 +
+                first_word * 4;
+            if constexpr (Layer::flat) {
+                before[block] = FlatPlanes(arguments).shift(
+                    of_class, place.y * Layer::source_step_y, -Layer::raw_margin);
             }
         }
     }
 
-    // Words of a channel, the second of two or the first.
-    TCONV_DEVICE void load(const unsigned char* lines, const int (&starts)[vectors], int second,
-                           uint32_t (&words)[vectors * vector]) const {
-        auto at = [&](int i) {
-            return lines + (second ? (starts[i] ^ 16) + 2 * raw_line : starts[i]);
-        };
+    using Masks = uint32_t[words];
+
+    // Words of a channel.
+    TCONV_DEVICE void load(const unsigned char* line, const Masks& masks,
+                           uint32_t (&read)[words]) const {
+        if constexpr (!pairs) {
 #pragma unroll
-        for (int i = ends ? 1 : 0; i < (ends ? vectors - 1 : vectors); ++i) {
-            using Words = Vector<uint32_t, vector>;
-            Words read = *reinterpret_cast<const Words*>(at(i));
+            for (int i = ends ? 2 : 0; i < (ends ? words - 2 : words); i += vector) {
+                using Words = Vector<uint32_t, vector>;
+                Words together = *reinterpret_cast<const Words*>(line + i * 4);
 #pragma unroll
-            for (int k = 0; k < vector; ++k) words[i * vector + k] = read.values[k];
+                for (int k = 0; k < vector; ++k) read[i + k] = together.values[k];
+            }
         }
-        if constexpr (ends) {
-            constexpr int last = vectors - 1;
-            uint32_t one = *reinterpret_cast<const uint32_t*>(at(0));
-            uint32_t other = *reinterpret_cast<const uint32_t*>(at(last));
-            words[1] = late ? other : one;
-            words[last * 2] = late ? one : other;
+        if constexpr (ends || pairs) {
+            int later = late ? apart * 4 : 0;
+#pragma unroll
+            for (int i = ends ? 1 : 0; i < (ends ? 2 : words); i += 2) {
+                int j = i + apart < words ? i + apart : i;
+                auto* one = reinterpret_cast<const uint32_t*>(line + i * 4 + (j > i ? later : 0));
+                auto* other = reinterpret_cast<const uint32_t*>(line + j * 4 - (j > i ? later : 0));
+                uint32_t first = *one, last = *other;
+                read[i] = late ? last : first;
+                read[j] = late ? first : last;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+            if (at_edge(i)) read[i] &= masks[i];
+        }
+    }
+
+    // Where a thread's words begin of its channels of each eight, of the class of the first and of
+    // the second.
+    struct Lines {
+        const unsigned char* begin[2];
+    };
+
+    TCONV_DEVICE Lines lines_of(const Fields& arguments, const unsigned char* row, int y,
+                                int block) const {
+        const unsigned char* begin = row + starts[block];
+        if constexpr (Layer::flat) {
+            FlatPlanes planes(arguments);
+            int first = before[block] + planes.shift(0, y, 0);
+            int second = first + (planes.classes > 1 ? planes.shift(1, 0, 0) : 0);
+            return {begin + first % 8 * 2, begin + arguments.source_second + second % 8 * 2};
+        } else {
+            return {begin, begin + arguments.source_second};
         }
     }
 
     // The operands of 16 channels, of all taps.
-    TCONV_DEVICE void load(const unsigned char* lines, const int (&starts)[vectors],
+    TCONV_DEVICE void load(const Lines& lines, int to_first, int to_eight, const Masks& masks,
                            Fragment& a) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            uint32_t words[2][vectors * vector];
+            uint32_t read[2][words];
 #pragma unroll
             for (int second = 0; second < 2; ++second) {
-                load(lines + half * 16 * raw_line, starts, second, words[second]);
+                load(lines.begin[second] + to_first + half * to_eight, masks, read[second]);
             }
 #pragma unroll
             for (int each = 0; each < pixels; ++each) {
 #pragma unroll
                 for (int own = 0; own < 2; ++own) {
                     int pixel = Layer::raw_first + Layer::raw_pixels[each] + own * stride;
-                    int i = pixel / 2 - first_vector * vector;
+                    int i = pixel / 2 - first_word;
                     a[each][half * 2 + own] =
-                        __byte_perm(words[0][i], words[1][i], pixel % 2 ? 0x7632 : 0x5410);
+                        __byte_perm(read[0][i], read[1][i], pixel % 2 ? 0x7632 : 0x5410);
                 }
             }
         }
@@ -154,6 +232,16 @@ struct RawMultiplier {
                 for (float& sum : of_block) sum = 0.0f;
             }
         }
+        Masks masks[blocks] = {};
+        if constexpr (Layer::flat) {
+#pragma unroll
+            for (int word = 0; word < words * blocks; ++word) {
+                int block = word / words, i = word % words;
+                int x = at.x * stride + columns_in[block] + i * 2;
+                bool inside = x >= 0 && x < arguments.flat_width;
+                masks[block][i] = inside ? 0xffffffff : 0;
+            }
+        }
         if (Layer::resident) weights.stage = 0;
         if (at.loads) kept = patches;
         patches = kept;
@@ -164,6 +252,7 @@ struct RawMultiplier {
         for (int turns = chunks * (end - first), stage = first; turns > 0; --turns) {
             if (stage == first) slot = slots.begin;
             int last = Layer::stages == 1 ? slots.end : entry(Layer::stage_end, stage);
+            int stage_y = at.y * Layer::source_step_y + entry(Layer::stage_y, stage);
             if (++stage == end) stage = first;
             ptx::mbarrier_wait_parity(&shared.patches_full[patches.stage], patches.parity);
             const unsigned char* patch = patch_of(arguments, shared, patches.stage);
@@ -173,7 +262,10 @@ struct RawMultiplier {
                 ptx::mbarrier_wait_parity(&shared.weights_full[0][weights.stage],
                                           Layer::resident ? 0 : weights.parity);
                 uint64_t weight = ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
-                const unsigned char* lines = patch + entry(Layer::slot_y, slot) * raw_step;
+                int row = entry(Layer::slot_y, slot);
+                const unsigned char* lines = patch + row * arguments.source_row_bytes;
+                int y = stage_y + row * Layer::source_step_y;
+                int eight = arguments.source_eight_bytes;
                 // Of two fragments one is loaded while products read the other.
                 constexpr int steps = depth / 16 * blocks;
                 static_assert(!Layer::raw || steps % 2 == 0, "each has registers of its own");
@@ -181,7 +273,8 @@ struct RawMultiplier {
 #pragma unroll
                 for (int step = 0; step < steps; ++step) {
                     int block = step % blocks, k = step / blocks * 16;
-                    load(lines + k * 2 * raw_line, starts[block], a[step % 2]);
+                    load(lines_of(arguments, lines, y, block), k / 8 * eight, eight, masks[block],
+                         a[step % 2]);
                     ptx::wgmma_fence();
 #pragma unroll
                     for (int tap = 0; tap < stage_slots; ++tap) {
