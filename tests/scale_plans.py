@@ -58,7 +58,6 @@ CASES = (
 
 COUNTED = {
     "direct_forward": ("rows",),
-    "sm90_tf32_wide_forward": ("rows", "pixel_tiles"),
     "sm90_tf32_forward": ("m_tiles",),
 }
 """Of these kernels: numbers that make another kind of tile where they are above 1."""

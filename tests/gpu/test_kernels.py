@@ -99,15 +99,31 @@ def test_strict_float32_on_hopper_tensor_cores(layout, monkeypatch):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"))
 
 
+# Kernels that are their stride: copies of 16 and of 4 bytes, tails of tiles, padding.
+STRIDE_CASES = (
+    Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2)),
+    Case(5, 64, 32, 1, (66, 132), (2, 2), (2, 2)),
+    Case(3, 40, 70, 2, (21, 75), (4, 4), (4, 4), (1, 3), bias=False),
+    Case(2, 33, 21, 1, (5, 67), (1, 3), (1, 3), (0, 2), (0, 1)),
+    Case(40, 256, 64, 1, (64, 64), (2, 2), (2, 2)),
+)
+
+
 @on_hopper
 @pytest.mark.parametrize(
-    "kernel", ("sm90_tf32_forward", "sm90_tf32_flat_forward", "sm90_tf32_wide_forward")
+    ("kernel", "cases"),
+    (
+        ("sm90_tf32_forward", (*HOPPER_CASES, STRIDE_CASES[0])),
+        ("sm90_tf32_flat_forward", (*HOPPER_CASES, STRIDE_CASES[0])),
+        ("sm90_tf32_wide_forward", STRIDE_CASES),
+    ),
+    ids=("forward", "flat", "wide"),
 )
 @pytest.mark.parametrize("layout", ("contiguous", "strided"))
-def test_hopper_tensor_cores(layout, kernel, monkeypatch):
+def test_hopper_tensor_cores(layout, kernel, cases, monkeypatch):
     torch.backends.cudnn.allow_tf32 = True
     monkeypatch.setenv("TCONV_KERNEL", kernel)  # an error where it cannot serve
-    for case in (*HOPPER_CASES, Case(2, 130, 200, 1, (7, 7), (2, 2), (2, 2))):
+    for case in cases:
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
 
 
@@ -227,6 +243,7 @@ def test_every_tile_of_many_channels(family, tile):
         Case(2, 70, 21, 1, (9, 11), (16, 16), (8, 8), (4, 4)),
         # So many weights that the flat kernel takes group after group.
         Case(2, 2048, 1024, 2, (5, 6), (2, 2), (2, 2), bias=False),
+        *STRIDE_CASES,
     ):
         for candidate in of_tile(family, tile, case):
             served += 1

@@ -41,6 +41,7 @@ PLANNED = (
     Layer(24, 3, (4, 4), (2, 2), (1, 1), size=(9, 16), batch=2),
     Layer(32, 32, (3, 3), size=(9, 37), batch=2, bias=False),
     Layer(32, 32, (3, 3), size=(9, 40), batch=2),
+    Layer(24, 20, (2, 2), (2, 2), size=(7, 12), batch=2),
 )
 
 
@@ -144,6 +145,8 @@ def test_the_launches_of_every_family_run(stem, tmp_path, monkeypatch):
     rows = 3 if stem == "direct_forward" or "overlap" in stem else 24
     strict = stem == "sm90_split_forward"
     layer = Layer(channels, rows, (4, 4), (2, 2), (1, 1), batch=2, size=(6, 8))
+    if stem == "sm90_tf32_wide_forward":
+        layer = Layer(channels, rows, (2, 2), (2, 2), batch=2, size=(6, 8))
     if stem == "mma_frames_forward":
         layer = Layer(channels, rows, (1, 40), (1, 20), batch=2, size=(6, 8))
     if stem.startswith("pointwise"):

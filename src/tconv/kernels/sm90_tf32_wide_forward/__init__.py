@@ -1,4 +1,4 @@
-"""`sm90_tf32_wide_forward`: the output of layers with many output channels and phases on Hopper.
+"""`sm90_tf32_wide_forward`: the output of layers whose kernel is their stride, on Hopper.
 
 Tensors are float32. The tensor cores multiply in TF32.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from tconv.kernels.sm90_tf32_wide_forward.cost import cost
 from tconv.kernels.sm90_tf32_wide_forward.launch import PACK_STEM, STEM, launches, source
 from tconv.kernels.sm90_tf32_wide_forward.layout import (
-    SHARED_BESIDE_L1,
     Layout,
     layout,
     tile_why_not,

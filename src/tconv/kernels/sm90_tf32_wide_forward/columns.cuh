@@ -17,10 +17,10 @@ constexpr int phase_units = (Layer::out_channels + unit_channels - 1) / unit_cha
 constexpr int units = Layer::stride_y * phase_units;
 constexpr int part_units = Layer::part_columns / 8;
 constexpr int column_tiles = (units + part_units - 1) / part_units;
-static_assert(sizeof(Layer::column_class) == column_tiles * sizeof(int), "a class for each");
 
 constexpr int depth = 32;  // input channels of a stage
 constexpr int line_bytes = depth * 4;
 constexpr int part_bytes = Layer::part_columns * line_bytes;
+constexpr int weight_bytes = parts * part_bytes;  // of a stage
 
 }  // namespace wide

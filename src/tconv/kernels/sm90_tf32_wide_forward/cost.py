@@ -15,33 +15,27 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of packing and kernel, and of the host."""
     fit = _COSTS
     laid = layout(problem, tile)
-    tiles = len(laid.column_class)
-    # Counts of a tile: blocks of weights, slots, and products of both consumers.
-    blocks = laid.chunks * laid.block_begin[-1] / tiles
-    slots = laid.chunks / tiles
-    slots *= sum(len(slots) for class_ in laid.column_class for slots in laid.classes[class_])
-    products = 8 * blocks * tile.pixel_tiles
-    multiplied = products * (fit.product + fit.column * laid.part_columns)
-    # A slot has a cost that does not depend on its columns: operands are loaded and rounded for
+    # Blocks of weights of a tile. Each serves eight products, of both consumers.
+    blocks = laid.chunks * laid.parts
+    multiplied = 8 * blocks * (fit.product + fit.column * laid.part_columns)
+    # A chunk has a cost that does not depend on its columns: operands are loaded and rounded for
     # each pixel.
-    loaded = slots * (fit.slot + fit.pixel_tile * tile.pixel_tiles)
+    loaded = laid.chunks * (fit.slot + fit.pixel_tile)
     produced = fit.lane_copy * laid.chunks * laid.lane_copies
     brought = (blocks * laid.part_columns * LINE_BYTES + laid.chunks * laid.pixel_bytes) / fit.rate
     # Writes of a consumer's four warps, for both halves of a product's rows.
     vectors = problem.width.stride // vector(problem) * (2 // laid.low_phases)
-    written = fit.store * 16 * tile.pixel_tiles * laid.part_columns / UNIT * vectors
+    written = fit.store * 16 * laid.part_columns / UNIT * vectors
     of_tile = max(multiplied, loaded, produced) + brought + written + fit.tile
     waves = -(-laid.tiles // target.multiprocessors)
     busy, moved = waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12)
     packing = fit.pack_launch * 1e-6 + fit.pack_weights * 8 * laid.weight_elements / 4e12
-    dearer = 1 if laid.parts == 1 or tile.apart else fit.parts
+    dearer = fit.one_slot if laid.parts == 1 else fit.one_slot * fit.parts
     if laid.chunks <= 4 and waves >= 4 and vector(problem) > 1:
         dearer *= fit.overlapping
-    if laid.slots == 1:
-        dearer *= fit.one_slot
-        if laid.chunks == tile.pixel_tiles == problem.taps == 1:
-            dearer *= fit.one_chunk
-    if len(laid.column_class) > 1:
+    if laid.chunks == problem.taps == 1:
+        dearer *= fit.one_chunk
+    if laid.column_tiles > 1:
         dearer *= fit.column_tiles
     device = dearer * (max(busy, moved) + fit.both * min(busy, moved) + packing)
     return family.with_host(device)

@@ -1,8 +1,6 @@
-// Packs weights for sm90_tf32_wide_forward, rounded to TF32: [group][column tile][32
-// channels][slot][part that has a tap there][column][32 channels]. Each part's block has the
-// 128-byte swizzle in which a plain bulk copy loads it to shared memory. Columns that do not exist
-// keep what was there: their products are never stored.
-#include <common/constant_tables.cuh>
+// Packs weights for sm90_tf32_wide_forward, rounded to TF32: [group][column tile][32 channels][part]
+// [column][channel]. Each part's block has the 128-byte swizzle in which a plain bulk copy loads it
+// to shared memory. Columns that do not exist keep what was there: their products are never stored.
 #include <sm90_tf32_wide_forward/columns.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -14,7 +12,7 @@ using wide::depth;
 
 constexpr int chunks = (Layer::in_channels + depth - 1) / depth;
 constexpr int warps = Layer::threads / 32;
-constexpr int taps = Layer::kernel_y * Layer::kernel_x;
+constexpr int taps = Layer::stride_y * Layer::stride_x;  // the kernel is the stride
 constexpr int item_weights = Layer::item_channels * taps;
 constexpr int items = (Layer::out_channels + Layer::item_channels - 1) / Layer::item_channels;
 // Odd, so that the 32 channels of one weight lie in different banks.
@@ -61,37 +59,18 @@ TCONV_DEVICE void write(const Arguments& arguments, const Shared& shared, int gr
     int unit = phase_y * wide::phase_units + channel / wide::unit_channels;
     int column_tile = unit / wide::part_units;
     int line = unit % wide::part_units * 8 + channel % wide::unit_channels * wide::low_phases;
-    int column_class = entry(Layer::column_class, column_tile);
-    uint32_t* to =
-        static_cast<uint32_t*>(arguments.packed) +
-        ((Index(group) * Layer::group_blocks + entry(Layer::block_begin, column_tile)) * chunks +
-         Index(chunk) * entry(Layer::class_blocks, column_class)) *
-            (wide::part_bytes / 4);
-    for (int mask = 0; mask < Layer::masks; ++mask) {
-        int begin = entry(Layer::slot_begin, column_class * Layer::masks + mask);
-        int end = entry(Layer::slot_begin, column_class * Layer::masks + mask + 1);
-        for (int slot = begin; slot < end; ++slot) {
-            int reach_y = entry(Layer::slot_y, slot) * Layer::stride_y + phase_y;
-            int tap_y = reach_y / Layer::dilation_y;
-            bool row_exists = reach_y % Layer::dilation_y == 0 && tap_y < Layer::kernel_y;
-            for (int part = 0; part < wide::parts; ++part) {
-                if (!(entry(Layer::part_masks, mask) >> part & 1)) continue;
+    auto* to = reinterpret_cast<uint4*>(
+        static_cast<unsigned char*>(arguments.packed) +
+        ((Index(group) * wide::column_tiles + column_tile) * chunks + chunk) * wide::weight_bytes);
+#pragma unroll 1
+    for (int part = 0; part < wide::parts; ++part) {
 #pragma unroll
-                for (int low = 0; low < wide::low_phases; ++low) {
-                    int reach_x = entry(Layer::slot_x, slot) * Layer::stride_x +
+        for (int low = 0; low < wide::low_phases; ++low) {
+            const uint32_t* tap = shared[piece * 4] + from * taps + phase_y * Layer::stride_x +
                                   part * wide::low_phases + low;
-                    int tap_x = reach_x / Layer::dilation_x;
-                    uint4 values = make_uint4(0, 0, 0, 0);
-                    if (row_exists && reach_x % Layer::dilation_x == 0 && tap_x < Layer::kernel_x) {
-                        const uint32_t* tap =
-                            shared[piece * 4] + from * taps + tap_y * Layer::kernel_x + tap_x;
-                        values = make_uint4(tap[0], tap[pitch], tap[2 * pitch], tap[3 * pitch]);
-                    }
-                    int row = line + low;
-                    reinterpret_cast<uint4*>(to)[row * 8 + (piece ^ row % 8)] = values;
-                }
-                to += wide::part_bytes / 4;
-            }
+            int row = line + low;
+            to[part * (wide::part_bytes / 16) + row * 8 + (piece ^ row % 8)] =
+                make_uint4(tap[0], tap[pitch], tap[2 * pitch], tap[3 * pitch]);
         }
     }
 }
@@ -116,7 +95,7 @@ TCONV_KERNEL(sm90_tf32_wide_pack, Layer::threads, sizeof(Index) == 8 ? 4 : 5) {
         int channels_left = Layer::out_channels - first_channel;
         int count = min(channels_left, Layer::item_channels);
         bool dense = arguments.weight_stride_w == 1 &&
-                     arguments.weight_stride_h == Layer::kernel_x &&
+                     arguments.weight_stride_h == Layer::stride_x &&
                      arguments.weight_stride_out == taps;
         if (dense) {
             stage(shared, [&](int in, int place) {
@@ -130,8 +109,8 @@ TCONV_KERNEL(sm90_tf32_wide_pack, Layer::threads, sizeof(Index) == 8 ? 4 : 5) {
                 int tap = place - out * taps;
                 return exists ? weight[in * arguments.weight_stride_in +
                                        out * arguments.weight_stride_out +
-                                       tap / Layer::kernel_x * arguments.weight_stride_h +
-                                       tap % Layer::kernel_x * arguments.weight_stride_w]
+                                       tap / Layer::stride_x * arguments.weight_stride_h +
+                                       tap % Layer::stride_x * arguments.weight_stride_w]
                               : 0.0f;
             });
         }
