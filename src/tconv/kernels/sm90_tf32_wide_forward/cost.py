@@ -37,7 +37,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     dearer = 1 if laid.parts == 1 or tile.apart else fit.parts
     if laid.chunks <= 4 and waves >= 4 and vector(problem) > 1:
         dearer *= fit.overlapping
-    if laid.slots == 1:
+    # Consumers in step win nothing where they wait for producers.
+    if laid.slots == 1 and produced <= max(multiplied, loaded):
         dearer *= fit.one_slot
         if laid.chunks == tile.pixel_tiles == problem.taps == 1:
             dearer *= fit.one_chunk
