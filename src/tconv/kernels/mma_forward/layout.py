@@ -21,7 +21,7 @@ MOST_PRODUCTS = 640
 """Limit of unrolled `mma` instructions for 8 input channels."""
 
 MOST_TAPS = 128
-"""Limit of taps. The loop that copies weights is unrolled over them."""
+"""Limit of taps. The code that tells them apart is unrolled over them."""
 
 OTHER_REGISTERS = 48
 """Registers of a thread for operands, addresses, counters and copies."""
@@ -330,7 +330,7 @@ class Layout:
         """Floats of a tile's weights and bias."""
         slots = len(self.y.offsets) * len(self.x.offsets)
         fragment = 192 if self.tile.split else 128
-        weights = self.kinds * self.steps_8 * slots * self.row_fragments * fragment
+        weights = self.kinds * self.steps_8 * slots * (self.row_fragments * fragment + 4)
         return weights + -(-self.tile_channels // 4) * 4
 
     @family.of_kernel

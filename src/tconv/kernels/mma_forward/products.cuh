@@ -1,7 +1,6 @@
 // The weights, patches and products of <mma_forward/tiles.cuh>.
 #pragma once
 
-#include <common/constant_tables.cuh>
 #include <mma_forward/tiles.cuh>
 #include <ptx/mma.cuh>
 
@@ -33,33 +32,36 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
         Patch::load(patch, arguments, of, first_channel, top, left, arguments.source_height);
     }
 
-    // A thread has all taps of two channels.
+    // A thread has a tap of an output channel and 8 input channels at a time. Neighbouring lanes
+    // have neighbouring taps, which are neighbours in memory.
     // NOTE: parts of a weight lie where the weight 4 channels on was copied to. Where there is no
     // such weight, old contents may be the bits of a NaN, so zeros are copied.
     TCONV_DEVICE void load_weights(const Position& of) const {
-        constexpr int channels = Layer::split ? 8 * steps_8 : Layer::in_channels;
+        constexpr unsigned taps = Layer::kernel_y * Layer::kernel_x;
+        constexpr unsigned of_channel = tile_channels * taps;
+        constexpr bool whole = Layer::out_channels % tile_channels == 0;
+        constexpr bool whole_steps = Layer::in_channels % 8 == 0;
         Weights& weights = shared.weights;
         const float* source = static_cast<const float*>(arguments.weight) +
                               of.group() * Layer::in_channels * arguments.weight_stride_in;
-        constexpr bool whole = Layer::out_channels % tile_channels == 0;
 #pragma unroll 1
-        for (int i = own_thread(); i < channels * tile_channels; i += threads) {
-            int in = i / tile_channels, out = i % tile_channels;
+        for (unsigned i = own_thread(); i < steps_8 * of_channel; i += threads) {
+            int step = i / of_channel, out = i % of_channel / taps;
+            int tap_y = i % taps / Layer::kernel_x, tap_x = i % Layer::kernel_x;
             int channel = of.first_channel() + out;
-            bool inside = (whole || channel < Layer::out_channels) &&
-                          (channels == Layer::in_channels || in < Layer::in_channels);
+            bool inside = whole || channel < Layer::out_channels;
+            Index offset = 8 * step * arguments.weight_stride_in +
+                           channel * arguments.weight_stride_out +
+                           tap_y * arguments.weight_stride_h + tap_x * arguments.weight_stride_w;
+            float* to = &weights.values[step * step_weights + weight_place(out, tap_y, tap_x)];
 #pragma unroll
-            for (int y = 0; y < Layer::kernel_y; ++y) {
-#pragma unroll
-                for (int x = 0; x < Layer::kernel_x; ++x) {
-                    const float* from =
-                        source +
-                        (inside ? in * arguments.weight_stride_in +
-                                      channel * arguments.weight_stride_out +
-                                      y * arguments.weight_stride_h + x * arguments.weight_stride_w
-                                : 0);
-                    ptx::cp_async_ca<4>(&weights.values[weight_place(in, out, y, x)], from, inside);
-                }
+            for (int c = 0; c < 8; ++c) {
+                bool exists = whole_steps || 8 * step + c < Layer::in_channels;
+                if (!Layer::split && !exists) continue;
+                bool filled = inside && exists;
+                ptx::cp_async_ca<4>(to + (c % 4 * lane_weights + c / 4 * 2),
+                                    source + (filled ? offset + c * arguments.weight_stride_in : 0),
+                                    filled);
             }
         }
         const float* bias = static_cast<const float*>(arguments.bias);
@@ -86,8 +88,13 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
     // conflicts.
     TCONV_DEVICE void round_weights() const {
         __syncthreads();
-        for (int i = own_thread(); i < kinds * kind_weights / fragment_weights * 32; i += threads) {
-            float* at = &shared.weights.values[i / 32 * fragment_weights + i % 32 * lane_weights];
+        constexpr int lanes = kinds * kind_weights / slot_weights * row_fragments * 32;
+        for (int i = own_thread(); i < lanes; i += threads) {
+            int fragment = i / 32;
+            float* at =
+                &shared.weights
+                     .values[fragment / row_fragments * slot_weights +
+                             fragment % row_fragments * fragment_weights + i % 32 * lane_weights];
             if constexpr (Layer::split) {
                 Split top(at[0], at[2]), bottom(at[1], at[3]);
                 using Pair = Vector<uint32_t, 2>;

@@ -27,6 +27,7 @@
 // from lines of 128 bytes on: fewer sectors are partial.
 #pragma once
 
+#include <common/constant_tables.cuh>
 #include <common/image_tiles.cuh>
 #include <common/split.cuh>
 
@@ -74,7 +75,8 @@ constexpr int patch_channel = patch_rows * patch_pitch + (24 - patch_rows * patc
 // and low parts. Each has row g and row g + 8, with channels t and t + 4 together.
 constexpr int lane_weights = Layer::split ? 6 : 4;
 constexpr int fragment_weights = 32 * lane_weights;
-constexpr int slot_weights = row_fragments * fragment_weights;
+// NOTE: a vector more, so that a channel's taps, which lanes copy side by side, meet more banks.
+constexpr int slot_weights = row_fragments * fragment_weights + 4;
 constexpr int step_weights = Layer::slots_y * Layer::slots_x * slot_weights;
 constexpr int kind_weights = steps_8 * step_weights;
 
@@ -107,18 +109,17 @@ struct Unit {
     TCONV_DEVICE int kind() const { return channel_block * Layer::phase_groups + phase_group; }
 };
 
-// The place in shared memory of a tile's weight of a tap.
-TCONV_DEVICE int weight_place(int in, int out, int tap_y, int tap_x) {
-    int phase_y = Layer::tap_phase_y[tap_y];
-    int group = phase_y / Layer::unit_phases;
-    int kind = out / Layer::unit_channels * Layer::phase_groups + group;
-    int row = (phase_y % Layer::unit_phases * Layer::phases_x + Layer::tap_phase_x[tap_x]) *
-                  Layer::unit_channels +
-              out % Layer::unit_channels;
-    int slot = Layer::tap_slot_y[tap_y] * Layer::slots_x + Layer::tap_slot_x[tap_x];
-    return kind * kind_weights + in / 8 * step_weights + slot * slot_weights +
-           row / 16 * fragment_weights + (row % 8 * 4 + in % 4) * lane_weights + row / 8 % 2 +
-           in / 4 % 2 * 2;
+// The place in shared memory of a tile's weight of a tap and the first input channel.
+TCONV_DEVICE int weight_place(int out, int tap_y, int tap_x) {
+    int phase_y = entry(Layer::tap_phase_y, tap_y), phase_x = entry(Layer::tap_phase_x, tap_x);
+    int kind = unsigned(out) / Layer::unit_channels * Layer::phase_groups +
+               unsigned(phase_y) / Layer::unit_phases;
+    unsigned row = (unsigned(phase_y) % Layer::unit_phases * Layer::phases_x + phase_x) *
+                       Layer::unit_channels +
+                   unsigned(out) % Layer::unit_channels;
+    int slot = entry(Layer::tap_slot_y, tap_y) * Layer::slots_x + entry(Layer::tap_slot_x, tap_x);
+    return kind * kind_weights + slot * slot_weights + row / 16 * fragment_weights +
+           row % 8 * 4 * lane_weights + row / 8 % 2;
 }
 
 }  // namespace mma_tiles

@@ -46,7 +46,7 @@ class Tile:
 
 
 TILES = (
-    Tile(rows=64, pixels=64, splits=2, blocks=2, pixel_warps=2, chunk=64),
+    Tile(rows=64, pixels=80, splits=2, blocks=2, pixel_warps=2, chunk=64),
     Tile(rows=32, pixels=80, splits=2, blocks=5, pixel_warps=2, chunk=48),
     Tile(rows=64, pixels=128, splits=1, blocks=3, pixel_warps=4, chunk=32),
     Tile(rows=32, pixels=128, splits=1, blocks=6, pixel_warps=4, chunk=32),

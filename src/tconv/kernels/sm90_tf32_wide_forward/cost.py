@@ -30,11 +30,14 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     waves = -(-laid.tiles // target.multiprocessors)
     busy, moved = waves * of_tile / fit.clock, problem.bytes / (fit.memory * 1e12)
     packing = fit.pack_launch * 1e-6 + fit.pack_weights * 8 * laid.weight_elements / 4e12
-    dearer = fit.one_slot if laid.parts == 1 else fit.one_slot * fit.parts
+    dearer = 1 if laid.parts == 1 else fit.parts
     if laid.chunks <= 4 and waves >= 4 and vector(problem) > 1:
         dearer *= fit.overlapping
-    if laid.chunks == problem.taps == 1:
-        dearer *= fit.one_chunk
+    # Consumers in step win nothing where they wait for producers.
+    if produced <= max(multiplied, loaded):
+        dearer *= fit.one_slot
+        if laid.chunks == problem.taps == 1:
+            dearer *= fit.one_chunk
     if laid.column_tiles > 1:
         dearer *= fit.column_tiles
     device = dearer * (max(busy, moved) + fit.both * min(busy, moved) + packing)
