@@ -206,6 +206,8 @@ class Problem:
             else starts on multiples of 16 bytes. Of `weight_gradient` those of x and y that are
             channels_last with a multiple of 8 channels in a group, and those of 16 bits that are
             contiguous with rows of a multiple of 8 pixels, as others are packed anyway.
+        source_dense: of 16 bits, the contiguous ones among the images that are read have no gaps
+            and start on 16 bytes, so that flat maps (`tconv.kernels.flat`) may describe them.
         weight_mapped: tensor maps can describe the weight of a 16-bit `forward` or
             `input_gradient`: output channels are adjacent, all else starts on multiples of 16
             bytes.
@@ -227,6 +229,7 @@ class Problem:
     y_layout: Layout = "contiguous"
     wide_offsets: bool = False
     source_aligned: bool = False
+    source_dense: bool = False
     weight_mapped: bool = False
     like: Problem | None = None
 
@@ -296,6 +299,9 @@ class Problem:
             for of_image, shape in zip(strides[::2], shapes[::2], strict=True):
                 halves = ITEM_BYTES[dtype] == 2 and _layout(of_image) == "contiguous"
                 read += (of_image,) if halves and shape[3] % 8 == 0 else ()
+        unread = {"forward": 2, "input_gradient": 0}.get(direction)
+        images = [i for i in (0, 2) if i != unread and _layout(strides[i]) == "contiguous"]
+        dense = all(strides[i] == dense_strides(shapes[i]) for i in images)
         vectors = aligned and all(_on_vectors(of_read, ITEM_BYTES[dtype]) for of_read in read)
         mapped = weight_aligned and ITEM_BYTES[dtype] == 2 and direction != "weight_gradient"
         mapped = mapped and _layout(strides[1]) == "channels_last" and _on_vectors(strides[1], 2)
@@ -314,6 +320,7 @@ class Problem:
             y_layout=_layout(strides[2]),
             wide_offsets=any(map(_is_wide, shapes, strides)),
             source_aligned=vectors,
+            source_dense=aligned and ITEM_BYTES[dtype] == 2 and bool(images) and dense,
             weight_mapped=mapped,
         )
 
@@ -392,12 +399,15 @@ class Problem:
         x = width if self.x_layout == "contiguous" else self.in_channels
         y = axis.output_size if self.y_layout == "contiguous" else self.out_channels
         read = {"forward": (x,), "input_gradient": (y,)}.get(self.direction, ())
+        layouts = {"forward": (self.x_layout,), "input_gradient": (self.y_layout,)}
+        of_read = layouts.get(self.direction, (self.x_layout, self.y_layout))
         return dataclasses.replace(
             self,
             batch=batch,
             height=dataclasses.replace(self.height, size=height),
             width=axis,
             source_aligned=all(count * ITEM_BYTES[self.dtype] % 16 == 0 for count in read),
+            source_dense=ITEM_BYTES[self.dtype] == 2 and "contiguous" in of_read,
         )
 
     @property
@@ -468,6 +478,7 @@ class Problem:
             f"{'x'.join(map(str, self.y_shape))} kernel={y.kernel}x{x.kernel}{options}{groups} "
             f"{self.dtype}/{self.math}{layouts}{' bias' if self.bias else ''}"
             f"{' wide' if self.wide_offsets else ''}{' aligned' if self.source_aligned else ''}"
+            f"{' dense' if self.source_dense and not self.source_aligned else ''}"
             f"{' w:channels_last' if self.weight_mapped else ''}"
             + ("" if self.like is None else f", by a kernel for {self.like}")
         )

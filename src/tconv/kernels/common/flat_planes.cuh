@@ -1,0 +1,34 @@
+// Dense images as flat maps have them (kernels/flat.py): `classes` neighbouring planes are one
+// dimension. Channel c of a group is of the class c % classes, and there the c / classes-th.
+//
+// NOTE: no zeros lie beside a row, but the rows before and behind it.
+#pragma once
+
+#include <ptx/cuda.cuh>
+
+namespace {
+
+struct FlatPlanes {
+    int classes, plane, width, height;
+
+    template <typename Fields>
+    TCONV_DEVICE explicit FlatPlanes(const Fields& arguments)
+        : classes(arguments.flat_classes),
+          plane(arguments.flat_plane),
+          width(arguments.flat_width),
+          height(arguments.flat_height) {}
+
+    // Where a copy of a row from pixel x on starts, in elements: on 16 bytes. A row outside the
+    // image reads as zeros, like all behind the planes.
+    TCONV_DEVICE int start(int of_class, int row, int x) const {
+        bool inside = row >= 0 && row < height;
+        return inside ? (of_class * plane + row * width + x) & ~7 : classes * plane;
+    }
+
+    // How many pixels before x that is, of any row.
+    TCONV_DEVICE int shift(int of_class, int row, int x) const {
+        return int(unsigned(of_class) * plane + unsigned(row) * width + unsigned(x)) & 7;
+    }
+};
+
+}  // namespace
