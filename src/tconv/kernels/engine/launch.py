@@ -358,7 +358,12 @@ def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
 
 
 def contiguous_map(
-    problem: Problem, operand: Operand, view: View, step: int, box: tuple[int, ...], span: int = 0
+    problem: Problem,
+    operand: Operand,
+    view: View,
+    step: int,
+    box: tuple[int, ...],
+    plain: bool = False,
 ) -> TensorMap:
     """A contiguous image: columns, channels, rows, images, groups.
 
@@ -367,7 +372,7 @@ def contiguous_map(
         operand: "x" or "y".
         view, step: the pixels of height.
         box: of one copy, whose lines of 8 to 64 columns take the span of a swizzle.
-        span: that of lines that are shorter.
+        plain: without a swizzle.
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
     of_group = shape[1] // problem.groups
@@ -379,7 +384,7 @@ def contiguous_map(
         Stride(operand, 1, of_group),
     )
     line = box[0] * ITEM_BYTES[problem.dtype]
-    swizzle = span or (line if line > 16 else 0)
+    swizzle = line if line > 16 and not plain else 0
     begin = (Stride(operand, 2, view.first),)
     return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
 

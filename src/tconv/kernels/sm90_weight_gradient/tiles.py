@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CONSUMERS = 2
+"""Of a tile that is not raw."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Tile:
         folded: whether phases of y are channels (`engine/fold.py`).
         columns: of a box, where contiguous images are read as they lie (`raw.cuh`); else 0.
         by_channel: whether rows of a channel of y then follow each other in a stage.
+        stacked: whether rows of x are columns of one product, for all taps of a kernel's column.
+        consumers: warpgroups that multiply.
     """
 
     positions: int
@@ -24,11 +27,15 @@ class Tile:
     folded: bool = False
     columns: int = 0
     by_channel: bool = False
+    stacked: bool = False
+    consumers: int = CONSUMERS
 
     def __str__(self) -> str:
         """Positions of a box, and sums of a thread."""
         kind = "/folded" if self.folded else f"/raw{self.columns}" if self.columns else ""
-        return f"{self.positions}/{self.sums}{kind}{'/by channel' if self.by_channel else ''}"
+        kind += "/by channel" if self.by_channel else "/stacked" if self.stacked else ""
+        of = f"/of {self.consumers}" if self.consumers != CONSUMERS else ""
+        return f"{self.positions}/{self.sums}{kind}{of}"
 
 
 TILES = (
@@ -41,4 +48,7 @@ TILES = (
     Tile(128, 128, columns=16),
     Tile(128, 128, columns=16, by_channel=True),
     Tile(64, 128, columns=32),
+    Tile(128, 128, columns=32, stacked=True),
+    Tile(128, 128, columns=64, stacked=True),
+    Tile(128, 96, columns=64, stacked=True, consumers=3),
 )
