@@ -177,7 +177,8 @@ def test_the_cases_serve_every_tile():
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @pytest.mark.parametrize(
-    "case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4], RAW[11], *FLAT[2:6]),
+    "case",
+    (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4], RAW[11], *FLAT[2:6]),
     ids=str,
 )
 def test_result_does_not_depend_on_the_order_of_threads(case, layout, of_splits):

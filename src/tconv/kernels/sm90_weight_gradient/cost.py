@@ -60,9 +60,11 @@ def _line_cycles(laid: Layout) -> float:
 
     Longer, if channels of y are pages of memory apart and the line before is of another channel.
     """
-    fit, problem, (n, y, x) = _COSTS, laid.problem, laid.box
+    fit, problem, (n, y, _) = _COSTS, laid.problem, laid.box
     rows, columns = laid.pitch
     x_lines = laid.in_block * n * (y + laid.stacked - 1)
+    if laid.tile.runs:
+        x_lines = laid.in_block * y // laid.x_line
     y_lines = laid.out_block * n * max(map(len, laid.set_sources))
     far = 2 * math.prod(problem.y_shape[2:]) >= PAGE_BYTES
     lines = x_lines + rows * y_lines * max(1.0, columns / 64)

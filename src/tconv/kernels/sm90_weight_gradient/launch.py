@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from tconv.jit.target import Target
 from tconv.kernels import family, flat, hopper
@@ -34,11 +35,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     whole = laid.writes_gradient(splits)
     n, y, x = laid.box
     pitch_y, pitch_x = laid.pitch
-    whole_x = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        "x": contiguous_map(problem, "x", whole_x[0], 1, (x, laid.in_block, y + laid.stacked - 1, n, 1))
-        if laid.maps_x
-        else image_map(problem, "x", whole_x, (1, 1), _box(n, y, x), laid.packed[0]),
+        "x": _x_map(laid),
         **_y_maps(laid),
         "result": Address("w" if whole else "partial"),
         "boxes": laid.boxes,
@@ -58,6 +56,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "splits": splits,
         **({"x_bytes": laid.x_bytes} if tile.columns else {}),
         **(flat.arguments(problem, "y") if laid.flat else {}),
+        **({"run_width": problem.width.size} if tile.runs else {}),
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
         # tiles of many taps spilled.
         "gradient_stride_out": Stride("w", 1),
@@ -69,9 +68,11 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("bfloat", problem.dtype == "bfloat16"),
             ("maps_x", laid.maps_x),
             ("raw", tile.columns > 0),
-            ("columns", tile.columns or tile.positions),
+            ("columns", tile.columns if tile.columns and not tile.runs else tile.positions),
+            ("runs", tile.runs),
             ("by_channel", tile.by_channel),
             ("flat", laid.flat),
+            ("swizzled", laid.swizzled),
             ("stacked", laid.stacked),
             ("row_taps", laid.row_taps),
             ("consumers", tile.consumers),
@@ -146,6 +147,17 @@ def _words(laid: Layout) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
+def _x_map(laid: Layout) -> TensorMap:
+    problem, channels, (n, y, x) = laid.problem, laid.in_block, laid.box
+    views = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
+    if laid.tile.runs:
+        found = flat.flat_map(problem, "x", laid.x_line, channels, 1)
+        return replace(found, swizzle=LINE_BYTES)
+    if laid.maps_x:
+        return contiguous_map(problem, "x", views[0], 1, (x, channels, y + laid.stacked - 1, n, 1))
+    return image_map(problem, "x", views, (1, 1), _box(n, y, x), laid.packed[0])
+
+
 def _y_maps(laid: Layout) -> dict[str, Argument]:
     problem, n = laid.problem, laid.box[0]
     rows, columns = laid.pitch
@@ -159,7 +171,7 @@ def _y_maps(laid: Layout) -> dict[str, Argument]:
             found[f"y_{i}"] = image_map(problem, "y", views, step, box, laid.packed[1])
             continue
         box = (columns, laid.out_block, rows, n, 1)
-        of = contiguous_map(problem, "y", views[0], problem.height.stride, box, plain=True)
+        of = contiguous_map(problem, "y", views[0], problem.height.stride, box, not laid.swizzled)
         found[f"y_{i}"] = of.swapped(1, 2) if laid.tile.by_channel else of
     return found
 

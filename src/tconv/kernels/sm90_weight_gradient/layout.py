@@ -121,7 +121,7 @@ class Layout:
 
     @functools.cached_property
     def _raw_views(self) -> tuple[tuple[View, tuple[dict[int, int], ...]], ...]:
-        """Phases of rows of y, and rows of the kernel by distance: each alone, or all of a phase."""
+        """Phases of y's rows, and rows of the kernel by distance: each alone, or a phase's."""
         height = self.problem.height
         found = []
         for phase in height.phases:
@@ -158,11 +158,16 @@ class Layout:
                 if fits and 2 * block * (of_set * self.out_block + 72) <= GRADIENT_BYTES:
                     sets = -(-rows * -(-width // taps) // self.takers)
                     products = self.tile.consumers * taps * (sums + RAW_START)
-                    lines = (block + self.out_block) * 16 / self.tile.columns
+                    lines = block * 16 / self.x_line + self.out_block * 16 / self.tile.columns
                     all_sets = blocks * sets
                     cycles = all_sets * max(products, LINE_CYCLES * lines)
                     best = min(best, (cycles, all_sets, block, taps))
         return best[2:]
+
+    @property
+    def x_line(self) -> int:
+        """Positions of a line of a raw tile's x."""
+        return LINE_BYTES // 2 if self.tile.runs else self.tile.columns
 
     @property
     def row_taps(self) -> int:
@@ -297,7 +302,9 @@ class Layout:
         """For each set's taps, their places among `set_weights`."""
         begins = self.set_taps[:: self.takers]
         return tuple(
-            tuple(weights.index(tap.weight) if tap.weight >= 0 else -1 for tap in self.taps[first:end])
+            tuple(
+                weights.index(tap.weight) if tap.weight >= 0 else -1 for tap in self.taps[first:end]
+            )
             for weights, (first, end) in zip(
                 self.set_weights, itertools.pairwise(begins), strict=True
             )
@@ -320,6 +327,13 @@ class Layout:
         return self.tile.columns > 0 and not self.call.pattern.y_mapped
 
     @property
+    def swizzled(self) -> bool:
+        """Whether lines of y are swizzled: each octet of positions has pixels of its own."""
+        stride, tile = self.problem.width.stride, self.tile
+        whole = self.reach[1] < stride and 2 * stride * tile.columns == LINE_BYTES
+        return whole and not (self.flat or tile.by_channel)
+
+    @property
     def maps_x(self) -> bool:
         """Whether a contiguous x is copied as it lies, by a tensor map."""
         return self.call.pattern.x_mapped
@@ -332,6 +346,8 @@ class Layout:
         line of an x that is contiguous takes a quarter of the time of a position of y.
         """
         positions = self.tile.positions
+        if self.tile.runs:
+            return 1, positions, 1
         best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
         x = 8
         last = min(positions, LINE_BYTES // 2) if self.maps_x else positions
@@ -367,6 +383,8 @@ class Layout:
     def _counts(self, box: tuple[int, int, int]) -> tuple[int, int, int]:
         problem = self.problem
         sizes = (problem.batch, problem.height.size + self.stacked - 1, problem.width.size)
+        if self.tile.runs:
+            sizes = (problem.batch, problem.height.size * problem.width.size, 1)
         found = tuple(-(-size // part) for size, part in zip(sizes, box, strict=True))
         return found[0], found[1], found[2]
 
@@ -384,13 +402,19 @@ class Layout:
     def pitch(self) -> tuple[int, int]:
         """Rows of an image, and positions of a row, of a patch of y.
 
-        Raw, pixels of a line: an odd number of octets. Such a number of rows, by channel.
+        Raw, pixels of a line: an odd number of octets, or a swizzle's. An odd number of rows, by
+        channel.
         """
         rows, columns = self.box[1] + self.reach[0], self.box[2] + self.reach[1]
+        if self.tile.runs:
+            width, positions = self.problem.width.size, self.tile.positions
+            starts = range(0, self.problem.height.size * width, positions)
+            rows = max((i + positions - 1) // width - i // width for i in starts) + 1
+            rows += self.reach[0]
         if self.tile.columns:
             shift = 8 - FLAT_GRAIN if self.flat else 0
             last = self.problem.width.stride * (self.tile.columns - 1) + self.reach[1] + shift
-            columns = (last // 8 + 1 | 1) * 8
+            columns = LINE_BYTES // 2 if self.swizzled else (last // 8 + 1 | 1) * 8
         return rows | self.tile.by_channel, columns
 
     @property
@@ -496,6 +520,8 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "reads a contiguous x of rows on multiples of 16 bytes, this is none"
     if laid.flat and (reason := _flat_why_not(laid)):
         return reason
+    if tile.runs and (laid.flat or not laid.call.source_dense or width.size > tile.columns):
+        return f"reads runs of dense images, of rows of up to {tile.columns} pixels"
     if width.stride > 2:
         return f"takes one pixel of y or every second one, the stride along x is {width.stride}"
     if laid.tile.stacked and laid.stacked == 1:

@@ -98,7 +98,9 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         int patches = count * arguments.patch_bytes;
         ptx::mbarrier_arrive_expect_tx(full, x_bytes(arguments, x_box_bytes) + patches);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
-        if constexpr (Layer::maps_x) {
+        if constexpr (Layer::runs) {
+            y = bring_run(arguments, to, y, share.in, image, share.group, full);
+        } else if constexpr (Layer::maps_x) {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
                 to, &arguments.x, x, share.in, y - (Layer::stacked - 1), image, share.group, full);
         } else {
@@ -329,7 +331,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         for (int first = 0; first < all_steps; first += steps) {
             uint32_t a[steps][operands][4];
             if constexpr (Layer::raw) {
-                places.load(stage + starts[0], first, a);
+                places.load(arguments, stage + starts[0], first, a);
             } else {
                 // NOTE: opaque, so that no register remembers where each step begins.
                 load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
