@@ -47,6 +47,12 @@ RAW = (
     # Three taps of a row for two takers each; phases of two rows of the kernel and of one.
     Case(1, 72, 64, 1, (5, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
     Case(1, 24, 64, 1, (4, 128), (5, 2), (3, 2), (1, 0), (1, 0)),
+    # Runs of several rows that begin within one, and end behind the image; swizzled lines of y.
+    Case(2, 136, 64, 1, (17, 24), (4, 4), (2, 2), (1, 1)),
+    Case(1, 16, 40, 2, (33, 8), (2, 3), (1, 1), (1, 1)),
+    Case(1, 24, 72, 2, (7, 24), (3, 2), (2, 2)),
+    Case(2, 136, 64, 1, (5, 32), (2, 2), (2, 2)),
+    Case(1, 16, 24, 1, (3, 64), (3, 1)),
 )
 # Rows of y off 16 bytes, x on them: raw tiles read planes together, 4, 1, 2, 1, 4 and so on.
 FLAT = (
@@ -169,16 +175,16 @@ def test_the_cases_serve_every_tile():
             of_case = {p.tile for p in plans(problem_of(case, t), family.STEM)}
             assert bool(of_case & RAW_TILES) == (of_layout == "contiguous"), case
             found |= of_case
-        by_channel = {tile for tile in RAW_TILES if tile.by_channel and cases is FLAT}
+        of_rows = {tile for tile in RAW_TILES if (tile.by_channel or tile.runs) and cases is FLAT}
         others = RAW_TILES if of_layout != "contiguous" else set()
-        assert found & RAW_TILES == RAW_TILES - by_channel - others
+        assert found & RAW_TILES == RAW_TILES - of_rows - others
         assert of_layout == "contiguous" or found == set(family.TILES) - RAW_TILES
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @pytest.mark.parametrize(
     "case",
-    (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4], RAW[11], *FLAT[2:6]),
+    (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4], *RAW[11:14], FLAT[2], FLAT[5]),
     ids=str,
 )
 def test_result_does_not_depend_on_the_order_of_threads(case, layout, of_splits):
@@ -267,6 +273,7 @@ def test_a_contiguous_x_off_16_bytes_is_packed(layout):
         (Case(1, 8, 8, 1, (4, 16), (1, 5), (1, 1), (0, 1)), "x is 16, its padding 1"),
         (Case(1, 8, 8, 1, (3, 16), (1, 3)), "8 channels of a class or more, 16 have fewer"),
         (Case(1, 8, 9, 1, (2, 16), (1, 3)), "reads channels by 2, a group has 9"),
+        (Case(1, 8, 8, 1, (4, 40), (1, 1)), "dense images, of rows of up to 32 pixels"),
         (Case(1, 8, 8, 1, (4, 64), (1, 3)), "rows of x at once, each tap has a row of its own"),
     ),
 )

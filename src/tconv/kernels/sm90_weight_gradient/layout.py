@@ -235,9 +235,11 @@ class Layout:
         steps = self.tile.positions // 16
         if not self.tile.columns:
             return steps
-        most = RAW_REGISTERS[self.tile.consumers][1]
+        # A stride takes registers for words.
+        most = RAW_REGISTERS[self.tile.consumers][1] - 16 * (self.problem.width.stride - 1)
         room = (most - self.consumer_taps * self.in_block // 2) // (4 * self.row_taps)
-        return max(k for k in range(1, steps + 1) if steps % k == 0 and (k == 1 or k <= room))
+        room = max(1, min(room, 16 // self.tile.consumers))
+        return max(k for k in range(1, steps + 1) if steps % k == 0 and k <= room)
 
     @functools.cached_property
     def consumer_taps(self) -> int:

@@ -21,6 +21,7 @@
 // Only for <sm90_weight_gradient.cu>.
 #pragma once
 
+#include <common/element.cuh>
 #include <common/flat_planes.cuh>
 
 namespace {
@@ -98,23 +99,22 @@ TCONV_DEVICE int raw_channel(int row, bool in_classes) {
     return warp * 16 % raw_channels + pair * 2 + second;
 }
 
-// The words from `at` on, the first that a taker's first tap reads in front.
-TCONV_DEVICE void load_words(const unsigned char* at, bool late, uint32_t (&words)[word_count]) {
-    if constexpr (word_vector == 1) {
+// The words from `at` on, the first that a taker's first tap reads in front. None is read in vain:
+// lines end behind the last.
+TCONV_DEVICE void load_words(const unsigned char* at, bool odd, bool late,
+                             uint32_t (&words)[word_count]) {
+    constexpr int pixels = (raw_taps - 1) * Layer::dilation_x + Layer::stride_x;
+    int last = (pixels + odd) / 2 + late;
+    using Words = Vector<uint32_t, word_vector>;
 #pragma unroll
-        for (int i = 0; i < word_count; ++i) {
-            words[i] = *reinterpret_cast<const uint32_t*>(at + i * 4);
-        }
-    } else {
+    for (int i = 0; i < word_count; i += word_vector) {
+        Words read = {};
+        if (i <= pixels / 2 || i <= last) read = *reinterpret_cast<const Words*>(at + i * 4);
 #pragma unroll
-        for (int i = 0; i < word_count; i += 2) {
-            uint2 pair = *reinterpret_cast<const uint2*>(at + i * 4);
-            words[i] = pair.x;
-            words[i + 1] = pair.y;
-        }
-#pragma unroll
-        for (int i = 0; i + 1 < word_count; ++i) words[i] = late ? words[i + 1] : words[i];
+        for (int k = 0; k < word_vector; ++k) words[i + k] = read.values[k];
     }
+#pragma unroll
+    for (int i = 0; i + 1 < word_count; ++i) words[i] = late ? words[i + 1] : words[i];
 }
 
 // Two neighbouring positions of a tap.
@@ -216,7 +216,7 @@ struct RawPlaces {
                 int word = pixel / 2 / word_vector * word_vector, at = of_channel[i % 2];
                 at = Layer::swizzled ? at ^ of_line : at + of_line;
                 uint32_t words[word_count];
-                load_words(y + of_row[row] + at + word * 4, late, words);
+                load_words(y + of_row[row] + at + word * 4, odd, late, words);
                 if (i % 2 == 1) next_octet(arguments);
 #pragma unroll
                 for (int tap = 0; tap < raw_taps; ++tap) {
