@@ -67,6 +67,10 @@ FLAT = (
     Case(5, 8, 48, 2, (2, 32), (2, 3), (3, 1)),
     Case(1, 8, 24, 1, (1, 16), (1, 3)),
     Case(1, 8, 32, 1, (3, 128), (3, 2), (2, 2), (1, 0), (1, 0), (1, 3)),
+    # Of odd numbers of pixels; the first of 8 planes together.
+    Case(1, 16, 64, 1, (5, 16), (1, 2)),
+    Case(2, 24, 32, 1, (4, 32), (3, 2)),
+    Case(1, 24, 64, 1, (4, 64), (3, 3), (2, 2)),
 )
 CASES = (
     Case(2, 16, 24, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
@@ -267,7 +271,7 @@ def test_a_contiguous_x_off_16_bytes_is_packed(layout):
         (Case(1, 8, 8, 1, (4, 12), (1, 2), (1, 2)), "reads a contiguous x of rows on multiples"),
         (Case(1, 8, 8, 1, (4, 8), (1, 3), (1, 3)), "every second one, the stride along x is 3"),
         (Case(1, 8, 8, 1, (2, 32), (1, 2), dilation=(1, 256)), "lines of 256 pixels"),
-        (Case(1, 8, 8, 1, (4, 16), (1, 2)), "an even number of pixels, these have 17"),
+        (Case(1, 8, 12, 1, (3, 16), (1, 2)), "reads channels by 8, a group has 12"),
         (Case(1, 8, 8, 1, (4, 16), (2, 3), (2, 1)), "rows of flat images one by one"),
         (Case(1, 8, 8, 1, (4, 24), (1, 3)), "no zeros beside flat rows: x is 24, its padding 0"),
         (Case(1, 8, 8, 1, (4, 16), (1, 5), (1, 1), (0, 1)), "x is 16, its padding 1"),
@@ -457,6 +461,7 @@ LAYERS = {
     "64 to 64, 3x7 off 16 bytes": Case(8, 64, 64, 1, (64, 128), (3, 7)),
     "32 to 32, 3x3 off 16 bytes": Case(8, 32, 32, 1, (64, 128), (3, 3)),
     "256 to 128, 4x4 s2 off 16 bytes": Case(16, 256, 128, 1, (64, 64), (4, 4), (2, 2)),
+    "512 to 256, 3x3 s2 off 16 bytes": Case(1, 512, 256, 2, (64, 64), (3, 3), (2, 2)),
 }
 
 

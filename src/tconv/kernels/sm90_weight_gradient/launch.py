@@ -13,7 +13,6 @@ from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, rea
 from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.cost import best_splits
 from tconv.kernels.sm90_weight_gradient.layout import (
-    FLAT_GRAIN,
     LINE_BYTES,
     MOST_STAGES,
     Layout,
@@ -138,10 +137,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
 def _words(laid: Layout) -> tuple[tuple[str, int], ...]:
     """Whether takers' first pixels are odd, and their words: 0 or 1, or 2 if it differs."""
     firsts = {tap.x for tap in laid.taps[:: laid.consumer_taps]} if laid.tile.columns else {0}
-    shifts = range(0, 8, FLAT_GRAIN) if laid.flat else (0,)
     found = []
     for name, unit in (("odd_pixel", 1), ("late_word", 2)):
-        bits = {(first + shift) // unit % 2 for first in firsts for shift in shifts}
+        bits = {(first + shift) // unit % 2 for first in firsts for shift in laid.shifts}
         used = unit == 1 or laid.problem.width.stride == 2
         found.append((name, (2 if len(bits) == 2 else bits.pop()) if used else 0))
     return tuple(found)

@@ -49,9 +49,6 @@ GRADIENT_BYTES = 96 << 10
 LINE_CYCLES = 3
 """Those of a copied line, about."""
 
-FLAT_GRAIN = 2
-"""Lines of flat maps are off by a multiple of so many pixels."""
-
 MOST_STAGES = 8
 MOST_SPLITS = 1024
 MOST_PARTIAL_BYTES = 256 << 20
@@ -329,6 +326,11 @@ class Layout:
         return self.tile.columns > 0 and not self.call.pattern.y_mapped
 
     @property
+    def shifts(self) -> range:
+        """How many pixels a line of y may be off by."""
+        return range(0, 8, 2 - self.call.pattern.width.output_size % 2) if self.flat else range(1)
+
+    @property
     def swizzled(self) -> bool:
         """Whether lines of y are swizzled: each octet of positions has pixels of its own."""
         stride, tile = self.problem.width.stride, self.tile
@@ -414,7 +416,7 @@ class Layout:
             rows = max((i + positions - 1) // width - i // width for i in starts) + 1
             rows += self.reach[0]
         if self.tile.columns:
-            shift = 8 - FLAT_GRAIN if self.flat else 0
+            shift = max(self.shifts)
             last = self.problem.width.stride * (self.tile.columns - 1) + self.reach[1] + shift
             columns = LINE_BYTES // 2 if self.swizzled else (last // 8 + 1 | 1) * 8
         return rows | self.tile.by_channel, columns
@@ -541,7 +543,7 @@ def _flat_why_not(laid: Layout) -> str | None:
     width, columns = laid.problem.width, laid.tile.columns
     if laid.call.y_layout != "contiguous":
         return "reads contiguous images, y is none"
-    if reason := flat.why_not(laid.call, "y"):
+    if reason := flat.why_not(laid.call, "y", odd=len(laid.shifts) == 8):
         return reason
     if width.padding or width.size % columns:
         return f"has no zeros beside flat rows: x is {width.size}, its padding {width.padding}"

@@ -15,8 +15,8 @@
 // words, of a row and class.
 //
 // A thread has its two rows' channels adjacent, so that lanes that load at a time meet all banks:
-// 2 * (lane / 4) and the next, which lanes 16 to 31 have the other way round; or of classes, every
-// second of one first.
+// 2 * (lane / 4) and the next, which lanes 16 to 31 have the other way round. Of classes a warp has
+// two, which takes 8 channels of each in a stage; every second first.
 //
 // Only for <sm90_weight_gradient.cu>.
 #pragma once
@@ -45,11 +45,11 @@ constexpr int word_count = (last_word + may_be_late) / word_vector * word_vector
 
 TCONV_DEVICE bool known_or(int known, int bit) { return known == 2 ? bit != 0 : known == 1; }
 
-// Whether channels are laid out by more than one class.
+// Of channels in a stage.
 template <typename Fields>
-TCONV_DEVICE bool in_classes(const Fields& arguments) {
-    if constexpr (Layer::flat) return arguments.flat_classes > 1;
-    return false;
+TCONV_DEVICE int raw_classes(const Fields& arguments) {
+    if constexpr (Layer::flat) return arguments.flat_classes;
+    return 1;
 }
 
 // Bytes of x in a stage: a raw box has rows above it.
@@ -92,11 +92,13 @@ TCONV_DEVICE void bring_flat(const Fields& arguments, unsigned char* to, int x, 
 }
 
 // Of a thread's row 0 or 1.
-TCONV_DEVICE int raw_channel(int row, bool in_classes) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, four = lane / 4;
-    int pair = in_classes ? four % 4 * 2 + four / 4 : four;
-    int second = in_classes ? row : row ^ lane / 16;
-    return warp * 16 % raw_channels + pair * 2 + second;
+TCONV_DEVICE int raw_channel(int row, int classes) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32 % (raw_channels / 16);
+    int pair = lane / 4;
+    if (classes == 1) return warp * 16 + pair * 2 + (row ^ lane / 16);
+    int of_classes = warp / (classes / 2);
+    pair = pair % 4 * 2 + pair / 4;
+    return (of_classes * 8 + pair) * classes + (warp - of_classes * (classes / 2)) * 2 + row;
 }
 
 // The words from `at` on, the first that a taker's first tap reads in front. None is read in vain:
@@ -147,7 +149,7 @@ struct RawPlaces {
         int t = threadIdx.x % 4, tap_y = Layer::tap_y[tap], pitch = arguments.pitch_y;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            int channel = raw_channel(i, in_classes(arguments)), line = channel;
+            int channel = raw_channel(i, raw_classes(arguments)), line = channel;
             if constexpr (Layer::by_channel) line *= pitch;
             if constexpr (Layer::flat) {
                 int in_class = channel / arguments.flat_classes;

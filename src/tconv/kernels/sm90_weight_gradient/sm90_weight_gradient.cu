@@ -162,13 +162,13 @@ struct Pair {
     int sum, in, out;
     bool swapped;
 
-    TCONV_DEVICE Pair(int pair, bool in_classes) {
+    TCONV_DEVICE Pair(int pair, int classes) {
         int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
         sum = Layer::raw ? pair / 2 * 4 + pair % 2 : 2 * pair;
         int column = sum / 4 * 8 + lane % 4 * 2;
         in = Layer::raw ? column + pair % 2 : row + pair % 2 * 8;
-        out = Layer::raw ? raw_channel(0, in_classes) / 2 * 2 : column;
-        swapped = Layer::raw && !in_classes && lane >= 16;
+        out = Layer::raw ? raw_channel(0, classes) / 2 * 2 : column;
+        swapped = Layer::raw && classes == 1 && lane >= 16;
     }
 
     TCONV_DEVICE float value(const Sums& sums, int tap, int i) const {
@@ -194,7 +194,7 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
         if (Layer::raw && index < 0) continue;
 #pragma unroll
         for (int i = 0; i < tap_columns / 2; i += vector) {
-            Pair pair(i / 2, in_classes(arguments));
+            Pair pair(i / 2, raw_classes(arguments));
             int in = share.in + pair.in, out = share.out + pair.out + i % 2;
             if (in >= Layer::in_channels || out >= Layer::out_channels) continue;
             Vector<float, vector> values;
@@ -266,7 +266,7 @@ TCONV_DEVICE void write_gradient(const Arguments& arguments, unsigned char* memo
         Bits* to = lines + Layer::tap_place[first + tap] * of_tap;
 #pragma unroll
         for (int i = 0; i < tap_columns / 4; ++i) {
-            Pair of(i, in_classes(arguments));
+            Pair of(i, raw_classes(arguments));
             float low = of.value(sums, tap, 0), high = of.value(sums, tap, 1);
             uint32_t pair = Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high)
                                           : ptx::cvt_rn_f16x2_f32(low, high);
