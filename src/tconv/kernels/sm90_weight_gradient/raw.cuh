@@ -101,8 +101,8 @@ TCONV_DEVICE int raw_channel(int row, int classes) {
     return (of_classes * 8 + pair) * classes + (warp - of_classes * (classes / 2)) * 2 + row;
 }
 
-// The words from `at` on, the first that a taker's first tap reads in front. None is read in vain:
-// lines end behind the last.
+// The words from `at` on, the first that a taker's first tap reads in front. None is read behind the
+// last that a tap needs, where a line may end.
 TCONV_DEVICE void load_words(const unsigned char* at, bool odd, bool late,
                              uint32_t (&words)[word_count]) {
     constexpr int pixels = (raw_taps - 1) * Layer::dilation_x + Layer::stride_x;
@@ -110,8 +110,9 @@ TCONV_DEVICE void load_words(const unsigned char* at, bool odd, bool late,
     using Words = Vector<uint32_t, word_vector>;
 #pragma unroll
     for (int i = 0; i < word_count; i += word_vector) {
-        Words read = {};
-        if (i <= pixels / 2 || i <= last) read = *reinterpret_cast<const Words*>(at + i * 4);
+        // NOTE: no branch, before which ptxas would end products (C7519).
+        int from = i <= pixels / 2 || i <= last ? i : i - word_vector;
+        Words read = *reinterpret_cast<const Words*>(at + from * 4);
 #pragma unroll
         for (int k = 0; k < word_vector; ++k) words[i + k] = read.values[k];
     }
