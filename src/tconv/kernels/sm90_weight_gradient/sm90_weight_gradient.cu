@@ -173,7 +173,8 @@ struct Pair {
 
     TCONV_DEVICE float value(const Sums& sums, int tap, int i) const {
         int at = tap % Layer::stacked * (tap_columns / 2) + sum;
-        float low = sums[tap / Layer::stacked][at], high = sums[tap / Layer::stacked][at + next_sum];
+        float low = sums[tap / Layer::stacked][at],
+              high = sums[tap / Layer::stacked][at + next_sum];
         return swapped == (i == 0) ? high : low;
     }
 };
@@ -344,8 +345,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
 #pragma unroll
                 for (int step = 0; step < steps; ++step) {
                     auto& of_tap = a[step][Layer::raw ? tap : 0];
-                    int at =
-                        Layer::raw ? places.x_step(first + step) : starts[tap] + of_step[step];
+                    int at = Layer::raw ? places.x_step(first + step) : starts[tap] + of_step[step];
                     uint64_t b = ptx::advance(operand, at);
                     if constexpr (Layer::bfloat) {
                         ptx::wgmma_m64k16_bf16<columns, !Layer::raw>(sums[tap], of_tap, b, true);
