@@ -1,15 +1,15 @@
 // Contiguous images as they lie, for `sm90_weight_gradient`. y has lines of pixels of each output
 // channel, [row][channel][pixel] or [channel][row][pixel], an odd number of octets apart, or of 128
-// bytes and swizzled, if each octet of positions has its own. A warp's
-// rows of the product are 16 channels, its positions every stride-th pixel from a tap's on. They go
-// to registers, and are taken apart there: no shift and no stride asks anything of shared memory.
+// bytes and swizzled, if each octet of positions has its own. A warp's rows of the product are 16
+// channels, its positions every stride-th pixel from a tap's on. They go to registers, and are
+// taken apart there: no shift and no stride asks anything of shared memory.
 //
 // x is the product's other operand, as it lies too, [row][channel][column]: its rows that follow
 // each other may be columns of one product, which then serves the taps of a column of the kernel.
 // A taker has `row_taps` neighbouring taps of a row.
 //
-// Boxes of small images are runs of pixels of x, whatever its rows: octets of a run, whose rows have
-// whole octets, are told apart as y is read.
+// Boxes of small images are runs of pixels of x, whatever its rows. Rows have whole octets, which
+// are told apart as y is read.
 //
 // A flat y (<common/flat_planes.cuh>) has lines [row][class][channel], off by a few pixels: other
 // words, of a row and class.
@@ -101,8 +101,8 @@ TCONV_DEVICE int raw_channel(int row, int classes) {
     return (of_classes * 8 + pair) * classes + (warp - of_classes * (classes / 2)) * 2 + row;
 }
 
-// The words from `at` on, the first that a taker's first tap reads in front. None is read behind the
-// last that a tap needs, where a line may end.
+// The words from `at` on, the first that a taker's first tap reads in front. None is read behind
+// the last that a tap needs, where a line may end.
 TCONV_DEVICE void load_words(const unsigned char* at, bool odd, bool late,
                              uint32_t (&words)[word_count]) {
     constexpr int pixels = (raw_taps - 1) * Layer::dilation_x + Layer::stride_x;
