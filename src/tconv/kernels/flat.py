@@ -25,16 +25,16 @@ def classes(problem: Problem, operand: Operand) -> int:
     return OCTET // math.gcd(OCTET, math.prod(_shape(problem, operand)[2:]))
 
 
-def why_not(problem: Problem, operand: Operand) -> str | None:
+def why_not(problem: Problem, operand: Operand, *, odd: bool = False) -> str | None:
     """One sentence if an image has no flat map, or lines off by odd numbers of pixels, else None.
 
-    Words of 4 bytes then have a pixel of each side.
+    Words of 4 bytes then have a pixel of each side, which some kernels (`odd`) make good.
     """
     _, channels, height, width = _shape(problem, operand)
     planes = classes(problem, operand)
     if not problem.source_dense:
         return "reads dense images that start on 16 bytes, these have gaps or do not"
-    if width % 2:
+    if width % 2 and not odd:
         return f"reads rows of an even number of pixels, these have {width}"
     if channels // problem.groups % planes:
         return f"reads channels by {planes}, a group has {channels // problem.groups}"

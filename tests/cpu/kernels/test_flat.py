@@ -87,6 +87,7 @@ def test_refusals():
     case = Case(1, 8, 8, 1, (5, 6), (2, 2), (2, 2))
     of = problem("forward", case)
     assert flat.why_not(of, "x") is None
+    assert flat.why_not(of.resized(1, 8, 7), "x", odd=True) is None
     for changed, reason in (
         (dataclasses.replace(of, source_dense=False), "reads dense images"),
         (of.resized(1, 5, 7), "an even number of pixels, these have 7"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import re
 
 import pytest
@@ -43,6 +44,33 @@ RAW = (
     Case(257, 8, 16, 1, (1, 8), (2, 2), (2, 2)),
     # Taps in x that meet no output: their gradient is zero.
     Case(1, 8, 8, 1, (3, 8), (1, 17), (1, 1), (0, 8)),
+    # Three taps of a row for two takers each; phases of two rows of the kernel and of one.
+    Case(1, 72, 64, 1, (5, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(1, 24, 64, 1, (4, 128), (5, 2), (3, 2), (1, 0), (1, 0)),
+    # Runs of several rows that begin within one, and end behind the image; swizzled lines of y.
+    Case(2, 136, 64, 1, (17, 24), (4, 4), (2, 2), (1, 1)),
+    Case(1, 16, 40, 2, (33, 8), (2, 3), (1, 1), (1, 1)),
+    Case(1, 24, 72, 2, (7, 24), (3, 2), (2, 2)),
+    Case(2, 136, 64, 1, (5, 32), (2, 2), (2, 2)),
+    Case(1, 16, 24, 1, (3, 64), (3, 1)),
+)
+# Rows of y off 16 bytes, x on them: raw tiles read planes together, 4, 1, 2, 1, 4 and so on.
+FLAT = (
+    Case(2, 16, 24, 1, (5, 16), (3, 3)),
+    Case(1, 70, 72, 1, (6, 32), (3, 3)),
+    Case(2, 40, 32, 1, (4, 32), (3, 3)),
+    Case(3, 24, 16, 2, (4, 64), (3, 5)),
+    Case(1, 24, 40, 1, (3, 16), (4, 4), (2, 2)),
+    Case(2, 8, 20, 1, (4, 64), (4, 4), (2, 2)),
+    Case(1, 16, 24, 1, (3, 16), (2, 3), (1, 1), (0, 0), (0, 0), (2, 3)),
+    Case(1, 16, 68, 1, (5, 64), (3, 7), (1, 1), (1, 0)),
+    Case(5, 8, 48, 2, (2, 32), (2, 3), (3, 1)),
+    Case(1, 8, 24, 1, (1, 16), (1, 3)),
+    Case(1, 8, 32, 1, (3, 128), (3, 2), (2, 2), (1, 0), (1, 0), (1, 3)),
+    # Of odd numbers of pixels; the first of 8 planes together.
+    Case(1, 16, 64, 1, (5, 16), (1, 2)),
+    Case(2, 24, 32, 1, (4, 32), (3, 2)),
+    Case(1, 24, 64, 1, (4, 64), (3, 3), (2, 2)),
 )
 CASES = (
     Case(2, 16, 24, 1, (5, 9), (3, 3), (1, 1), (1, 1)),
@@ -72,6 +100,7 @@ CASES = (
     Case(2, 24, 5, 2, (3, 9), (4, 3), (2, 1), (1, 2), (1, 0)),
     *MAPPED,
     *RAW,
+    *FLAT,
 )
 DTYPES = (torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "strided")
@@ -142,19 +171,25 @@ def test_every_tile_that_serves(case, dtype, layout, of_splits):
 
 
 def test_the_cases_serve_every_tile():
-    for cases, of_layout in ((CASES[:2], "channels_last"), (RAW, "contiguous")):
+    of_contiguous = (RAW, "contiguous"), (FLAT, "contiguous")
+    for cases, of_layout in ((CASES[:2], "channels_last"), *of_contiguous):
         found = set()
         for case in cases:
             t = operands(case, torch.bfloat16, of_layout, "cpu")
             of_case = {p.tile for p in plans(problem_of(case, t), family.STEM)}
             assert bool(of_case & RAW_TILES) == (of_layout == "contiguous"), case
             found |= of_case
-        assert found >= (RAW_TILES if of_layout == "contiguous" else set(family.TILES) - RAW_TILES)
+        of_rows = {tile for tile in RAW_TILES if (tile.by_channel or tile.runs) and cases is FLAT}
+        others = RAW_TILES if of_layout != "contiguous" else set()
+        assert found & RAW_TILES == RAW_TILES - of_rows - others
+        assert of_layout == "contiguous" or found == set(family.TILES) - RAW_TILES
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @pytest.mark.parametrize(
-    "case", (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4]), ids=str
+    "case",
+    (CASES[1], CASES[2], CASES[9], MAPPED[0], MAPPED[4], *RAW[:4], *RAW[11:14], FLAT[2], FLAT[5]),
+    ids=str,
 )
 def test_result_does_not_depend_on_the_order_of_threads(case, layout, of_splits):
     t = operands(case, torch.bfloat16, layout, "cpu")
@@ -233,11 +268,17 @@ def test_a_contiguous_x_off_16_bytes_is_packed(layout):
 @pytest.mark.parametrize(
     ("case", "reason"),
     (
-        (Case(1, 8, 8, 1, (4, 12), (1, 2), (1, 2)), "reads contiguous images of rows on multiples"),
-        (Case(1, 8, 8, 1, (4, 8), (3, 1)), "an odd number of rows out by channels, .* not 10"),
+        (Case(1, 8, 8, 1, (4, 12), (1, 2), (1, 2)), "reads a contiguous x of rows on multiples"),
         (Case(1, 8, 8, 1, (4, 8), (1, 3), (1, 3)), "every second one, the stride along x is 3"),
-        (Case(1, 8, 8, 1, (4, 32), (2, 4), (2, 2), (1, 1)), "32 positions read 73"),
-        (Case(1, 8, 8, 1, (4, 16), (1, 25), (1, 1), (0, 12)), "has 160 registers .* takes 200"),
+        (Case(1, 8, 8, 1, (2, 32), (1, 2), dilation=(1, 256)), "lines of 256 pixels"),
+        (Case(1, 8, 12, 1, (3, 16), (1, 2)), "reads channels by 8, a group has 12"),
+        (Case(1, 8, 8, 1, (4, 16), (2, 3), (2, 1)), "rows of flat images one by one"),
+        (Case(1, 8, 8, 1, (4, 24), (1, 3)), "no zeros beside flat rows: x is 24, its padding 0"),
+        (Case(1, 8, 8, 1, (4, 16), (1, 5), (1, 1), (0, 1)), "x is 16, its padding 1"),
+        (Case(1, 8, 8, 1, (3, 16), (1, 3)), "8 channels of a class or more, 16 have fewer"),
+        (Case(1, 8, 9, 1, (2, 16), (1, 3)), "reads channels by 2, a group has 9"),
+        (Case(1, 8, 8, 1, (4, 40), (1, 1)), "dense images, of rows of up to 32 pixels"),
+        (Case(1, 8, 8, 1, (4, 64), (1, 3)), "rows of x at once, each tap has a row of its own"),
     ),
 )
 def test_refusals_of_raw_tiles(case, reason):
@@ -251,7 +292,7 @@ def test_raw_tiles_refuse_images_off_16_bytes(operand):
     t = operands(RAW[0], torch.float16, "contiguous", "cpu")
     values = getattr(t, operand)
     off = torch.zeros(values.numel() + 1, dtype=values.dtype)[1:].view_as(values)
-    for gap in (0, 8, 4):  # between rows, and an address off 16 bytes
+    for gap in (0, 8, 4):  # between rows; without, an address off 16 bytes
         wide = torch.zeros(*values.shape[:3], values.shape[3] + gap, dtype=values.dtype)
         moved = off if gap == 0 else wide[..., : values.shape[3]]
         found = dataclasses.replace(t, **{operand: moved.copy_(values)})
@@ -262,7 +303,7 @@ def test_raw_tiles_refuse_images_off_16_bytes(operand):
                 assert_right(run(chosen, found), RAW[0], found)
 
 
-@pytest.mark.parametrize("case", (RAW[0], RAW[1], RAW[7]), ids=str)
+@pytest.mark.parametrize("case", (RAW[0], RAW[1], RAW[7], RAW[11], *FLAT[1:6]), ids=str)
 def test_what_is_not_finite_reaches_its_channel_alone(case):
     t = operands(case, torch.bfloat16, "contiguous", "cpu")
     x, y = t.x.clone(), t.grad_output.clone()
@@ -276,6 +317,49 @@ def test_what_is_not_finite_reaches_its_channel_alone(case):
             assert not (found & spoiled).any()
             rest = found.logical_not() & may.logical_not()[:, :, None, None]
             assert not rest.any()
+
+
+@pytest.mark.parametrize("case", FLAT, ids=str)
+def test_flat_rows_have_nothing_of_their_neighbours(case):
+    """All channels but one are not finite."""
+    t = operands(case, torch.float16, "contiguous", "cpu")
+    of_group = case.out_channels // case.groups
+    for channel in {0, of_group - 1, of_group // 2}:
+        y = torch.full_like(t.grad_output, math.nan)
+        y[:, channel::of_group] = t.grad_output[:, channel::of_group]
+        for chosen in plans(problem_of(case, t), family.STEM):
+            if chosen.tile in RAW_TILES:
+                found = run(chosen, dataclasses.replace(t, grad_output=y))
+                want = run(chosen, t)
+                assert torch.equal(found[:, channel], want[:, channel])
+
+
+def test_random_layers_by_raw_tiles():
+    draw = random.Random(28)
+    served = {True: 0, False: 0}
+    while min(served.values()) < 12:
+        stride, kernel = draw.choice((1, 2)), draw.randint(1, 7)
+        padding = draw.choice((0, 0, min(2, kernel - 1)))
+        size = draw.randint(1, 9), 8 * draw.choice((1, 2, 2, 4, 5, 8, 8, 16))
+        case = Case(
+            draw.choice((1, 2, 5)),
+            draw.choice((3, 8, 40, 64, 70)) * 2,
+            draw.choice((1, 8, 20, 32, 64, 72)) * 2,
+            draw.choice((1, 1, 2)),
+            size,
+            (draw.randint(1, 4), kernel),
+            (draw.choice((1, 2, 3)), stride),
+            (draw.choice((0, 1)), padding),
+            (0, draw.choice((0, stride - 1))),
+            (draw.choice((1, 1, 2)), draw.choice((1, 1, 3))),
+        )
+        if min(case.output_size) < 1:
+            continue
+        t = operands(case, draw.choice(DTYPES), "contiguous", "cpu", draw.randint(0, 99))
+        for chosen in plans(problem_of(case, t), family.STEM, draw.choice((HOPPER, few()))):
+            if chosen.tile in RAW_TILES:
+                served[case.output_size[1] % 8 == 0] += 1
+                assert_right(run(chosen, t), case, t)
 
 
 def test_raw_tiles_do_not_read_pixels_of_phases_without_taps():
@@ -374,6 +458,10 @@ LAYERS = {
     "48 to 24, 5x5": Case(8, 48, 24, 1, (64, 64), (5, 5), (1, 1), (2, 2)),
     "64 to 64, 1x8": Case(8, 64, 64, 1, (64, 64), (1, 8), (1, 2), (0, 3)),
     "8 to 8, 1x17": Case(8, 8, 8, 1, (64, 64), (1, 17), (1, 1), (0, 8)),
+    "64 to 64, 3x7 off 16 bytes": Case(8, 64, 64, 1, (64, 128), (3, 7)),
+    "32 to 32, 3x3 off 16 bytes": Case(8, 32, 32, 1, (64, 128), (3, 3)),
+    "256 to 128, 4x4 s2 off 16 bytes": Case(16, 256, 128, 1, (64, 64), (4, 4), (2, 2)),
+    "512 to 256, 3x3 s2 off 16 bytes": Case(1, 512, 256, 2, (64, 64), (3, 3), (2, 2)),
 }
 
 
@@ -389,7 +477,11 @@ def test_compiles_without_spills_or_serialised_products(name, of_layout):
         dtype="bfloat16",
     )
     problem = dataclasses.replace(
-        problem, x_layout=of_layout, y_layout=of_layout, source_aligned=True
+        problem,
+        x_layout=of_layout,
+        y_layout=of_layout,
+        source_aligned=True,
+        source_dense=of_layout == "contiguous",
     )
     chosen = plans(problem, family.STEM)
     assert chosen

@@ -355,7 +355,12 @@ def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
 
 
 def contiguous_map(
-    problem: Problem, operand: Operand, view: View, step: int, box: tuple[int, ...], span: int = 0
+    problem: Problem,
+    operand: Operand,
+    view: View,
+    step: int,
+    box: tuple[int, ...],
+    plain: bool = False,
 ) -> TensorMap:
     """A contiguous image: columns, channels, rows, images, groups.
 
@@ -363,8 +368,8 @@ def contiguous_map(
         problem: the call's.
         operand: "x" or "y".
         view, step: the pixels of height.
-        box: of one copy.
-        span: of the swizzle; by default what lines of 16 to 64 columns take, else none.
+        box: of one copy. Lines of 32, 64 or 128 bytes are swizzled by their length.
+        plain: no line is.
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
     of_group = shape[1] // problem.groups
@@ -376,7 +381,7 @@ def contiguous_map(
         Stride(operand, 1, of_group),
     )
     line = box[0] * ITEM_BYTES[problem.dtype]
-    swizzle = span or (line if line in (32, 64, 128) else 0)
+    swizzle = line if line in (32, 64, 128) and not plain else 0
     begin = (Stride(operand, 2, view.first),)
     return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
 

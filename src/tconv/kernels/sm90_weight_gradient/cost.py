@@ -31,9 +31,11 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     fit = _COSTS
     laid = layout(problem, tile)
     # Both consumers: 64 channels of 16 positions with the block's take a quarter cycle each.
-    columns = laid.in_block if tile.columns else laid.out_block
-    products = 2 * laid.consumer_taps * tile.positions / 16 * columns / 2
-    products *= fit.raw_product if tile.columns else fit.product
+    of_tap = laid.out_block / 2 * fit.product
+    taps = laid.consumer_taps
+    if tile.columns:
+        of_tap, taps = laid.in_block * laid.stacked / 2 + fit.raw_start, laid.row_taps
+    products = tile.consumers * taps * tile.positions / 16 * of_tap
     copies = _line_cycles(laid) if tile.columns else laid.stage_bytes / fit.rate
     of_box = max(products, copies) + fit.box
     waves = -(-laid.units * splits // target.multiprocessors)
@@ -54,15 +56,17 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
 
 
 def _line_cycles(laid: Layout) -> float:
-    """Cycles of a raw stage's copies: each line, of 32 bytes or 128, takes as long as another.
+    """Cycles of a raw stage's copies: each line of up to 128 bytes takes as long as another.
 
     Longer, if channels of y are pages of memory apart and the line before is of another channel.
     """
-    fit, problem = _COSTS, laid.problem
-    x_lines = laid.in_block * laid.box[0] * laid.box[1]
-    y_lines = laid.out_block * laid.box[0] * max(map(len, laid.set_sources))
-    rows = laid.pitch[0]
+    fit, problem, (n, y, _) = _COSTS, laid.problem, laid.box
+    rows, columns = laid.pitch
+    x_lines = laid.in_block * n * (y + laid.stacked - 1)
+    if laid.tile.runs:
+        x_lines = laid.in_block * y // laid.x_line
+    y_lines = laid.out_block * n * max(map(len, laid.set_sources))
     far = 2 * math.prod(problem.y_shape[2:]) >= PAGE_BYTES
-    lines = x_lines + rows * y_lines
+    lines = x_lines + rows * y_lines * max(1.0, columns / 64)
     turns = x_lines + (1 if laid.tile.by_channel else rows) * y_lines
     return lines * fit.line + (turns * (fit.far_line - fit.line) if far else 0.0)

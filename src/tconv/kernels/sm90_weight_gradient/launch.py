@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 from tconv.jit.target import Target
-from tconv.kernels import family, hopper
+from tconv.kernels import family, flat, hopper
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.launch import contiguous_map, image_map
 from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, read_pixels
@@ -15,13 +18,12 @@ from tconv.kernels.sm90_weight_gradient.layout import (
     Layout,
     layout,
 )
-from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
+from tconv.kernels.sm90_weight_gradient.tiles import Tile
 from tconv.kernels.source import TENSOR_MAP, KernelSource
 from tconv.problem import Problem
 
 STEM = "sm90_weight_gradient"
 PACK_STEM = "sm90_pack_images"
-THREADS = 128 * (1 + CONSUMERS)
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
@@ -32,12 +34,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     whole = laid.writes_gradient(splits)
     n, y, x = laid.box
     pitch_y, pitch_x = laid.pitch
-    whole_x = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     arguments: dict[str, Argument] = {
-        "x": contiguous_map(problem, "x", whole_x[0], 1, (x, laid.in_block, y, n, 1))
-        if laid.maps_x
-        else image_map(problem, "x", whole_x, (1, 1), _box(n, y, x), laid.packed[0]),
-        **{f"y_{i}": _y_map(laid, views) for i, views in enumerate(laid.sources)},
+        "x": _x_map(laid),
+        **_y_maps(laid),
         "result": Address("w" if whole else "partial"),
         "boxes": laid.boxes,
         "boxes_y": laid.counts[1],
@@ -54,6 +53,9 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stage_bytes": laid.stage_bytes,
         "stages": laid.stages(target),
         "splits": splits,
+        **({"x_bytes": laid.x_bytes} if tile.columns else {}),
+        **(flat.arguments(problem, "y") if laid.flat else {}),
+        **({"run_width": problem.width.size} if tile.runs else {}),
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
         # tiles of many taps spilled.
         "gradient_stride_out": Stride("w", 1),
@@ -65,11 +67,19 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("bfloat", problem.dtype == "bfloat16"),
             ("maps_x", laid.maps_x),
             ("raw", tile.columns > 0),
-            ("columns", tile.columns or tile.positions),
+            ("columns", tile.columns if tile.columns and not tile.runs else tile.positions),
+            ("runs", tile.runs),
             ("by_channel", tile.by_channel),
+            ("flat", laid.flat),
+            ("swizzled", laid.swizzled),
+            ("stacked", laid.stacked),
+            ("row_taps", laid.row_taps),
+            ("consumers", tile.consumers),
+            ("line_pixels", pitch_x if tile.columns else 64),
+            *_words(laid),
+            ("stride_y", problem.height.stride),
             ("stride_x", problem.width.stride if tile.columns else 1),
             ("dilation_x", problem.width.dilation),
-            ("first_pixel", min(tap.x for tap in laid.taps) if tile.columns else 0),
             ("in_block", laid.in_block),
             ("takers", laid.takers),
             ("steps", laid.steps),
@@ -87,6 +97,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("set_tap", laid.set_taps),
             ("set_source", tuple(sources.start for sources in laid.set_sources)),
             ("set_sources", tuple(map(len, laid.set_sources))),
+            ("set_place", tuple(itertools.accumulate((0, *map(len, laid.set_weights))))),
+            ("source_first", tuple(view.first for view, _ in laid.sources)),
             ("source_y", tuple(y for y, _ in laid.origins)),
             ("source_x", tuple(x for _, x in laid.origins)),
             ("tap_source", tuple(tap.source for tap in laid.taps)),
@@ -109,7 +121,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             for name, argument in arguments.items()
         ),
         shared_bytes=hopper.TARGET.shared_per_block - 1024,  # whatever the image
-        threads=THREADS,
+        threads=128 * (1 + tile.consumers),
     )
     kernel = Launch(
         "kernel",
@@ -122,16 +134,44 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
 
 
-def _y_map(laid: Layout, views: tuple[View, View]) -> TensorMap:
+def _words(laid: Layout) -> tuple[tuple[str, int], ...]:
+    """Whether takers' first pixels are odd, and their words: 0 or 1, or 2 if it differs."""
+    firsts = {tap.x for tap in laid.taps[:: laid.consumer_taps]} if laid.tile.columns else {0}
+    found = []
+    for name, unit in (("odd_pixel", 1), ("late_word", 2)):
+        bits = {(first + shift) // unit % 2 for first in firsts for shift in laid.shifts}
+        used = unit == 1 or laid.problem.width.stride == 2
+        found.append((name, (2 if len(bits) == 2 else bits.pop()) if used else 0))
+    return tuple(found)
+
+
+def _x_map(laid: Layout) -> TensorMap:
+    problem, channels, (n, y, x) = laid.problem, laid.in_block, laid.box
+    views = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
+    if laid.tile.runs:
+        found = flat.flat_map(problem, "x", laid.x_line, channels, 1)
+        return replace(found, swizzle=LINE_BYTES)
+    if laid.maps_x:
+        return contiguous_map(problem, "x", views[0], 1, (x, channels, y + laid.stacked - 1, n, 1))
+    return image_map(problem, "x", views, (1, 1), _box(n, y, x), laid.packed[0])
+
+
+def _y_maps(laid: Layout) -> dict[str, Argument]:
     problem, n = laid.problem, laid.box[0]
-    if not laid.tile.columns:
-        return image_map(
-            problem, "y", views, _strides(problem), _box(n, *laid.pitch), laid.packed[1]
-        )
     rows, columns = laid.pitch
-    box = (columns, laid.out_block, rows, n, 1)
-    found = contiguous_map(problem, "y", views[0], problem.height.stride, box, LINE_BYTES)
-    return found.swapped(1, 2) if laid.tile.by_channel else found
+    if laid.flat:
+        channels = laid.out_block // flat.classes(problem, "y")
+        return {"y_0": flat.flat_map(problem, "y", columns, channels, 1)}
+    found: dict[str, Argument] = {}
+    for i, views in enumerate(laid.sources):
+        if not laid.tile.columns:
+            box, step = _box(n, rows, columns), _strides(problem)
+            found[f"y_{i}"] = image_map(problem, "y", views, step, box, laid.packed[1])
+            continue
+        box = (columns, laid.out_block, rows, n, 1)
+        of = contiguous_map(problem, "y", views[0], problem.height.stride, box, not laid.swizzled)
+        found[f"y_{i}"] = of.swapped(1, 2) if laid.tile.by_channel else of
+    return found
 
 
 def _box(n: int, y: int, x: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tconv.jit.target import Target
-from tconv.kernels import family, hopper
+from tconv.kernels import family, flat, hopper
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.layout import (
     MOST_BOX,
@@ -29,14 +29,25 @@ from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
 from tconv.problem import Problem
 
 LINE_BYTES = 128
-LINE_PIXELS = 64
 IN_BLOCK = 64
 OUT_BLOCK = 64
 MOST_TAPS = 16
 """Most taps of a consumer."""
 
-RAW_REGISTERS = (160, 200)
-"""Sums and operands of a raw tile's products, at most: of one step, and of several at a time."""
+RAW_REGISTERS = {2: (160, 180), 3: (116, 116)}
+"""Sums and operands of a raw tile's products, at most: of one step, and of several at a time.
+
+By consumers.
+"""
+
+RAW_START = 12
+"""Cycles of a product whose operand is in registers, beside a half for each column."""
+
+GRADIENT_BYTES = 96 << 10
+"""Of a block's gradient in shared memory, at most."""
+
+LINE_CYCLES = 3
+"""Those of a copied line, about."""
 
 MOST_STAGES = 8
 MOST_SPLITS = 1024
@@ -74,14 +85,18 @@ class Layout:
         sources: list[tuple[View, View]] = []
         taps: list[Tap] = []
         if self.tile.columns:
-            for phase in height.phases:
-                view = phase_view(height, phase.index)
-                if phase.taps and view.size > 0:
-                    for tap in sorted(phase.taps, key=lambda tap: tap.shift):
-                        for x in range(width.kernel):
-                            at = tap.shift - view.q, x * width.dilation - width.padding
-                            taps.append(Tap(len(sources), *at, tap.index * width.kernel + x))
-                    sources.append((view, View(0, 0, width.output_size)))
+            for view, of_view in self._raw_views:
+                for rows in of_view:
+                    # Of a product's columns, the last are those of the nearest row of x.
+                    y = min(rows)
+                    for first in range(0, width.kernel, self.row_taps):
+                        for x in range(first, first + self.row_taps):
+                            at = y, x * width.dilation - width.padding
+                            for i in reversed(range(self.stacked)):
+                                row = rows.get(y + i, -1) if x < width.kernel else -1
+                                weight = row * width.kernel + x if row >= 0 else -1
+                                taps.append(Tap(len(sources), *at, weight))
+                sources.append((view, View(0, 0, width.output_size)))
             return tuple(sources), tuple(taps)
         for phase_y in range(height.stride):
             for phase_x in range(width.stride):
@@ -100,6 +115,61 @@ class Layout:
                     sources.append(views)
                     taps += sorted(found)
         return tuple(sources), tuple(taps)
+
+    @functools.cached_property
+    def _raw_views(self) -> tuple[tuple[View, tuple[dict[int, int], ...]], ...]:
+        """Phases of y's rows, and rows of the kernel by distance: each alone, or a phase's."""
+        height = self.problem.height
+        found = []
+        for phase in height.phases:
+            view = phase_view(height, phase.index)
+            if phase.taps and view.size > 0:
+                taps = sorted((tap.shift - view.q, tap.index) for tap in phase.taps)
+                rows = (dict(taps),) if self.tile.stacked else tuple({y: i} for y, i in taps)
+                found.append((view, rows))
+        return tuple(found)
+
+    @functools.cached_property
+    def stacked(self) -> int:
+        """Rows of x that are columns of a product."""
+        rows = [of for _, of_view in self._raw_views for of in of_view] if self.tile.columns else []
+        return max((max(of) - min(of) + 1 for of in rows), default=1)
+
+    @functools.cached_property
+    def _raw_blocks(self) -> tuple[int, int]:
+        """Input channels of a block, and taps of a taker in a row.
+
+        Those of the fewest cycles of a step's products, or copied lines, of all sets.
+        """
+        width, channels = self.problem.width.kernel, self.problem.in_channels_per_group
+        rows = sum(len(of_view) for _, of_view in self._raw_views)
+        most = RAW_REGISTERS[self.tile.consumers][0]
+        best = (math.inf, 0, 8, width)
+        for widest in range(8, 2 * IN_BLOCK + 1, 8):
+            blocks = -(-channels // widest)
+            block = -(-channels // (8 * blocks)) * 8
+            sums = block * self.stacked // 2
+            for taps in range(1, width + 1):
+                of_set = min(self.call.taps, self.takers * taps * self.stacked)
+                fits = taps * sums <= self.tile.sums and taps * (sums + 4) <= most and sums <= 128
+                if fits and 2 * block * (of_set * self.out_block + 72) <= GRADIENT_BYTES:
+                    sets = -(-rows * -(-width // taps) // self.takers)
+                    products = self.tile.consumers * taps * (sums + RAW_START)
+                    lines = block * 16 / self.x_line + self.out_block * 16 / self.tile.columns
+                    all_sets = blocks * sets
+                    cycles = all_sets * max(products, LINE_CYCLES * lines)
+                    best = min(best, (cycles, all_sets, block, taps))
+        return best[2:]
+
+    @property
+    def x_line(self) -> int:
+        """Positions of a line of a raw tile's x."""
+        return LINE_BYTES // 2 if self.tile.runs else self.tile.columns
+
+    @property
+    def row_taps(self) -> int:
+        """Taps of a raw tile's taker, in a row."""
+        return self._raw_blocks[1] if self.tile.columns else 1
 
     @property
     def sources(self) -> tuple[tuple[View, View], ...]:
@@ -145,22 +215,16 @@ class Layout:
     @property
     def in_block(self) -> int:
         """Input channels of a block."""
-        if not self.tile.columns:
-            return IN_BLOCK
-        channels = self.problem.in_channels_per_group
-        taps = self.problem.width.kernel
-        of_tap = min(self.tile.sums // taps, RAW_REGISTERS[0] // taps - 4)
-        most = max(8, min(IN_BLOCK, 2 * of_tap // 8 * 8))
-        blocks = -(-channels // most)
-        return -(-channels // (8 * blocks)) * 8
+        return self._raw_blocks[0] if self.tile.columns else IN_BLOCK
 
     @property
     def takers(self) -> int:
         """Sets of taps are shared out among so many: the consumers.
 
-        Of raw tiles, their warps of the same channels: each has a row of the kernel.
+        Of raw tiles, their warps of the same channels.
         """
-        return CONSUMERS * OUT_BLOCK // self.out_block if self.tile.columns else CONSUMERS
+        consumers = self.tile.consumers
+        return consumers * OUT_BLOCK // self.out_block if self.tile.columns else consumers
 
     @property
     def steps(self) -> int:
@@ -168,20 +232,22 @@ class Layout:
         steps = self.tile.positions // 16
         if not self.tile.columns:
             return steps
-        taps = self.consumer_taps
-        room = (RAW_REGISTERS[1] - taps * self.in_block // 2) // (4 * taps)
-        return max(k for k in range(1, steps + 1) if steps % k == 0 and (k == 1 or k <= room))
+        # A stride takes registers for words.
+        most = RAW_REGISTERS[self.tile.consumers][1] - 16 * (self.problem.width.stride - 1)
+        room = (most - self.consumer_taps * self.in_block // 2) // (4 * self.row_taps)
+        room = max(1, min(room, 16 // self.tile.consumers))
+        return max(k for k in range(1, steps + 1) if steps % k == 0 and k <= room)
 
     @functools.cached_property
     def consumer_taps(self) -> int:
         """Most taps of a taker: as many as there are registers for, evenly shared out.
 
-        Of raw tiles, those of a row of the kernel.
+        Of raw tiles, those of neighbouring columns of the kernel.
         Fewer, if a stage would otherwise have patches of too many sources to fit twice.
         """
         pattern, count = self.call.pattern, len(self.taps)
         if self.tile.columns:
-            return self.problem.width.kernel
+            return self.row_taps * self.stacked
         if pattern is not self.call:
             return layout(pattern, self.tile).consumer_taps
         most = max(1, min(MOST_TAPS, self.tile.sums // (self.out_block // 2)))
@@ -226,7 +292,7 @@ class Layout:
         """The weights' indices of each set's taps, in the order of the weight."""
         begins = self.set_taps[:: self.takers]
         return tuple(
-            tuple(sorted(tap.weight for tap in self.taps[first:end]))
+            tuple(sorted(tap.weight for tap in self.taps[first:end] if tap.weight >= 0))
             for first, end in itertools.pairwise(begins)
         )
 
@@ -235,7 +301,9 @@ class Layout:
         """For each set's taps, their places among `set_weights`."""
         begins = self.set_taps[:: self.takers]
         return tuple(
-            tuple(weights.index(tap.weight) for tap in self.taps[first:end])
+            tuple(
+                weights.index(tap.weight) if tap.weight >= 0 else -1 for tap in self.taps[first:end]
+            )
             for weights, (first, end) in zip(
                 self.set_weights, itertools.pairwise(begins), strict=True
             )
@@ -253,6 +321,23 @@ class Layout:
         )
 
     @property
+    def flat(self) -> bool:
+        """Whether y has a flat map (`kernels/flat.py`)."""
+        return self.tile.columns > 0 and not self.call.pattern.y_mapped
+
+    @property
+    def shifts(self) -> range:
+        """How many pixels a line of y may be off by."""
+        return range(0, 8, 2 - self.call.pattern.width.output_size % 2) if self.flat else range(1)
+
+    @property
+    def swizzled(self) -> bool:
+        """Whether lines of y are swizzled: each octet of positions has pixels of its own."""
+        stride, tile = self.problem.width.stride, self.tile
+        whole = self.reach[1] < stride and 2 * stride * tile.columns == LINE_BYTES
+        return whole and not (self.flat or tile.by_channel)
+
+    @property
     def maps_x(self) -> bool:
         """Whether a contiguous x is copied as it lies, by a tensor map."""
         return self.call.pattern.x_mapped
@@ -265,6 +350,8 @@ class Layout:
         line of an x that is contiguous takes a quarter of the time of a position of y.
         """
         positions = self.tile.positions
+        if self.tile.runs:
+            return 1, positions, 1
         best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
         x = 8
         last = min(positions, LINE_BYTES // 2) if self.maps_x else positions
@@ -276,19 +363,32 @@ class Layout:
                 n = rows // y
                 # Two groups of 8 must not lie in two images.
                 odd = x == 8 and y % 2 and not self.tile.columns
-                high = (y + self.reach[0], x + self.reach[1], n)
+                high = (y + self.reach[0] + self.stacked - 1, x + self.reach[1], n)
                 if not odd and max(high) <= MOST_BOX:
                     counts = self._counts((n, y, x))
                     lines = self.in_block * n * y if self.maps_x else 0
                     rank = (math.prod(counts), math.prod(high) + lines // 4)
+                    if self.tile.columns:
+                        patches = max(map(len, self.set_sources)) * (y + self.reach[0])
+                        lines = n * self.in_block * (y + self.stacked - 1)
+                        lines += n * self.out_block * patches
+                        rank = self._raw_cycles(rank[0], lines), lines
                     if best is None or rank < best[0]:
                         best = (rank, (n, y, x))
             x *= 2
         return (0, 0, 0) if best is None else best[1]
 
+    def _raw_cycles(self, boxes: int, lines: int) -> int:
+        """Cycles of boxes of so many lines, about."""
+        of_tap = self.in_block * self.stacked // 2 + RAW_START
+        products = self.tile.consumers * self.row_taps * self.tile.positions // 16 * of_tap
+        return boxes * max(products, LINE_CYCLES * lines)
+
     def _counts(self, box: tuple[int, int, int]) -> tuple[int, int, int]:
         problem = self.problem
-        sizes = (problem.batch, problem.height.size, problem.width.size)
+        sizes = (problem.batch, problem.height.size + self.stacked - 1, problem.width.size)
+        if self.tile.runs:
+            sizes = (problem.batch, problem.height.size * problem.width.size, 1)
         found = tuple(-(-size // part) for size, part in zip(sizes, box, strict=True))
         return found[0], found[1], found[2]
 
@@ -304,12 +404,22 @@ class Layout:
 
     @property
     def pitch(self) -> tuple[int, int]:
-        """Rows of an image, and positions of a row, of a patch of y: raw, octets of its pixels."""
-        columns = self.box[2] + self.reach[1]
+        """Rows of an image, and positions of a row, of a patch of y.
+
+        Raw, pixels of a line: an odd number of octets, or a swizzle's. An odd number of rows, by
+        channel.
+        """
+        rows, columns = self.box[1] + self.reach[0], self.box[2] + self.reach[1]
+        if self.tile.runs:
+            width, positions = self.problem.width.size, self.tile.positions
+            starts = range(0, self.problem.height.size * width, positions)
+            rows = max((i + positions - 1) // width - i // width for i in starts) + 1
+            rows += self.reach[0]
         if self.tile.columns:
-            stride = self.problem.width.stride
-            columns = (stride * (self.box[2] - 1) + self.reach[1]) // 8 * 8 + 8
-        return self.box[1] + self.reach[0], columns
+            shift = max(self.shifts)
+            last = self.problem.width.stride * (self.tile.columns - 1) + self.reach[1] + shift
+            columns = LINE_BYTES // 2 if self.swizzled else (last // 8 + 1 | 1) * 8
+        return rows | self.tile.by_channel, columns
 
     @property
     def patch_bytes(self) -> int:
@@ -320,19 +430,19 @@ class Layout:
     @property
     def patch_stride(self) -> int:
         """Bytes from one patch of a stage to the next: swizzles begin on 1024."""
-        if self.tile.columns:
-            return self.box[0] * self.pitch[0] * self.out_block * LINE_BYTES
         return -(-self.patch_bytes // 1024) * 1024
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of x in a stage, with what is beside them."""
-        return -(-2 * self.tile.positions * self.in_block // 1024) * 1024
+        """Bytes of x in a stage."""
+        rows = self.box[0] * (self.stacked - 1) * self.box[2]
+        return 2 * (self.tile.positions + rows) * self.in_block
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage."""
-        return self.x_bytes + max(map(len, self.set_sources)) * self.patch_stride
+        patches = max(map(len, self.set_sources)) * self.patch_stride
+        return -(-self.x_bytes // 1024) * 1024 + patches
 
     def stages(self, target: Target) -> int:
         """Stages that fit."""
@@ -394,7 +504,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if tile.columns and (reason := _raw_why_not(laid)):
         return reason
-    if len(Layout(problem, tile, problem).taps) < problem.taps:
+    if sum(tap.weight >= 0 for tap in Layout(problem, tile, problem).taps) < problem.taps:
         return "some taps meet no output, and their gradient of zero is written by nobody"
     if len(laid.sources) > MOST_SOURCES:
         return f"has {MOST_SOURCES} tensor maps, there are {len(laid.sources)} phases to read"
@@ -410,15 +520,35 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
 def _raw_why_not(laid: Layout) -> str | None:
     """The same, of what reads contiguous images as they lie."""
     pattern, width, tile = laid.call.pattern, laid.problem.width, laid.tile
-    if not (pattern.x_mapped and pattern.y_mapped):
-        return "reads contiguous images of rows on multiples of 16 bytes, x or y is none"
+    if not pattern.x_mapped:
+        return "reads a contiguous x of rows on multiples of 16 bytes, this is none"
+    if laid.flat and (reason := _flat_why_not(laid)):
+        return reason
+    if tile.runs and (laid.flat or not laid.call.source_dense or width.size > tile.columns):
+        return f"reads runs of dense images, of rows of up to {tile.columns} pixels"
     if width.stride > 2:
         return f"takes one pixel of y or every second one, the stride along x is {width.stride}"
-    if (found := width.kernel * (laid.in_block // 2 + 4)) > RAW_REGISTERS[0]:
-        return f"has {RAW_REGISTERS[0]} registers for a row of the kernel, this takes {found}"
-    last = width.stride * (tile.columns - 1) + laid.reach[1]
-    if last >= LINE_PIXELS:
-        return f"has lines of {LINE_PIXELS} pixels of y, {tile.columns} positions read {last + 1}"
-    if tile.by_channel and laid.pitch[0] % 2 == 0:
-        return f"lays an odd number of rows out by channels, to meet all banks, not {laid.pitch[0]}"
+    if laid.tile.stacked and laid.stacked == 1:
+        return "multiplies rows of x at once, each tap has a row of its own"
+    most = RAW_REGISTERS[tile.consumers][0]
+    if (found := laid.row_taps * (laid.in_block * laid.stacked // 2 + 4)) > most:
+        return f"has {most} registers for taps of a taker, these take {found}"
+    if laid.pitch[1] > MOST_BOX:
+        return f"copies lines of {MOST_BOX} pixels, {tile.columns} positions read {laid.pitch[1]}"
+    return None
+
+
+def _flat_why_not(laid: Layout) -> str | None:
+    """The same, of a y that has a flat map."""
+    width, columns = laid.problem.width, laid.tile.columns
+    if laid.call.y_layout != "contiguous":
+        return "reads contiguous images, y is none"
+    if reason := flat.why_not(laid.call, "y", odd=len(laid.shifts) == 8):
+        return reason
+    if width.padding or width.size % columns:
+        return f"has no zeros beside flat rows: x is {width.size}, its padding {width.padding}"
+    if laid.tile.by_channel:
+        return "copies rows of flat images one by one"
+    if laid.out_block < 8 * flat.classes(laid.call, "y"):
+        return f"copies 8 channels of a class or more, {laid.out_block} have fewer"
     return None

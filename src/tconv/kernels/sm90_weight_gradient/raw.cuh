@@ -1,115 +1,249 @@
-// A contiguous y as it lies, for `sm90_weight_gradient`: lines of up to 64 pixels of each output
-// channel, [row][channel][pixel] or [channel][row][pixel], swizzled by 128 bytes. A warp's rows of
-// the product are 16 channels, its positions every stride-th pixel from the tap's on. They go to
-// registers, and are taken apart there: no shift and no stride asks anything of shared memory. x is
-// the product's other operand, as it lies too.
+// Contiguous images as they lie, for `sm90_weight_gradient`. y has lines of pixels of each output
+// channel, [row][channel][pixel] or [channel][row][pixel], an odd number of octets apart, or of 128
+// bytes and swizzled, if each octet of positions has its own. A warp's rows of the product are 16
+// channels, its positions every stride-th pixel from a tap's on. They go to registers, and are
+// taken apart there: no shift and no stride asks anything of shared memory.
 //
-// A thread has its two rows' channels adjacent: 2 * (lane / 4) and the next, which lanes 16 to 31
-// have the other way round. So 16 lanes that load 8 bytes each, or 32 that load 4, meet all banks.
+// x is the product's other operand, as it lies too, [row][channel][column]: its rows that follow
+// each other may be columns of one product, which then serves the taps of a column of the kernel.
+// A taker has `row_taps` neighbouring taps of a row.
+//
+// Boxes of small images are runs of pixels of x, whatever its rows. Rows have whole octets, which
+// are told apart as y is read.
+//
+// A flat y (<common/flat_planes.cuh>) has lines [row][class][channel], off by a few pixels: other
+// words, of a row and class.
+//
+// A thread has its two rows' channels adjacent, so that lanes that load at a time meet all banks:
+// 2 * (lane / 4) and the next, which lanes 16 to 31 have the other way round. Of classes a warp has
+// two, which takes 8 channels of each in a stage; every second first.
 //
 // Only for <sm90_weight_gradient.cu>.
 #pragma once
 
+#include <common/element.cuh>
+#include <common/flat_planes.cuh>
+
 namespace {
 
-constexpr int raw_taps = Layer::consumer_taps;
+constexpr int raw_taps = Layer::row_taps;
 constexpr int raw_channels = Layer::raw ? Layer::out_block : 16;
 constexpr int raw_rows = Layer::positions / Layer::columns;
+constexpr int raw_line_bytes = 2 * Layer::line_pixels;
+constexpr int raw_row_bytes = raw_channels * raw_line_bytes;
+constexpr int x_line = Layer::runs ? 64 : Layer::columns;  // positions
+constexpr int x_row_bytes = Layer::in_block * 2 * x_line;
 
-// Words, two pixels, that the taps of a thread's two positions read, from the first position on.
-constexpr int last_pixel = Layer::first_pixel + (raw_taps - 1) * Layer::dilation_x;
-constexpr int word_vector = Layer::stride_x;  // loaded at a time
-constexpr int first_word = Layer::first_pixel / 2 / word_vector * word_vector;
-constexpr int word_count =
-    ((last_pixel + Layer::stride_x) / 2 - first_word) / word_vector * word_vector + word_vector;
+// Words, two pixels, that the taps of a thread's two positions read, from a multiple of
+// `word_vector` on: so many are loaded at a time. A taker's first pixel is the word's second, or
+// of the vector's second word, always (1), never (0), or sometimes (2).
+constexpr int word_vector = Layer::stride_x;
+constexpr bool may_be_odd = Layer::odd_pixel != 0;
+constexpr bool may_be_late = Layer::late_word != 0;
+constexpr int last_word = ((raw_taps - 1) * Layer::dilation_x + Layer::stride_x + may_be_odd) / 2;
+constexpr int word_count = (last_word + may_be_late) / word_vector * word_vector + word_vector;
 
-// Of a thread's row 0 or 1.
-TCONV_DEVICE int raw_channel(int row) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    return warp * 16 % raw_channels + lane / 4 * 2 + (row ^ lane / 16);
+TCONV_DEVICE bool known_or(int known, int bit) { return known == 2 ? bit != 0 : known == 1; }
+
+// Of channels in a stage.
+template <typename Fields>
+TCONV_DEVICE int raw_classes(const Fields& arguments) {
+    if constexpr (Layer::flat) return arguments.flat_classes;
+    return 1;
 }
 
-// Of a channel's line, from the word `at`, which is a multiple of the stride.
-TCONV_DEVICE void load_words(const unsigned char* line, int swizzle, int at,
-                             uint32_t (&words)[word_count]) {
-    auto word = [&](int i) {
-        return reinterpret_cast<const uint32_t*>(line + (i / 4 ^ swizzle) * 16 + i % 4 * 4);
-    };
-    if constexpr (word_vector == 1) {
-#pragma unroll
-        for (int i = 0; i < word_count; ++i) words[i] = *word(at + i);
-    } else {
-        constexpr int last = word_count - 1;
-        // Whether of the first pair the second word is read alone, and of the last the first.
-        constexpr bool ends = Layer::first_pixel / 2 % 2 == 1 &&
-                              (last_pixel + Layer::stride_x) / 2 % 2 == 0 && word_count > 2;
-#pragma unroll
-        for (int i = ends ? 2 : 0; i < (ends ? last - 1 : last); i += 2) {
-            uint2 pair = *reinterpret_cast<const uint2*>(word(at + i));
-            words[i] = pair.x;
-            words[i + 1] = pair.y;
+// Bytes of x in a stage: a raw box has rows above it.
+template <typename Fields>
+TCONV_DEVICE int x_bytes(const Fields& arguments, int of_box) {
+    if constexpr (Layer::raw) return arguments.x_bytes;
+    return of_box;
+}
+
+// x of a run that begins at a pixel; the row that this is of.
+template <typename Fields>
+TCONV_DEVICE int bring_run(const Fields& arguments, unsigned char* to, int pixel, int channel,
+                           int image, int group, uint64_t* full) {
+    if constexpr (Layer::runs) {
+        for (int i = 0; i < Layer::positions; i += x_line) {
+            ptx::cp_async_bulk_tensor_4d_global_to_shared(to, &arguments.x, pixel + i, channel,
+                                                          image, group, full);
+            to += x_row_bytes;
         }
-        if constexpr (ends) {
-            // All these words are odd, or even: half of the banks. So half of the lanes begin with
-            // the others.
-            bool late = threadIdx.x % 32 >= 16;
-            uint32_t one = *word(at + (late ? last - 1 : 1));
-            uint32_t other = *word(at + (late ? 1 : last - 1));
-            words[1] = late ? other : one;
-            words[last - 1] = late ? one : other;
+        return pixel / arguments.run_width;
+    }
+    return 0;
+}
+
+// A patch of a flat y.
+template <typename Fields>
+TCONV_DEVICE void bring_flat(const Fields& arguments, unsigned char* to, int x, int y, int channel,
+                             int image, int group, uint64_t* full) {
+    FlatPlanes planes(arguments);
+    for (int i = 0; i < arguments.box_n; ++i) {
+        for (int row = y; row < y + arguments.pitch_y * Layer::stride_y; row += Layer::stride_y) {
+            for (int j = 0; j < planes.classes; ++j) {
+                ptx::cp_async_bulk_tensor_4d_global_to_shared(
+                    to, &arguments.y_0, planes.start(j, row, x), channel / planes.classes,
+                    image + i, group, full);
+                to += raw_row_bytes / planes.classes;
+            }
         }
     }
+}
+
+// Of a thread's row 0 or 1.
+TCONV_DEVICE int raw_channel(int row, int classes) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32 % (raw_channels / 16);
+    int pair = lane / 4;
+    if (classes == 1) return warp * 16 + pair * 2 + (row ^ lane / 16);
+    int of_classes = warp / (classes / 2);
+    pair = pair % 4 * 2 + pair / 4;
+    return (of_classes * 8 + pair) * classes + (warp - of_classes * (classes / 2)) * 2 + row;
+}
+
+// The words from `at` on, the first that a taker's first tap reads in front. None is read behind
+// the last that a tap needs, where a line may end.
+TCONV_DEVICE void load_words(const unsigned char* at, bool odd, bool late,
+                             uint32_t (&words)[word_count]) {
+    constexpr int pixels = (raw_taps - 1) * Layer::dilation_x + Layer::stride_x;
+    int last = (pixels + odd) / 2 + late;
+    using Words = Vector<uint32_t, word_vector>;
+#pragma unroll
+    for (int i = 0; i < word_count; i += word_vector) {
+        // NOTE: no branch, before which ptxas would end products (C7519).
+        int from = i <= pixels / 2 || i <= last ? i : i - word_vector;
+        Words read = *reinterpret_cast<const Words*>(at + from * 4);
+#pragma unroll
+        for (int k = 0; k < word_vector; ++k) words[i + k] = read.values[k];
+    }
+#pragma unroll
+    for (int i = 0; i + 1 < word_count; ++i) words[i] = late ? words[i + 1] : words[i];
 }
 
 // Two neighbouring positions of a tap.
-TCONV_DEVICE uint32_t two_positions(const uint32_t (&words)[word_count], int tap) {
-    int pixel = Layer::first_pixel + tap * Layer::dilation_x, i = pixel / 2 - first_word;
+TCONV_DEVICE uint32_t two_positions(const uint32_t (&words)[word_count], int tap, bool odd) {
+    constexpr int last = word_count - 1;
+    int pixel = tap * Layer::dilation_x, i = pixel / 2;
+    auto word = [&](int i) { return words[i < last ? i : last]; };
     if constexpr (Layer::stride_x == 2) {
-        return __byte_perm(words[i], words[i + 1], pixel % 2 ? 0x7632 : 0x5410);
+        if (pixel % 2 == 0) return __byte_perm(word(i), word(i + 1), odd ? 0x7632 : 0x5410);
+        uint32_t even = __byte_perm(word(i), word(i + 1), 0x7632);
+        return odd ? __byte_perm(word(i + 1), word(i + 2), 0x5410) : even;
+    } else if (may_be_odd || pixel % 2) {
+        int by = pixel % 2 + odd;  // pixels
+        return __byte_perm(word(i), word(i + 1), by == 0 ? 0x3210 : by == 1 ? 0x5432 : 0x7654);
     } else {
-        return pixel % 2 ? __byte_perm(words[i], words[i + 1], 0x5432) : words[i];
+        return words[i];
     }
 }
 
-// Bytes from a row of y to the next in a patch that has those of a channel apart.
-constexpr int raw_row_bytes = raw_channels * 128;
+// Where a taker's y and x lie in a stage.
+template <typename Fields>
+struct RawPlaces {
+    int of_channel[2], first_pixel, of_row[raw_rows], x_row[raw_rows];
+    // Flat, pixels before a class, a row and a box, of which the last three bits matter.
+    unsigned class_pixels[2], row_pixels[Layer::flat ? raw_rows : 1], box_pixels;
+    int octet_x, run_row;  // of a run: the next octet in its row, whose place is `of_row`
 
-// y of some steps of a box, of a thread's row of the kernel. `of_row`: where the first channel's
-// line of a row begins. By channel, the next channel's is `channel_rows` lines further on.
-template <int count, int taps>
-TCONV_DEVICE void load_y(const unsigned char* y, const int (&of_row)[raw_rows], int channel_rows,
-                         int first, uint32_t (&a)[count][taps][4]) {
-    int t = threadIdx.x % 4;
+    // `tap`: a taker's first.
+    TCONV_DEVICE RawPlaces(const Fields& arguments, int tap) : first_pixel(Layer::tap_x[tap]) {
+        int t = threadIdx.x % 4, tap_y = Layer::tap_y[tap], pitch = arguments.pitch_y;
 #pragma unroll
-    for (int step = 0; step < count; ++step) {
-        int position = (first + step) * 16, row = position / Layer::columns;
+        for (int i = 0; i < 2; ++i) {
+            int channel = raw_channel(i, raw_classes(arguments)), line = channel;
+            if constexpr (Layer::by_channel) line *= pitch;
+            if constexpr (Layer::flat) {
+                int in_class = channel / arguments.flat_classes;
+                int of_class = channel - in_class * arguments.flat_classes;
+                line = of_class * (raw_channels / arguments.flat_classes) + in_class;
+                class_pixels[i] = of_class * arguments.flat_plane;
+            }
+            of_channel[i] = line * raw_line_bytes + t * Layer::stride_x * 4;
+            if constexpr (Layer::swizzled) of_channel[i] ^= channel % 8 * 16;
+        }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int column = position % Layer::columns + i / 2 * 8, channel = raw_channel(i % 2);
-            int at = of_row[row] + channel * (Layer::by_channel ? channel_rows : 1) * 128;
-            int word = (column / 2 + t) * Layer::stride_x + first_word;
-            uint32_t words[word_count];
-            load_words(y + at, (Layer::by_channel ? at / 128 : channel) % 8, word, words);
-#pragma unroll
-            for (int tap = 0; tap < taps; ++tap) a[step][tap][i] = two_positions(words, tap);
+        for (int row = 0; row < raw_rows; ++row) {
+            int image = row / arguments.box_y, of_image = row - image * arguments.box_y + tap_y;
+            of_row[row] = (image * pitch + of_image) * raw_row_bytes;
+            if constexpr (Layer::by_channel) {
+                of_row[row] = image * pitch * raw_row_bytes + of_image * raw_line_bytes;
+            }
+            run_row = of_row[0];
+            x_row[row] = (row + image * (Layer::stacked - 1)) * x_row_bytes;
+            if constexpr (Layer::flat) {
+                int source = Layer::tap_source[tap];
+                int of_source = of_image + entry(Layer::source_y, source);
+                row_pixels[row] = unsigned(Layer::source_first[source]) * arguments.flat_width +
+                                  unsigned(of_source) * Layer::stride_y * arguments.flat_width;
+            }
         }
     }
-}
 
-// x of a box: [row][channel][column], in lines that are swizzled by their length.
-constexpr int x_line_bytes = 2 * Layer::columns;
+    // `y`: a box's first row, or pixel of a run.
+    TCONV_DEVICE void begin(const Fields& arguments, int y) {
+        if constexpr (Layer::flat) {
+            box_pixels = unsigned(y) * Layer::stride_y * arguments.flat_width;
+        }
+        if constexpr (Layer::runs) {
+            octet_x = y % arguments.run_width;
+            of_row[0] = run_row;
+        }
+    }
 
+    TCONV_DEVICE void next_octet(const Fields& arguments) {
+        if constexpr (Layer::runs) {
+            octet_x += 8;
+            if (octet_x == arguments.run_width) {
+                of_row[0] += raw_row_bytes;
+                octet_x = 0;
+            }
+        }
+    }
+
+    // y of some steps of a box; `y`: a taker's source.
+    template <int count>
+    TCONV_DEVICE void load(const Fields& arguments, const unsigned char* y, int first,
+                           uint32_t (&a)[count][raw_taps][4]) {
+#pragma unroll
+        for (int step = 0; step < count; ++step) {
+            int position = (first + step) * 16, row = position / Layer::columns;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int column = Layer::runs ? octet_x : position % Layer::columns + i / 2 * 8;
+                int pixel = first_pixel, of_line = column * Layer::stride_x * 2;
+                if constexpr (Layer::flat) {
+                    pixel += int(class_pixels[i % 2] + row_pixels[row] + box_pixels) & 7;
+                }
+                bool odd = known_or(Layer::odd_pixel, pixel % 2);
+                bool late = known_or(Layer::late_word, pixel / 2 % 2);
+                int word = pixel / 2 / word_vector * word_vector, at = of_channel[i % 2];
+                at = Layer::swizzled ? at ^ of_line : at + of_line;
+                uint32_t words[word_count];
+                load_words(y + of_row[row] + at + word * 4, odd, late, words);
+                if (i % 2 == 1) next_octet(arguments);
+#pragma unroll
+                for (int tap = 0; tap < raw_taps; ++tap) {
+                    a[step][tap][i] = two_positions(words, tap, odd);
+                }
+            }
+        }
+    }
+
+    // Where a step begins in x.
+    TCONV_DEVICE int x_step(int step) const {
+        int position = step * 16;
+        int row = Layer::runs ? position / x_line * x_row_bytes : x_row[position / Layer::columns];
+        return row + position % x_line * 2;
+    }
+};
+
+// x, in lines that are swizzled by their length.
 TCONV_DEVICE uint64_t raw_x(const unsigned char* x) {
-    constexpr ptx::Swizzle swizzle =
-        Layer::columns == 16 ? ptx::Swizzle::bytes_32 : ptx::Swizzle::bytes_64;
-    static_assert(!Layer::raw || Layer::columns == 16 || Layer::columns == 32);
-    return ptx::matrix_descriptor(x, 0, 8 * x_line_bytes, swizzle);
-}
-
-// Where a step begins in it.
-TCONV_DEVICE int raw_x_step(int step) {
-    int position = step * 16, row = position / Layer::columns;
-    return row * Layer::in_block * x_line_bytes + position % Layer::columns * 2;
+    constexpr ptx::Swizzle swizzle = x_line == 16   ? ptx::Swizzle::bytes_32
+                                     : x_line == 32 ? ptx::Swizzle::bytes_64
+                                                    : ptx::Swizzle::bytes_128;
+    static_assert(!Layer::raw || x_line == 16 || x_line == 32 || x_line == 64);
+    return ptx::matrix_descriptor(x, 0, 8 * 2 * x_line, swizzle);
 }
 
 }  // namespace

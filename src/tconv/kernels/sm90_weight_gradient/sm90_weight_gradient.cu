@@ -36,18 +36,24 @@ namespace {
 using Index = Layer::Index;
 
 constexpr int warpgroup = 128;
-constexpr int consumers = 2;
+constexpr int consumers = Layer::consumers;
 constexpr int line_bytes = 128;  // of a position: 64 channels
 constexpr int in_block = Layer::in_block, out_block = Layer::out_block;
-constexpr int columns = Layer::raw ? in_block : out_block;  // of a product
+constexpr int tap_columns = Layer::raw ? in_block : out_block;
+constexpr int columns = tap_columns * Layer::stacked;  // of a product
 constexpr int in_blocks = (Layer::in_channels + in_block - 1) / in_block;
 constexpr int out_blocks = (Layer::out_channels + out_block - 1) / out_block;
 constexpr int consumer_taps = Layer::consumer_taps;  // at most
 constexpr int takers = Layer::takers;  // of the taps of a set: the consumers, or parts of them
 constexpr int all_steps = Layer::positions / 16;  // of 16 positions, in a box
 constexpr int steps = Layer::steps;  // at a time
-constexpr int x_bytes = 2 * Layer::positions * in_block;
-constexpr int x_room = (x_bytes + 1023) / 1024 * 1024;
+constexpr int operands = Layer::raw ? raw_taps : 1;  // of a step
+constexpr int x_box_bytes = 2 * Layer::positions * in_block;
+
+// Bytes before y.
+TCONV_DEVICE int x_room(const Arguments& arguments) {
+    return (x_bytes(arguments, x_box_bytes) + 1023) / 1024 * 1024;
+}
 
 struct Shared {
     uint64_t full[Layer::most_stages];
@@ -89,19 +95,28 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         image *= arguments.box_n;
         uint64_t* full = &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(full, x_bytes + count * arguments.patch_bytes);
+        int patches = count * arguments.patch_bytes;
+        ptx::mbarrier_arrive_expect_tx(full, x_bytes(arguments, x_box_bytes) + patches);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
-        if constexpr (Layer::maps_x) {
-            ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, x, share.in, y, image,
-                                                          share.group, full);
+        if constexpr (Layer::runs) {
+            y = bring_run(arguments, to, y, share.in, image, share.group, full);
+        } else if constexpr (Layer::maps_x) {
+            ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                to, &arguments.x, x, share.in, y - (Layer::stacked - 1), image, share.group, full);
         } else {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
                                                           share.group, full);
         }
-        to += x_room;
+        to += x_room(arguments);
         for (int source = first; source < first + count; ++source) {
             int pixel = x * Layer::stride_x + entry(Layer::source_x, source);
             int row = y + entry(Layer::source_y, source), channel = share.out;
+            if constexpr (Layer::flat) {
+                row = Layer::source_first[source] + row * Layer::stride_y;
+                bring_flat(arguments, to, pixel, row, channel, image, share.group, full);
+                to += arguments.patch_stride;
+                continue;
+            }
             // A raw box has pixels, then channels, then rows, or the last two the other way round.
             int next = Layer::by_channel ? row : Layer::raw ? channel : pixel;
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
@@ -137,27 +152,29 @@ TCONV_DEVICE void load_x(const unsigned char* x, int octets, uint32_t (&a)[count
     }
 }
 
-using Sums = float[consumer_taps][columns / 2];
+using Sums = float[consumer_taps / Layer::stacked][columns / 2];
 
 // Two sums of a thread, `sum` and `next_sum` behind it: of neighbouring output channels of the
-// block, from `out` on, and of one input channel. There are columns / 4 such pairs.
+// block, from `out` on, and of one input channel. There are tap_columns / 4 such pairs of a tap.
 constexpr int next_sum = Layer::raw ? 2 : 1;
 
 struct Pair {
     int sum, in, out;
     bool swapped;
 
-    TCONV_DEVICE explicit Pair(int pair) {
+    TCONV_DEVICE Pair(int pair, int classes) {
         int lane = threadIdx.x % 32, row = threadIdx.x % warpgroup / 32 * 16 + lane / 4;
         sum = Layer::raw ? pair / 2 * 4 + pair % 2 : 2 * pair;
         int column = sum / 4 * 8 + lane % 4 * 2;
         in = Layer::raw ? column + pair % 2 : row + pair % 2 * 8;
-        out = Layer::raw ? raw_channel(0) / 2 * 2 : column;
-        swapped = Layer::raw && lane >= 16;
+        out = Layer::raw ? raw_channel(0, classes) / 2 * 2 : column;
+        swapped = Layer::raw && classes == 1 && lane >= 16;
     }
 
-    TCONV_DEVICE float value(const float (&sums)[columns / 2], int i) const {
-        float low = sums[sum], high = sums[sum + next_sum];
+    TCONV_DEVICE float value(const Sums& sums, int tap, int i) const {
+        int at = tap % Layer::stacked * (tap_columns / 2) + sum;
+        float low = sums[tap / Layer::stacked][at],
+              high = sums[tap / Layer::stacked][at + next_sum];
         return swapped == (i == 0) ? high : low;
     }
 };
@@ -175,14 +192,15 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
         if (tap >= count) break;
         int index = Layer::tap_index[first + tap], y = index / Layer::kernel_x;
         int x = index - y * Layer::kernel_x;
+        if (Layer::raw && index < 0) continue;
 #pragma unroll
-        for (int i = 0; i < columns / 2; i += vector) {
-            Pair pair(i / 2);
+        for (int i = 0; i < tap_columns / 2; i += vector) {
+            Pair pair(i / 2, raw_classes(arguments));
             int in = share.in + pair.in, out = share.out + pair.out + i % 2;
             if (in >= Layer::in_channels || out >= Layer::out_channels) continue;
             Vector<float, vector> values;
 #pragma unroll
-            for (int k = 0; k < vector; ++k) values.values[k] = pair.value(sums[tap], i % 2 + k);
+            for (int k = 0; k < vector; ++k) values.values[k] = pair.value(sums, tap, i % 2 + k);
             Unfolded of(out);
             int row = (y * Layer::fold_y + of.y) * Layer::kernel_x * Layer::fold_x;
             Index of_tap = Index(share.split) * Layer::taps + row + x * Layer::fold_x + of.x;
@@ -208,8 +226,8 @@ TCONV_DEVICE void write_lines(const Arguments& arguments, const Share& share, co
     int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 - warpgroup / 32;
     int rows = min(in_block, Layer::in_channels - share.in);
     int outs = min(out_block, Layer::out_channels - share.out);
-    int first = entry(Layer::set_tap, share.set * takers);
-    int taps = entry(Layer::set_tap, (share.set + 1) * takers) - first;
+    int first = entry(Layer::set_place, share.set);
+    int taps = entry(Layer::set_place, share.set + 1) - first;
     constexpr Index row_weights = Index(Layer::out_channels) * Layer::taps;
     auto* gradient = static_cast<Bits*>(arguments.result) +
                      (share.group * Layer::in_channels + share.in + first_row) * row_weights;
@@ -245,11 +263,12 @@ TCONV_DEVICE void write_gradient(const Arguments& arguments, unsigned char* memo
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
         if (tap >= count) break;
+        if (Layer::raw && Layer::tap_index[first + tap] < 0) continue;
         Bits* to = lines + Layer::tap_place[first + tap] * of_tap;
 #pragma unroll
-        for (int i = 0; i < columns / 4; ++i) {
-            Pair of(i);
-            float low = of.value(sums[tap], 0), high = of.value(sums[tap], 1);
+        for (int i = 0; i < tap_columns / 4; ++i) {
+            Pair of(i, raw_classes(arguments));
+            float low = of.value(sums, tap, 0), high = of.value(sums, tap, 1);
             uint32_t pair = Layer::bfloat ? ptx::cvt_rn_bf16x2_f32(low, high)
                                           : ptx::cvt_rn_f16x2_f32(low, high);
             Bits* of_pair = to + of.in * pitch + of.out * of_out;
@@ -271,39 +290,30 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     Share share;
     CountedTurn turn;
     int warp = threadIdx.x % warpgroup / 32;
-    int taker = consumer * (takers / consumers) + (Layer::raw ? warp * 16 / out_block : 0);
+    int taker = consumer * (takers / consumers) + (Layer::raw ? warp * 16 / raw_channels : 0);
     int first = entry(Layer::set_tap, share.set * takers + taker);
     int count = entry(Layer::set_tap, share.set * takers + taker + 1) - first;
     const unsigned char* stages = stage_of(arguments, memory, 0);
     uint64_t matrix = Layer::raw ? raw_x(stages)
                                  : ptx::matrix_descriptor(stages, 0, arguments.group_stride,
                                                           ptx::Swizzle::bytes_128);
-    // Where the positions of a tap, and of a step or raw row, begin among those of y.
-    int starts[consumer_taps], of_step[all_steps], of_row[raw_rows], tap_y = 0;
+    // Where the positions of a tap, and of a step, begin among those of y.
+    int starts[consumer_taps], of_step[all_steps];
 #pragma unroll
     for (int tap = 0; tap < consumer_taps; ++tap) {
         int at = tap < count ? first + tap : entry(Layer::set_tap, share.set * takers);
         int source = Layer::tap_source[at] - entry(Layer::set_source, share.set);
         int position = Layer::tap_y[at] * arguments.pitch_x + Layer::tap_x[at];
-        int of_tap = Layer::by_channel ? 0 : Layer::tap_y[at] * raw_row_bytes;
-        if (!Layer::raw) of_tap = position * line_bytes;
-        starts[tap] = x_room + source * arguments.patch_stride + of_tap;
-        tap_y = Layer::tap_y[at];
+        starts[tap] = x_room(arguments) + source * arguments.patch_stride;
+        if (!Layer::raw) starts[tap] += position * line_bytes;
     }
+    RawPlaces places(arguments, count > 0 ? first : entry(Layer::set_tap, share.set * takers));
 #pragma unroll
     for (int step = 0; step < all_steps; ++step) {
         int row = step * 16 / arguments.box_x, x = step * 16 - row * arguments.box_x;
         int image = row / arguments.box_y;
         row += image * (arguments.pitch_y - arguments.box_y);
         of_step[step] = (row * arguments.pitch_x + x) * line_bytes;
-    }
-#pragma unroll
-    for (int row = 0; row < raw_rows; ++row) {
-        int image = row / arguments.box_y;
-        int of_image = row - image * arguments.box_y + tap_y;
-        of_row[row] = (row + image * (arguments.pitch_y - arguments.box_y)) * raw_row_bytes;
-        if (Layer::by_channel)
-            of_row[row] = image * arguments.pitch_y * raw_row_bytes + of_image * 128;
     }
     Sums sums;
 #pragma unroll
@@ -317,11 +327,12 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
         const unsigned char* stage = stage_of(arguments, memory, turn.stage);
         uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
+        places.begin(arguments, box / arguments.boxes_x % arguments.boxes_y * arguments.box_y);
 #pragma unroll
         for (int first = 0; first < all_steps; first += steps) {
-            uint32_t a[steps][Layer::raw ? consumer_taps : 1][4];
+            uint32_t a[steps][operands][4];
             if constexpr (Layer::raw) {
-                load_y(stage + starts[0], of_row, arguments.pitch_y, first, a);
+                places.load(arguments, stage + starts[0], first, a);
             } else {
                 // NOTE: opaque, so that no register remembers where each step begins.
                 load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
@@ -330,11 +341,11 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
             // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
             // products that a branch may leave out (C7519).
 #pragma unroll
-            for (int tap = 0; tap < consumer_taps; ++tap) {
+            for (int tap = 0; tap < consumer_taps / Layer::stacked; ++tap) {
 #pragma unroll
                 for (int step = 0; step < steps; ++step) {
                     auto& of_tap = a[step][Layer::raw ? tap : 0];
-                    int at = Layer::raw ? raw_x_step(first + step) : starts[tap] + of_step[step];
+                    int at = Layer::raw ? places.x_step(first + step) : starts[tap] + of_step[step];
                     uint64_t b = ptx::advance(operand, at);
                     ptx::wgmma_m64k16<Layer::bfloat, columns, !Layer::raw>(sums[tap], of_tap, b,
                                                                            true);
@@ -374,10 +385,10 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     int role = threadIdx.x / warpgroup;
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<24>();
+        ptx::setmaxnreg_dec<consumers == 2 ? 24 : 32>();
         if (threadIdx.x == 0) bring(arguments, shared, memory);
     } else {
-        ptx::setmaxnreg_inc<240>();
+        ptx::setmaxnreg_inc<consumers == 2 ? 240 : 160>();
         consume(arguments, shared, memory, role - 1);
     }
 }
