@@ -90,7 +90,7 @@ def planned(problem: Problem, target: Target) -> Plan:
     return _planned(problem, target, settings.kernel())
 
 
-@functools.lru_cache(maxsize=16)  # a call asks while it is settled, and keeps what it launches
+@functools.lru_cache(maxsize=64)  # calls ask while they are settled, and keep what they launch
 def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
     if is_common(problem) or problem.wide_offsets:
         return plan(problem, target)
@@ -130,7 +130,8 @@ def are_found(problem: Problem, target: Target) -> bool:
 
 def _any_size(problem: Problem) -> Problem:
     """The same for all sizes; a layer may have outputs too large for the largest of these."""
-    known = _any_sizes.get(problem.layer)
+    key = problem.layer, _is_row(problem)  # a row's samples are rows
+    known = _any_sizes.get(key)
     if known is not None:
         return known
     sizes = (MOST_PIXELS >> halvings for halvings in range(MOST_PIXELS.bit_length()))
@@ -139,7 +140,7 @@ def _any_size(problem: Problem) -> Problem:
         if found is not None:
             if len(_any_sizes) >= _MOST_LAYERS:
                 _any_sizes.clear()
-            _any_sizes[problem.layer] = found
+            _any_sizes[key] = found
             return found
     return problem
 

@@ -211,6 +211,7 @@ def no_choices(monkeypatch, tmp_path):
     monkeypatch.setenv("TCONV_CACHE_DIR", str(tmp_path))
 
     def forget():
+        sizes._any_sizes.clear()
         sizes._kernels.cache_clear()
         sizes._planned.cache_clear()
         sizes._expected.clear()
@@ -280,6 +281,20 @@ def test_the_same_kernels_for_outputs_too_large_for_the_largest_image(no_choices
     layer = problem("128,128,16,8,4")
     found = {sizes.kernels(layer.resized(1, size, size + 2), HOPPER) for size in (33, 47, 61)}
     assert len(found) == 1 and sizes._kernels.cache_info().misses == 1
+
+
+def test_rows_and_images_of_a_layer_have_kernels_of_their_own(no_choices):
+    def kernels(size):
+        return [(k.stem, k.tile, k.like) for k in sizes.kernels(size, HOPPER)]
+
+    row = problem("1d:64,64,3,padding=1")
+    image = row.resized(2, 37, 53)
+    assert image.layer == row.layer
+    of_row, of_image = kernels(row), kernels(image)
+    assert of_row != of_image
+    no_choices()
+    assert kernels(image) == of_image
+    assert kernels(row) == of_row
 
 
 def test_of_equal_kernels_the_one_that_serves_most_is_kept(no_choices):

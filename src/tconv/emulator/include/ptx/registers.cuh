@@ -1,6 +1,8 @@
 // The emulator's threads keep their registers in memory: nothing moves.
 #pragma once
 
+#include <type_traits>
+
 #include <ptx/cuda.cuh>
 
 namespace ptx {
@@ -8,13 +10,11 @@ namespace ptx {
 template <int count>
 TCONV_DEVICE void fence_registers(float (&)[count]) {}
 
-TCONV_DEVICE uint32_t opaque(uint32_t value) { return value; }
-TCONV_DEVICE int opaque(int value) { return value; }
-TCONV_DEVICE long long opaque(long long value) { return value; }
-
 template <typename T>
-TCONV_DEVICE T* opaque(T* pointer) {
-    return pointer;
+TCONV_DEVICE T opaque(T value) {
+    static_assert(std::is_integral_v<T> || std::is_pointer_v<T>);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    return value;
 }
 
 }  // namespace ptx
