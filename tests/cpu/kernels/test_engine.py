@@ -697,11 +697,14 @@ OFF = {
     "256 to 128, 3x3 s2": Case(8, 256, 128, 1, (63, 63), (3, 3), (2, 2), (1, 1), (1, 1)),
     "128 to 128, 3x3": Case(8, 128, 128, 1, (28, 28), (3, 3), (1, 1), (1, 1)),
     "32 to 64, 3x5 s3 in groups": Case(16, 32, 64, 4, (128, 256), (3, 5), (2, 3), (1, 2)),
+    # One stage: between its first products ptxas zeroed sums, and waited.
+    "8 to 64, 1x2": Case(8, 8, 64, 1, (14, 50), (1, 2), (1, 2), (0, 0), (0, 1)),
 }
 
 
 @pytest.mark.parametrize(
-    ("direction", "name"), quick([(d, name) for d in reversed(DIRECTIONS) for name in OFF], 0, 3, 4)
+    ("direction", "name"),
+    quick([(d, name) for d in reversed(DIRECTIONS) for name in OFF], 0, 3, 4, -1),
 )
 def test_flat_maps_compile_likewise(direction, name, request):
     expect_worse_code(request, (12, 4), (12, 8))

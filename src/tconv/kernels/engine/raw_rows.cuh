@@ -224,12 +224,15 @@ struct RawMultiplier {
 
     TCONV_DEVICE void multiply(const Fields& arguments, Shared& shared, const Position& at,
                                Sums& sums, int& until_lead) {
+        // NOTE: fenced, as ptxas else zeroes some between the products of a single stage, for which
+        // it waits (C7517) or serialises all (C7519).
 #pragma unroll
         for (auto& of_result : sums) {
 #pragma unroll
             for (auto& of_block : of_result) {
 #pragma unroll
                 for (float& sum : of_block) sum = 0.0f;
+                ptx::fence_registers(of_block);
             }
         }
         Masks masks[blocks] = {};

@@ -377,6 +377,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int warp) 
         for (int part = 0; part < parts; ++part) {
 #pragma unroll
             for (int i = 0; i < Layer::part_columns / 2; ++i) sums[part][i] = 0.0f;
+            // NOTE: else ptxas zeroes some between the products of a single stage (C7517).
+            ptx::fence_registers(sums[part]);
         }
         multiply(shared, pixels, weights, sums);
 #pragma unroll
