@@ -98,7 +98,7 @@ def test_cases_cover_every_way_of_laying_out():
     laid = [family.layout(p.problem, p.tile) for case in CASES for p in plans(problem_of(case))]
     for name in ("round_on_load", "source_vectors", "store_vector", "head", "unit_channels"):
         assert len({getattr(one, name) for one in laid}) > 1, name
-    for name in ("chunks", "phase_groups", "unit_phases", "row_fragments", "warp_rows", "parts"):
+    for name in ("chunks", "phase_groups", "unit_phases", "row_fragments", "parts"):
         assert {min(getattr(one, name), 2) for one in laid} == {1, 2}, name
     assert any(one.units > one.tile.warps for one in laid)
     assert any(one.units < one.tile.warps for one in laid)

@@ -88,7 +88,7 @@ class Layout:
     Attributes:
         y, x: the taps of both axes.
         depth: input channels of a step.
-        row_groups: units of a tile along y.
+        row_groups: units of a tile along y, each a row of pixels.
         remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
@@ -111,18 +111,13 @@ class Layout:
         """Phases in y of a unit: all if its rows are few and the accumulators suffice, else one."""
         rows = len(self.y.used) * len(self.x.used) * self.unit_channels
         few = self.unit_channels <= 8 and rows <= 32
-        sums = 4 * self.tile.rows * -(-rows // 16) * min(4, self.tile.fragments)
+        sums = 4 * -(-rows // 16) * min(4, self.tile.fragments)
         return len(self.y.used) if few and sums <= self.tile.sums else 1
 
     @family.of_kernel
     def phase_groups(self) -> int:
         """Units among which the phases in y are divided."""
         return len(self.y.used) // self.unit_phases
-
-    @family.of_kernel
-    def warp_rows(self) -> int:
-        """Rows of pixels of a unit."""
-        return self.tile.rows if self.phase_groups == 1 else 1
 
     @family.of_kernel
     def row_fragments(self) -> int:
@@ -132,7 +127,7 @@ class Layout:
     @family.of_kernel
     def columns_of(self) -> tuple[int, int]:
         """Fragments along x of a unit, and units along x of a tile."""
-        most = self.tile.sums // (4 * self.warp_rows * self.row_fragments)
+        most = self.tile.sums // (4 * self.row_fragments)
         most = max(1, min(most, self.tile.fragments))
         needed = -(-len(self.problem.pattern.width.q_range) // 8)
         parts = -(-needed // most)
@@ -185,11 +180,6 @@ class Layout:
         return 8 * self.fragments * self.parts
 
     @family.of_kernel
-    def tile_rows(self) -> int:
-        """Pixels of a block along y."""
-        return self.row_groups * self.warp_rows
-
-    @family.of_kernel
     def tile_channels(self) -> int:
         """Output channels of a block."""
         return self.channel_blocks * self.unit_channels
@@ -202,7 +192,7 @@ class Layout:
     @family.of_kernel
     def sums(self) -> int:
         """Accumulators of a thread."""
-        return 4 * self.warp_rows * self.row_fragments * self.fragments
+        return 4 * self.row_fragments * self.fragments
 
     @family.of_kernel
     def slot_products(self) -> int:
@@ -256,16 +246,15 @@ class Layout:
     @family.of_kernel
     def products(self) -> int:
         """Products of a unit for 8 input channels. A product of split operands has four `mma`."""
-        return self.slot_products * self.fragments * self.warp_rows
+        return self.slot_products * self.fragments
 
     @family.of_kernel
     def loads(self) -> float:
         """Fragments of pixels that a unit reads for 8 input channels, divided by `fragments`."""
-        slots = len({offset + i for offset in self.y.offsets for i in range(self.warp_rows)})
         if self.phase_groups > 1:
             pairs = set(zip(self.y.phases, self.y.slots, strict=True))
             return len(self.x.offsets) * len(pairs) / self.phase_groups
-        return len(self.x.offsets) * slots
+        return len(self.x.offsets) * len(self.y.offsets)
 
     @family.of_kernel
     def round_on_load(self) -> bool:
@@ -299,7 +288,7 @@ class Layout:
     @family.of_kernel
     def patch_rows(self) -> int:
         """Input rows of a tile, its halo included."""
-        return self.tile_rows + self.y.span
+        return self.row_groups + self.y.span
 
     @family.of_kernel
     def head(self) -> int:
@@ -352,7 +341,7 @@ class Layout:
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         return (
-            -(-len(self.problem.height.q_range) // self.tile_rows),
+            -(-len(self.problem.height.q_range) // self.row_groups),
             -(-len(self.problem.width.q_range) // self.tile_columns),
         )
 
@@ -398,8 +387,7 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     whole = -(-problem.in_channels_per_group // 8) * 8
     depth = min(whole, MOST_DEPTH)
     laid = Layout(problem, tile, y, x, depth, 1)
-    rows = -(-len(problem.pattern.height.q_range) // laid.warp_rows)
-    row_groups = max(1, min(rows, tile.warps // laid.units))
+    row_groups = max(1, min(len(problem.pattern.height.q_range), tile.warps // laid.units))
     while True:
         laid = Layout(problem, tile, y, x, depth, row_groups)
         if laid.shared_bytes <= laid.aimed_bytes or depth == 8:
