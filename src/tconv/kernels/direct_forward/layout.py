@@ -149,21 +149,9 @@ class Layout:
         return self.x.first % 4
 
     @family.of_kernel
-    def lead(self) -> int:
-        """Vectors of 4 columns before `skew`, so that a row of the patch begins with a sector."""
-        return self.x.first // 4 % 2 if self.whole_sectors else 0
-
-    @family.of_kernel
-    def whole_sectors(self) -> bool:
-        """Whether rows of the patch are copied as sectors of the input."""
-        return self.source_vectors and self.tile_columns % 8 == 0
-
-    @family.of_kernel
     def patch_vectors(self) -> tuple[int, int]:
         """Vectors of 4 columns in a row of the patch: loaded, and with padding."""
-        used = self.lead - (-(self.skew + self.tile_columns + self.x.span) // 4)
-        if self.whole_sectors:
-            used = -(-used // 2) * 2
+        used = -(-(self.skew + self.tile_columns + self.x.span) // 4)
         multiple = self.tile.pixels // 4
         return used, -(-used // multiple) * multiple
 
