@@ -82,7 +82,7 @@ def taps_of(axis: Axis) -> Taps:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(image_tiles.Layout):
     """A tile laid over a problem.
 
     Attributes:
@@ -165,11 +165,6 @@ class Layout:
         return self.parts * self.kinds * self.row_groups
 
     @family.of_kernel
-    def chunks(self) -> int:
-        """Number of steps over the input channels."""
-        return -(-self.problem.in_channels_per_group // self.depth)
-
-    @family.of_kernel
     def steps_8(self) -> int:
         """Fragments of 8 channels among all input channels of a group."""
         return -(-self.problem.in_channels_per_group // 8)
@@ -183,11 +178,6 @@ class Layout:
     def tile_channels(self) -> int:
         """Output channels of a block."""
         return self.channel_blocks * self.unit_channels
-
-    @family.of_kernel
-    def group_tiles(self) -> int:
-        """Tiles that share their pixels, each with weights of its own."""
-        return self.problem.groups * -(-self.problem.out_channels_per_group // self.tile_channels)
 
     @family.of_kernel
     def sums(self) -> int:
@@ -345,12 +335,6 @@ class Layout:
             -(-len(self.problem.width.q_range) // self.tile_columns),
         )
 
-    @functools.cached_property
-    def tiles(self) -> int:
-        """Tiles of the launch."""
-        tiles_y, tiles_x = self.tiles_yx
-        return self.group_tiles * self.problem.batch * tiles_y * tiles_x
-
     @property
     def index(self) -> str:
         """The C type of offsets."""
@@ -365,17 +349,6 @@ class Layout:
         """
         unrolled = self.tile.split and self.unit_phases > 1
         return max(1, self.tile.blocks - self.problem.wide_offsets - unrolled)
-
-    def blocks(self, target: Target) -> int:
-        """Blocks that an SM holds."""
-        return max(1, image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target))
-
-    def grid(self, target: Target) -> int:
-        """As many blocks as the SMs hold."""
-        return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
-
-    source_vectors = family.of_kernel(lambda laid: image_tiles.source_vectors(laid.problem))
-    store_vector = family.of_kernel(lambda laid: image_tiles.store_vector(laid.problem))
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
