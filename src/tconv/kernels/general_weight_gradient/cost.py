@@ -23,4 +23,4 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     read = tiles * layout.pixels(problem) * loaded * ITEM_BYTES[problem.dtype] / COSTS.l2_rate
     partial = 2 * count * real * layout.weights(problem)
     moved = problem.bytes / COSTS.memory_rate
-    return max(issue, read, moved) + partial / COSTS.memory_rate
+    return COSTS.scale * (max(issue, read, moved) + partial / COSTS.memory_rate)
