@@ -23,7 +23,8 @@
 // All rows of all strips form one line, or `abreast` strips form a line each, and the warpgroups
 // divide the lines evenly. A share, and each strip in it, begins with the input rows above it that
 // reach into it. Each warpgroup copies its own rows by cp.async, `stages` - 1 stages of `depth`
-// channels ahead, in whole sectors. It issues copies during the products. Warpgroups synchronise once, when the weights are in place.
+// channels ahead, in whole sectors. It issues copies during the products. Warpgroups synchronise
+// once, when the weights are in place.
 #include <ptx/bulk.cuh>
 #include <ptx/registers.cuh>
 #include <ptx/wgmma.cuh>
