@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
+from typing import Any
 
 from tconv.jit.target import Target
 from tconv.kernels import family
@@ -23,12 +25,6 @@ def source_vectors(problem: Problem) -> bool:
     """Whether the input is copied in vectors of 16 bytes."""
     pattern = problem.pattern
     return pattern.rows_aligned and pattern.width.size % 4 == 0
-
-
-def store_vector(problem: Problem) -> int:
-    """Floats of the widest store that every output row is aligned for."""
-    width = problem.pattern.width.output_size
-    return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,16 +91,69 @@ def blocks_held(shared_bytes: int, bound: int, target: Target) -> int:
     return min(bound, of_sm // (shared_bytes + RESERVED_SHARED))
 
 
-def grid(target: Target, blocks: int, tiles: int, group_tiles: int) -> int:
-    """Number of blocks: as many as the SMs hold, `blocks` each, but not more than tiles.
+class Layout:
+    """What the layouts of such kernels share.
 
-    The number is rounded down to a multiple of `group_tiles` if that loses few blocks. Each block
-    then keeps its weights from tile to tile.
+    Attributes:
+        problem: the layer.
+        depth: input channels of a step.
+        tile_channels: output channels of a block.
+        tiles_yx: tiles along y and x.
+        shared_bytes: bytes of shared memory of a block.
+        bound_blocks: the launch bound, in blocks of an SM.
+        remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
-    most = target.multiprocessors * blocks
-    if group_tiles * 8 <= most:
-        most -= most % group_tiles
-    return min(tiles, most)
+
+    problem: Problem
+    depth: int
+    tile_channels: Any
+    tiles_yx: Any
+    shared_bytes: Any
+    bound_blocks: Any
+    remembered: dict[Hashable, Any]
+
+    @family.of_kernel
+    def chunks(self) -> int:
+        """Number of steps over the input channels."""
+        return -(-self.problem.in_channels_per_group // self.depth)
+
+    @family.of_kernel
+    def group_tiles(self) -> int:
+        """Tiles that share their pixels, each with weights of its own."""
+        return self.problem.groups * -(-self.problem.out_channels_per_group // self.tile_channels)
+
+    @functools.cached_property
+    def tiles(self) -> int:
+        """Tiles of the launch."""
+        tiles_y, tiles_x = self.tiles_yx
+        of_image: int = self.group_tiles * tiles_y * tiles_x
+        return self.problem.batch * of_image
+
+    def blocks(self, target: Target) -> int:
+        """Blocks that an SM holds."""
+        return max(1, blocks_held(self.shared_bytes, self.bound_blocks, target))
+
+    def grid(self, target: Target) -> int:
+        """Number of blocks: as many as the SMs hold, but not more than tiles.
+
+        The number is rounded down to a multiple of `group_tiles` if that loses few blocks. Each
+        block then keeps its weights from tile to tile.
+        """
+        most = target.multiprocessors * self.blocks(target)
+        if self.group_tiles * 8 <= most:
+            most -= most % self.group_tiles
+        return min(self.tiles, most)
+
+    @family.of_kernel
+    def source_vectors(self) -> bool:
+        """Whether the input is copied in vectors of 16 bytes."""
+        return source_vectors(self.problem)
+
+    @family.of_kernel
+    def store_vector(self) -> int:
+        """Floats of the widest store that every output row is aligned for."""
+        width = self.problem.pattern.width.output_size
+        return 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
 
 
 def arguments(problem: Problem, tiles: int, tiles_yx: tuple[int, int]) -> dict[str, Argument]:

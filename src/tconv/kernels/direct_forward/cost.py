@@ -66,10 +66,8 @@ def thread_work(laid: Layout) -> tuple[float, float]:
     issue = rows * channels * (laid.products + laid.groups_y * 4 + inputs + weights)
     shared = rows * channels * (4.0 * inputs + 2.0 * weights)
 
-    # The columns that whole sectors add to a row had no measurable cost.
-    used = -(-(laid.skew + laid.tile_columns + laid.x.span) // 4)
     vector = 4 if laid.source_vectors else 1
-    places = -(-laid.patch_rows * used * 4 // vector // 32) / WARPS
+    places = -(-laid.patch_rows * laid.patch_vectors[0] * 4 // vector // 32) / WARPS
     each = (11 + 4.5 * vector) if problem.math == "tf32" else 11
     steps = laid.chunks * (laid.groups_y if laid.chunks > 1 else 1)
     issue += steps * (places * (40 + laid.depth * each) + 60) + 150

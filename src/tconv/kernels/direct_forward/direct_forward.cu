@@ -56,14 +56,13 @@ struct Swizzle {
     TCONV_DEVICE static int of(int vector) { return vector ^ (vector >> 3 & mask); }
 };
 
-// The patch: [depth][patch_rows][patch_pitch]. `lead` vectors in front of it make it begin with a
-// sector. Its column `skew` is the least input column that the tile's first pixel reads.
+// The patch: [depth][patch_rows][patch_pitch]. Its column `skew` is the least input column that the
+// tile's first pixel reads.
 using PatchSwizzle = Swizzle<pixels / 4>;
 constexpr int skew = Layer::skew;
 constexpr int patch_rows = tile_rows + Layer::span_y;
-constexpr int lead = Layer::lead;
 constexpr int used_vectors = Layer::patch_vectors;
-static_assert(4 * (used_vectors - lead) >= skew + tile_columns + Layer::span_x,
+static_assert(4 * used_vectors >= skew + tile_columns + Layer::span_x,
               "a patch has what tiles read");
 constexpr int patch_vectors =
     (used_vectors + PatchSwizzle::mask) / (PatchSwizzle::mask + 1) * (PatchSwizzle::mask + 1);
@@ -133,7 +132,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
 
     TCONV_DEVICE void load_patch(float* patch, const Position& of, int first_channel) const {
         int top = of.tile_y * tile_rows + Layer::first_offset_y;
-        int left = of.tile_x * tile_columns + Layer::first_offset_x - skew - 4 * lead;
+        int left = of.tile_x * tile_columns + Layer::first_offset_x - skew;
         Patch::load(patch, arguments, of, first_channel, top, left, arguments.source_height);
     }
 
@@ -259,7 +258,7 @@ struct Block : image_tiles::Block<Block, Shared, Position> {
         int window[window_vectors];
 #pragma unroll
         for (int k = 0; k < window_vectors; ++k) {
-            window[k] = 4 * PatchSwizzle::of(thread % threads_x * (pixels / 4) + lead + k);
+            window[k] = 4 * PatchSwizzle::of(thread % threads_x * (pixels / 4) + k);
         }
         const float* source = patch + row * patch_pitch;
         const float* weight = shared.weights[weight_buffer].values +

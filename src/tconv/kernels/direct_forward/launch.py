@@ -38,7 +38,6 @@ def _source(laid: Layout, index: str, arguments: dict[str, Argument]) -> KernelS
         ("span_y", y.span),
         ("span_x", x.span),
         ("skew", laid.skew),
-        ("lead", laid.lead),
         ("patch_vectors", laid.patch_vectors[0]),
         # Phases in y with taps are slots. Those without are in a list of their own.
         ("slots_y", len(y.used)),

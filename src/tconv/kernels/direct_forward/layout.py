@@ -7,7 +7,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.kernels.direct_forward.tiles import THREADS, Tile
 from tconv.kernels.image_tiles import AIMED_SHARED, POSITIONS_BYTES, RESERVED_SHARED
@@ -58,7 +57,7 @@ def taps_of(axis: Axis) -> Taps:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(image_tiles.Layout):
     """A tile laid over a problem.
 
     Attributes:
@@ -93,11 +92,6 @@ class Layout:
         return THREADS // (self.tile.threads_x * self.threads_o)
 
     @family.of_kernel
-    def chunks(self) -> int:
-        """Number of steps over the input channels."""
-        return -(-self.problem.in_channels_per_group // self.depth)
-
-    @family.of_kernel
     def tile_columns(self) -> int:
         """Pixels of a block along x."""
         return self.tile.threads_x * self.tile.pixels
@@ -117,11 +111,6 @@ class Layout:
     def tile_channels(self) -> int:
         """Output channels of a block."""
         return self.threads_o * self.channels
-
-    @family.of_kernel
-    def channel_tiles(self) -> int:
-        """Number of blocks over the output channels of a group."""
-        return -(-self.problem.out_channels_per_group // self.tile_channels)
 
     @family.of_kernel
     def slot_sums(self) -> int:
@@ -149,21 +138,9 @@ class Layout:
         return self.x.first % 4
 
     @family.of_kernel
-    def lead(self) -> int:
-        """Vectors of 4 columns before `skew`, so that a row of the patch begins with a sector."""
-        return self.x.first // 4 % 2 if self.whole_sectors else 0
-
-    @family.of_kernel
-    def whole_sectors(self) -> bool:
-        """Whether rows of the patch are copied as sectors of the input."""
-        return self.source_vectors and self.tile_columns % 8 == 0
-
-    @family.of_kernel
     def patch_vectors(self) -> tuple[int, int]:
         """Vectors of 4 columns in a row of the patch: loaded, and with padding."""
-        used = self.lead - (-(self.skew + self.tile_columns + self.x.span) // 4)
-        if self.whole_sectors:
-            used = -(-used // 2) * 2
+        used = -(-(self.skew + self.tile_columns + self.x.span) // 4)
         multiple = self.tile.pixels // 4
         return used, -(-used // multiple) * multiple
 
@@ -190,11 +167,6 @@ class Layout:
         return weights + -(-self.tile_channels // 4) * 4
 
     @family.of_kernel
-    def group_tiles(self) -> int:
-        """Tiles that share their pixels, each with weights of its own."""
-        return self.problem.groups * self.channel_tiles
-
-    @family.of_kernel
     def weight_buffers(self) -> int:
         """Copies of a tile's weights: two if the next tile often needs others, and few."""
         return 2 if self.group_tiles > 1 and self.weights <= MOST_SPARE_WEIGHTS else 1
@@ -216,12 +188,6 @@ class Layout:
             -(-width.output_size // (width.stride * self.tile_columns)),
         )
 
-    @functools.cached_property
-    def tiles(self) -> int:
-        """Tiles of the launch."""
-        tiles_y, tiles_x = self.tiles_yx
-        return self.group_tiles * self.problem.batch * tiles_y * tiles_x
-
     @property
     def rows_in_image(self) -> float:
         """Share of the tiles' rows that warps compute.
@@ -236,21 +202,10 @@ class Layout:
         pixel_rows = -(-height.output_size // height.stride)
         return -(-pixel_rows // of_warp) * of_warp / (self.tiles_yx[0] * self.tile_rows)
 
-    def blocks(self, target: Target) -> int:
-        """Blocks that an SM holds."""
-        return image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target)
-
     @family.of_kernel
     def bound_blocks(self) -> int:
         """The launch bound: 64-bit offsets take registers of one block."""
         return self.tile.blocks - self.problem.wide_offsets
-
-    def grid(self, target: Target) -> int:
-        """Number of blocks: as many as the SMs hold. Each computes every grid-size-th tile."""
-        return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
-
-    source_vectors = family.of_kernel(lambda laid: image_tiles.source_vectors(laid.problem))
-    store_vector = family.of_kernel(lambda laid: image_tiles.store_vector(laid.problem))
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)

@@ -18,5 +18,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "pixel_width": x.size,
         "source_height": y.output_size,
         "source_width": x.output_size,
+        "destination_height": y.size,
+        "destination_width": x.size,
     }
     return implicit_gemm.launches(STEM, problem, layout(problem, tile), ("y", "x"), sizes)

@@ -1,6 +1,5 @@
 """How `general_input_gradient` lays a tile over a problem."""
 
-from tconv.kernels import implicit_gemm
 from tconv.kernels.implicit_gemm import Shape, Tile
 from tconv.problem import Problem
 
@@ -14,7 +13,5 @@ def layout(problem: Problem, tile: Tile) -> Shape:
         groups=problem.groups,
         pixels=problem.batch * problem.height.size * problem.width.size,
         slots=problem.taps,
-        phases=1,
         variants=1,
-        real_bytes=implicit_gemm.real_bytes(problem),
     )

@@ -9,6 +9,8 @@ from tconv.kernels.source import Constant, KernelSource
 from tconv.problem import Problem
 
 STEM = "general_weight_gradient"
+BLOCKS = 4
+"""Blocks that an SM must hold, which bounds the registers."""
 
 
 def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> KernelSource:
@@ -16,13 +18,13 @@ def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> Ker
     # The number of tiles depends on the device through the splits; their bound does not.
     index = family.index_type(
         problem,
-        layout.pixels(problem) + layout.MOST_SPLITS * tile.depth,
+        layout.pixels(problem) + (layout.MOST_SPLITS + 1) * THREADS,
         layout.split_tiles(problem, tile) * layout.MOST_SPLITS,
-        layout.MOST_SPLITS * problem.in_channels * layout.columns(problem)
-        if problem.in_channels * layout.columns(problem) * 4 > layout.MOST_PARTIAL_BYTES
+        layout.MOST_SPLITS * layout.weights(problem)
+        if layout.weights(problem) * 4 > layout.MOST_PARTIAL_BYTES
         else 0,
     )
-    shared = layout.shared_bytes(problem, tile, 8 if index == "long long" else 4)
+    shared = layout.shared_bytes(problem, tile)
     constants: tuple[tuple[str, Constant], ...] = (
         ("Element", family.ELEMENT_TYPES[problem.dtype]),
         ("Index", index),
@@ -30,16 +32,11 @@ def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> Ker
         ("in_channels", problem.in_channels_per_group),
         ("out_channels", problem.out_channels_per_group),
         ("round_to_tf32", problem.math == "tf32"),
-        ("blocks", family.blocks(problem, index, tile.blocks)),
+        ("blocks", family.blocks(problem, index, BLOCKS)),
         ("shared_bytes", shared),
-        ("row_threads", tile.row_threads),
-        ("column_threads", tile.column_threads),
-        ("thread_rows", tile.thread_rows),
-        ("thread_columns", tile.thread_columns),
-        ("depth", tile.depth),
+        ("tile_rows", tile.rows),
+        ("tile_columns", tile.columns),
         *family.axis_constants(problem),
-        ("x_channels_last", problem.x_layout == "channels_last"),
-        ("y_channels_last", problem.y_layout == "channels_last"),
     )
     return KernelSource(
         stem=STEM,
@@ -61,7 +58,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "partial": Address("partial"),
         "tiles": tiles,
         "pixels": layout.pixels(problem),
-        "split_pixels": layout.split_pixels(problem, tile, splits),
+        "split_pixels": layout.split_pixels(problem, splits),
         "height": y.size,
         "width": x.size,
         "out_height": y.output_size,

@@ -45,7 +45,7 @@ def tile_work(laid: Layout) -> tuple[float, float, float]:
     stride_y, stride_x = problem.height.stride, problem.width.stride
     products = laid.units * laid.steps_8 * laid.products
     reads = laid.units * laid.steps_8 * 2 * laid.loads * laid.fragments
-    weights = laid.units * laid.steps_8 * laid.slot_products * laid.warp_rows
+    weights = laid.units * laid.steps_8 * laid.slot_products
     issue = products + reads * (2 if laid.round_on_load else 1) + weights
     issue += 12 * laid.units * laid.steps_8
     shared = reads + 4 * weights
@@ -59,10 +59,10 @@ def tile_work(laid: Layout) -> tuple[float, float, float]:
         shared += 2 * copies * vector
 
     # Outputs go from registers to shared memory, from there to vectors, then to device memory.
-    rows = laid.tile_rows * laid.tile_channels
+    rows = laid.row_groups * laid.tile_channels
     elements = rows * laid.tile_columns * stride_x / 32
     gathered = elements * len(laid.y.used)
-    passes = laid.units * laid.warp_rows * laid.unit_phases * (laid.unit_channels // 16 + 1)
+    passes = laid.units * laid.unit_phases * (laid.unit_channels // 16 + 1)
     pieces = rows * laid.parts * len(laid.y.used)
     issue += 1.5 * gathered + gathered / laid.store_vector * 3 + 12 * pieces + 60 * passes
     shared += 3 * gathered
@@ -153,7 +153,7 @@ def team_work(laid: Layout) -> tuple[float, float, float]:
     copies = laid.steps_8 * 8 * laid.patch_rows * laid.patch_vectors * 4 / vector / 32
     issue += 5 * copies + laid.chunks * tile.warps * 180
 
-    rows = laid.tile_rows * laid.tile_channels
+    rows = laid.row_groups * laid.tile_channels
     elements = rows * laid.tile_columns * problem.width.stride / 32
     used = len(laid.y.used)
     passes = laid.units * laid.unit_phases * (laid.unit_channels // 16 + 1)

@@ -33,7 +33,6 @@ def _source(laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
         ("unit_channels", laid.unit_channels),
         ("unit_phases", laid.unit_phases),
         ("phase_groups", laid.phase_groups),
-        ("warp_rows", laid.warp_rows),
         ("fragments", laid.fragments),
         ("parts", laid.parts),
         ("channel_blocks", laid.channel_blocks),

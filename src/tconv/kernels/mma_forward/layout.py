@@ -82,13 +82,13 @@ def taps_of(axis: Axis) -> Taps:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(image_tiles.Layout):
     """A tile laid over a problem.
 
     Attributes:
         y, x: the taps of both axes.
         depth: input channels of a step.
-        row_groups: units of a tile along y.
+        row_groups: units of a tile along y, each a row of pixels.
         remembered: what all sizes of a kernel share (`family.of_kernel`, `family.once`).
     """
 
@@ -111,18 +111,13 @@ class Layout:
         """Phases in y of a unit: all if its rows are few and the accumulators suffice, else one."""
         rows = len(self.y.used) * len(self.x.used) * self.unit_channels
         few = self.unit_channels <= 8 and rows <= 32
-        sums = 4 * self.tile.rows * -(-rows // 16) * min(4, self.tile.fragments)
+        sums = 4 * -(-rows // 16) * min(4, self.tile.fragments)
         return len(self.y.used) if few and sums <= self.tile.sums else 1
 
     @family.of_kernel
     def phase_groups(self) -> int:
         """Units among which the phases in y are divided."""
         return len(self.y.used) // self.unit_phases
-
-    @family.of_kernel
-    def warp_rows(self) -> int:
-        """Rows of pixels of a unit."""
-        return self.tile.rows if self.phase_groups == 1 else 1
 
     @family.of_kernel
     def row_fragments(self) -> int:
@@ -132,7 +127,7 @@ class Layout:
     @family.of_kernel
     def columns_of(self) -> tuple[int, int]:
         """Fragments along x of a unit, and units along x of a tile."""
-        most = self.tile.sums // (4 * self.warp_rows * self.row_fragments)
+        most = self.tile.sums // (4 * self.row_fragments)
         most = max(1, min(most, self.tile.fragments))
         needed = -(-len(self.problem.pattern.width.q_range) // 8)
         parts = -(-needed // most)
@@ -170,11 +165,6 @@ class Layout:
         return self.parts * self.kinds * self.row_groups
 
     @family.of_kernel
-    def chunks(self) -> int:
-        """Number of steps over the input channels."""
-        return -(-self.problem.in_channels_per_group // self.depth)
-
-    @family.of_kernel
     def steps_8(self) -> int:
         """Fragments of 8 channels among all input channels of a group."""
         return -(-self.problem.in_channels_per_group // 8)
@@ -185,24 +175,14 @@ class Layout:
         return 8 * self.fragments * self.parts
 
     @family.of_kernel
-    def tile_rows(self) -> int:
-        """Pixels of a block along y."""
-        return self.row_groups * self.warp_rows
-
-    @family.of_kernel
     def tile_channels(self) -> int:
         """Output channels of a block."""
         return self.channel_blocks * self.unit_channels
 
     @family.of_kernel
-    def group_tiles(self) -> int:
-        """Tiles that share their pixels, each with weights of its own."""
-        return self.problem.groups * -(-self.problem.out_channels_per_group // self.tile_channels)
-
-    @family.of_kernel
     def sums(self) -> int:
         """Accumulators of a thread."""
-        return 4 * self.warp_rows * self.row_fragments * self.fragments
+        return 4 * self.row_fragments * self.fragments
 
     @family.of_kernel
     def slot_products(self) -> int:
@@ -256,16 +236,15 @@ class Layout:
     @family.of_kernel
     def products(self) -> int:
         """Products of a unit for 8 input channels. A product of split operands has four `mma`."""
-        return self.slot_products * self.fragments * self.warp_rows
+        return self.slot_products * self.fragments
 
     @family.of_kernel
     def loads(self) -> float:
         """Fragments of pixels that a unit reads for 8 input channels, divided by `fragments`."""
-        slots = len({offset + i for offset in self.y.offsets for i in range(self.warp_rows)})
         if self.phase_groups > 1:
             pairs = set(zip(self.y.phases, self.y.slots, strict=True))
             return len(self.x.offsets) * len(pairs) / self.phase_groups
-        return len(self.x.offsets) * slots
+        return len(self.x.offsets) * len(self.y.offsets)
 
     @family.of_kernel
     def round_on_load(self) -> bool:
@@ -299,7 +278,7 @@ class Layout:
     @family.of_kernel
     def patch_rows(self) -> int:
         """Input rows of a tile, its halo included."""
-        return self.tile_rows + self.y.span
+        return self.row_groups + self.y.span
 
     @family.of_kernel
     def head(self) -> int:
@@ -352,15 +331,9 @@ class Layout:
     def tiles_yx(self) -> tuple[int, int]:
         """Tiles along y and x."""
         return (
-            -(-len(self.problem.height.q_range) // self.tile_rows),
+            -(-len(self.problem.height.q_range) // self.row_groups),
             -(-len(self.problem.width.q_range) // self.tile_columns),
         )
-
-    @functools.cached_property
-    def tiles(self) -> int:
-        """Tiles of the launch."""
-        tiles_y, tiles_x = self.tiles_yx
-        return self.group_tiles * self.problem.batch * tiles_y * tiles_x
 
     @property
     def index(self) -> str:
@@ -377,17 +350,6 @@ class Layout:
         unrolled = self.tile.split and self.unit_phases > 1
         return max(1, self.tile.blocks - self.problem.wide_offsets - unrolled)
 
-    def blocks(self, target: Target) -> int:
-        """Blocks that an SM holds."""
-        return max(1, image_tiles.blocks_held(self.shared_bytes, self.bound_blocks, target))
-
-    def grid(self, target: Target) -> int:
-        """As many blocks as the SMs hold."""
-        return image_tiles.grid(target, self.blocks(target), self.tiles, self.group_tiles)
-
-    source_vectors = family.of_kernel(lambda laid: image_tiles.source_vectors(laid.problem))
-    store_vector = family.of_kernel(lambda laid: image_tiles.store_vector(laid.problem))
-
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
 def layout(problem: Problem, tile: Tile) -> Layout:
@@ -398,8 +360,7 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     whole = -(-problem.in_channels_per_group // 8) * 8
     depth = min(whole, MOST_DEPTH)
     laid = Layout(problem, tile, y, x, depth, 1)
-    rows = -(-len(problem.pattern.height.q_range) // laid.warp_rows)
-    row_groups = max(1, min(rows, tile.warps // laid.units))
+    row_groups = max(1, min(len(problem.pattern.height.q_range), tile.warps // laid.units))
     while True:
         laid = Layout(problem, tile, y, x, depth, row_groups)
         if laid.shared_bytes <= laid.aimed_bytes or depth == 8:

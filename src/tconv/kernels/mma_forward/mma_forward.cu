@@ -135,44 +135,41 @@ struct Block : Outputs<Block, Shared> {
         float* own = outputs + (Layer::team ? unit.part * (part_columns * stride_x) : 0);
         int unit_channel = unit.channel_block * Layer::unit_channels;
         const float* bias = shared.weights.bias + unit_channel;
+        // NOTE: all phases of some channels before the next: their rows are neighbours in
+        // memory.
 #pragma unroll
-        for (int i = 0; i < warp_rows; ++i) {
-            // NOTE: all phases of some channels before the next: their rows are neighbours in
-            // memory.
-#pragma unroll
-            for (int pass = 0; pass < halves * Layer::unit_phases; ++pass) {
-                int half = pass / Layer::unit_phases, phase = pass % Layer::unit_phases;
-                int index = unit.phase_group * Layer::unit_phases + phase;
-                int y = rows.y + (unit.row + i) * Layer::stride_y + phase_y(index);
-                bool exists = unsigned(y) < unsigned(arguments.destination_height);
-                if (Layer::phases_y == Layer::stride_y && !exists) continue;
-                team_barrier();  // the last pass has been read
-                bool wrong = gather(own, bias, i, phase, half);
-                if (exists && wrong) repair(own, unit, phase, half, y);
-                team_barrier();
-                int channel = unit_channel + 8 * half;
-                float* row = rows.destination + (channel * arguments.destination_stride_c +
-                                                 y * arguments.destination_stride_h);
-                const float* from = outputs;
-                int rest = Layer::out_channels - rows.channel - channel;
-                if constexpr (Layer::team) {
+        for (int pass = 0; pass < halves * Layer::unit_phases; ++pass) {
+            int half = pass / Layer::unit_phases, phase = pass % Layer::unit_phases;
+            int index = unit.phase_group * Layer::unit_phases + phase;
+            int y = rows.y + unit.row * Layer::stride_y + phase_y(index);
+            bool exists = unsigned(y) < unsigned(arguments.destination_height);
+            if (Layer::phases_y == Layer::stride_y && !exists) continue;
+            team_barrier();  // the last pass has been read
+            bool wrong = gather(own, bias, phase, half);
+            if (exists && wrong) repair(own, unit, phase, half, y);
+            team_barrier();
+            int channel = unit_channel + 8 * half;
+            float* row = rows.destination + (channel * arguments.destination_stride_c +
+                                             y * arguments.destination_stride_h);
+            const float* from = outputs;
+            int rest = Layer::out_channels - rows.channel - channel;
+            if constexpr (Layer::team) {
 #pragma unroll 1
-                    for (int c = unit.part; c < pass_channels; c += team_warps) {
-                        if (!whole && c >= rest) break;
-                        float* to = row + c * arguments.destination_stride_c;
-                        if (exists) rows.write<head + piece>(to, Gathered{from + c * output_pitch});
-                        store_empty(rows, to, y, index, bias[8 * half + c]);
-                    }
-                } else {
-                    constexpr int together = pass_channels < 4 ? pass_channels : 2;
+                for (int c = unit.part; c < pass_channels; c += team_warps) {
+                    if (!whole && c >= rest) break;
+                    float* to = row + c * arguments.destination_stride_c;
+                    if (exists) rows.write<head + piece>(to, Gathered{from + c * output_pitch});
+                    store_empty(rows, to, y, index, bias[8 * half + c]);
+                }
+            } else {
+                constexpr int together = pass_channels < 4 ? pass_channels : 2;
 #pragma unroll together
-                    for (int c = 0; c < pass_channels; ++c) {
-                        if (!whole && c >= rest) break;
-                        if (exists) rows.write<head + piece>(row, Gathered{from});
-                        store_empty(rows, row, y, index, bias[8 * half + c]);
-                        row += arguments.destination_stride_c;
-                        from += output_pitch;
-                    }
+                for (int c = 0; c < pass_channels; ++c) {
+                    if (!whole && c >= rest) break;
+                    if (exists) rows.write<head + piece>(row, Gathered{from});
+                    store_empty(rows, row, y, index, bias[8 * half + c]);
+                    row += arguments.destination_stride_c;
+                    from += output_pitch;
                 }
             }
         }

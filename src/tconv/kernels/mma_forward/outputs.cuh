@@ -59,7 +59,7 @@ struct Outputs : Products<Kernel, Shared> {
 
     // Stores the lanes' outputs of one phase in y and up to 8 channels in shared memory. Returns
     // whether some of them are not finite.
-    TCONV_DEVICE bool gather(float* outputs, const float* bias, int i, int phase, int half) {
+    TCONV_DEVICE bool gather(float* outputs, const float* bias, int phase, int half) {
         constexpr int unit_channels = Layer::unit_channels;
         int lane = own_thread() % 32;
         typename Noting<Layer::split>::Of wrong;
@@ -82,7 +82,7 @@ struct Outputs : Products<Kernel, Shared> {
                 if (!used) continue;
 #pragma unroll
                 for (int n = 0; n < fragments; ++n) {
-                    const float* sum = &sums[i][m][n][2 * h];
+                    const float* sum = &sums[m][n][2 * h];
                     float first = Layer::bias ? sum[0] + added : sum[0];
                     float second = Layer::bias ? sum[1] + added : sum[1];
                     to[8 * n * stride_x] = first;

@@ -13,7 +13,7 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
     using Base::arguments, Base::shared, Base::stage, Base::new_weights;
     using Base::Base;
 
-    float sums[warp_rows][row_fragments][fragments][4];
+    float sums[row_fragments][fragments][4];
 
     struct PatchShape {
         static constexpr int rows = patch_rows;
@@ -118,33 +118,13 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
 
     TCONV_DEVICE void clear_sums() {
 #pragma unroll
-        for (int i = 0; i < warp_rows; ++i) {
+        for (int m = 0; m < row_fragments; ++m) {
 #pragma unroll
-            for (int m = 0; m < row_fragments; ++m) {
+            for (int n = 0; n < fragments; ++n) {
 #pragma unroll
-                for (int n = 0; n < fragments; ++n) {
-#pragma unroll
-                    for (int v = 0; v < 4; ++v) sums[i][m][n][v] = 0;
-                }
+                for (int v = 0; v < 4; ++v) sums[m][n][v] = 0;
             }
         }
-    }
-
-    // The slot in y at which pixel row i reads patch row r, or -1.
-    TCONV_DEVICE static int slot_of(int r, int i) {
-        int found = -1;
-#pragma unroll
-        for (int k = 0; k < Layer::slots_y; ++k) {
-            if (Layer::offset_y[k] == r - i) found = k;
-        }
-        return found;
-    }
-
-    TCONV_DEVICE static bool is_read(int r) {
-        bool any = false;
-#pragma unroll
-        for (int i = 0; i < warp_rows; ++i) any |= slot_of(r, i) >= 0;
-        return any;
     }
 
     // Whether some row of fragment m has a tap at the slot, in the phase group that has most taps.
@@ -200,43 +180,31 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
 #pragma unroll 1
         for (int k = 0; k < count; ++k) {
 #pragma unroll
-            for (int r = 0; r < Layer::span_y + warp_rows; ++r) {
-                if (!is_read(r)) continue;
-                // NOTE: uniform over the warp. Phase groups have no pixel rows to share.
-                if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot_of(r, 0))) {
-                    continue;
-                }
+            for (int slot = 0; slot < Layer::slots_y; ++slot) {
+                // NOTE: uniform over the warp.
+                if (Layer::phase_groups > 1 && !group_has_tap(unit.phase_group, slot)) continue;
 #pragma unroll
                 for (int x = 0; x < Layer::slots_x; ++x) {
-                    uint32_t a[warp_rows][row_fragments][4];
+                    uint32_t a[row_fragments][4];
 #pragma unroll
-                    for (int i = 0; i < warp_rows; ++i) {
-                        int slot = slot_of(r, i);
-                        if (slot < 0) continue;
+                    for (int m = 0; m < row_fragments; ++m) {
+                        if (!has_tap(m, slot, x)) continue;
+                        using Four = Vector<uint32_t, 4>;
+                        Four part = *reinterpret_cast<const Four*>(
+                            weight + (slot * Layer::slots_x + x) * slot_weights + m * 128);
 #pragma unroll
-                        for (int m = 0; m < row_fragments; ++m) {
-                            if (!has_tap(m, slot, x)) continue;
-                            using Four = Vector<uint32_t, 4>;
-                            Four part = *reinterpret_cast<const Four*>(
-                                weight + (slot * Layer::slots_x + x) * slot_weights + m * 128);
-#pragma unroll
-                            for (int v = 0; v < 4; ++v) a[i][m][v] = part.values[v];
-                        }
+                        for (int v = 0; v < 4; ++v) a[m][v] = part.values[v];
                     }
-                    const float* from = source + r * patch_pitch + Layer::offset_x[x];
+                    const float* from =
+                        source + Layer::offset_y[slot] * patch_pitch + Layer::offset_x[x];
 #pragma unroll
                     for (int n = 0; n < fragments; ++n) {
                         uint32_t b[2] = {pixel_bits(from[8 * n]),
                                          pixel_bits(from[4 * patch_channel + 8 * n])};
 #pragma unroll
-                        for (int i = 0; i < warp_rows; ++i) {
-                            int slot = slot_of(r, i);
-                            if (slot < 0) continue;
-#pragma unroll
-                            for (int m = 0; m < row_fragments; ++m) {
-                                if (!has_tap(m, slot, x)) continue;
-                                ptx::mma_m16n8k8_tf32(sums[i][m][n], a[i][m], b);
-                            }
+                        for (int m = 0; m < row_fragments; ++m) {
+                            if (!has_tap(m, slot, x)) continue;
+                            ptx::mma_m16n8k8_tf32(sums[m][n], a[m], b);
                         }
                     }
                 }
@@ -251,7 +219,6 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
     // them: the products of high parts, one product of 16 bits, on their own. They are added as
     // float32 adds.
     TCONV_DEVICE void multiply_split(const float* patch, const Unit& unit, int first_8, int count) {
-        static_assert(!Layer::split || warp_rows == 1, "split tiles have one row of pixels a warp");
         int lane = own_thread() % 32;
         const float* source = patch + lane % 4 * patch_channel + unit.row * patch_pitch +
                               (unit.part * part_columns + skew + pixel_of(lane / 4));
@@ -302,9 +269,9 @@ struct Products : image_tiles::Block<Kernel, Shared, Position> {
                             ptx::mma_m16n8k8_bf16(large, high, pixel_high, zero);
                             ptx::mma_m16n8k16_bf16(small, both, middle_high[n]);
 #pragma unroll
-                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += large[v];
+                            for (int v = 0; v < 4; ++v) sums[m][n][v] += large[v];
 #pragma unroll
-                            for (int v = 0; v < 4; ++v) sums[0][m][n][v] += small[v];
+                            for (int v = 0; v < 4; ++v) sums[m][n][v] += small[v];
                         }
                     }
                 }

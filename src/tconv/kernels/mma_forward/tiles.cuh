@@ -10,8 +10,8 @@
 //   depth   8 input channels of a slot
 //
 // A unit is what a warp accumulates at a time: unit_channels out channels with all their phases in
-// x and unit_phases of those in y, of warp_rows rows of 8*fragments pixels. A block computes a tile
-// at a time, some units that share their inputs:
+// x and unit_phases of those in y, of 8*fragments pixels of a row. A block computes a tile at a
+// time, some units that share their inputs:
 //
 //   step      a patch of `depth` input channels with its halo, by cp.async, zero outside the
 //             image; the next step's patch, of this or the next tile, is copied meanwhile
@@ -39,12 +39,11 @@ using image_tiles::own_thread;
 constexpr int threads = Layer::threads;
 constexpr int warps = threads / 32;
 constexpr int fragments = Layer::fragments;
-constexpr int warp_rows = Layer::warp_rows;
 constexpr int stride_x = Layer::stride_x;
 
 constexpr int part_columns = 8 * fragments;
 constexpr int tile_columns = Layer::parts * part_columns;
-constexpr int tile_rows = Layer::row_groups * warp_rows;
+constexpr int tile_rows = Layer::row_groups;
 constexpr int tile_channels = Layer::channel_blocks * Layer::unit_channels;
 constexpr int channel_tiles = (Layer::out_channels + tile_channels - 1) / tile_channels;
 
@@ -103,7 +102,7 @@ struct Unit {
         channel_block = rest % Layer::channel_blocks;
         rest /= Layer::channel_blocks;
         phase_group = rest % Layer::phase_groups;
-        row = rest / Layer::phase_groups * warp_rows;
+        row = rest / Layer::phase_groups;
     }
 
     TCONV_DEVICE int kind() const { return channel_block * Layer::phase_groups + phase_group; }

@@ -12,7 +12,6 @@ class Tile:
         fragments: most fragments that a warp accumulates along x, of 8 neighbouring pixels each.
         parts: most warps along x.
         channel_blocks: most blocks of 16 output channels.
-        rows: rows of pixels that a warp accumulates together.
         sums: most accumulators of a thread.
         blocks: blocks that an SM must hold. This bounds the registers.
         split: whether each operand is the sum of three parts.
@@ -23,7 +22,6 @@ class Tile:
     fragments: int
     parts: int
     channel_blocks: int
-    rows: int
     sums: int
     blocks: int
     split: bool = False
@@ -43,22 +41,18 @@ class Tile:
         """Output channels x rows x columns at most; warps, as rows of measurements name them."""
         split = "/split" if self.split else "/team" if self.team else ""
         return (
-            f"{16 * self.channel_blocks}x{self.rows}x{8 * self.fragments * self.parts}"
-            f"/{self.warps}x1{split}"
+            f"{16 * self.channel_blocks}x1x{8 * self.fragments * self.parts}/{self.warps}x1{split}"
         )
 
 
 TILES = (
-    Tile(warps=4, fragments=17, parts=1, channel_blocks=2, rows=1, sums=72, blocks=3),
-    Tile(warps=4, fragments=9, parts=2, channel_blocks=2, rows=2, sums=72, blocks=3),
-    Tile(warps=8, fragments=9, parts=2, channel_blocks=2, rows=2, sums=72, blocks=1),
-    Tile(warps=4, fragments=5, parts=1, channel_blocks=2, rows=3, sums=64, blocks=3),
-    Tile(warps=4, fragments=8, parts=2, channel_blocks=2, rows=1, sums=64, blocks=4),
-    Tile(warps=8, fragments=8, parts=2, channel_blocks=2, rows=1, sums=64, blocks=2),
-    Tile(8, fragments=4, parts=8, channel_blocks=1, rows=1, sums=48, blocks=2, team=True),
-    Tile(8, fragments=2, parts=8, channel_blocks=1, rows=1, sums=72, blocks=3, team=True),
+    Tile(warps=4, fragments=17, parts=1, channel_blocks=2, sums=72, blocks=3),
+    Tile(warps=4, fragments=8, parts=2, channel_blocks=2, sums=64, blocks=4),
+    Tile(warps=8, fragments=8, parts=2, channel_blocks=2, sums=64, blocks=2),
+    Tile(8, fragments=4, parts=8, channel_blocks=1, sums=48, blocks=2, team=True),
+    Tile(8, fragments=2, parts=8, channel_blocks=1, sums=72, blocks=3, team=True),
     *(
-        Tile(warps, 4, parts, 1, 1, sums=48, blocks=16 // warps, split=True, team=True)
+        Tile(warps, 4, parts, 1, sums=48, blocks=16 // warps, split=True, team=True)
         for warps, parts in ((8, 8), (8, 4), (4, 4))
     ),
 )

@@ -21,7 +21,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     busy = (steps * step + fit.block) / fit.clock
     halo = 1 + fit.halo / laid.strip + (laid.window - 1) / laid.share(target)
     # Stores of partial sectors cost the L2 cache more.
-    parts = 1 if tile.gathers else 2 * problem.width.stride / laid.store_vector
+    parts = 2 * problem.width.stride / laid.store_vector
     written = 4 * problem.batch * problem.out_channels * math.prod(problem.y_shape[2:])
     moved = (problem.bytes * halo + written * fit.partial_sector * (parts - 1)) / (
         fit.memory * 1e12
@@ -45,7 +45,7 @@ def step_cycles(laid: Layout) -> float:
     multiply = products * laid.product_columns / 2
     channels = laid.chunks * laid.depth
     copies = channels * laid.columns / (4 if laid.source_vectors else 1) / WARPGROUP
-    outputs = laid.slots * 2 * x.stride * (fit.gathering if laid.tile.gathers else 1)
+    outputs = laid.slots * 2 * x.stride
     issue = fit.issue_product * products + fit.issue_copy * copies + laid.product_columns / 2
     issue += outputs * fit.issue_output * (1 + 1 / laid.store_vector) + laid.slots * fit.issue_slot
     issue += fit.issue_stage * (laid.chunks + 1)

@@ -18,8 +18,7 @@ def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> Ker
     laid = layout(problem, tile)
     index = family.index_type(problem, laid.lines)
     stages = laid.stages(hopper.TARGET)
-    shared = laid.weight_bytes + tile.warpgroups * stages * laid.stage_bytes + laid.output_bytes
-    shared += laid.table_bytes
+    shared = laid.weight_bytes + tile.warpgroups * stages * laid.stage_bytes + laid.table_bytes
     constants: tuple[tuple[str, Constant], ...] = (
         *family.layer_constants(problem, index),
         ("shared_bytes", round_up(shared, RESERVED_BYTES)),
@@ -35,7 +34,6 @@ def _source(problem: Problem, tile: Tile, arguments: dict[str, Argument]) -> Ker
         ("slot_begin", laid.slot_begin),
         ("offset_x", laid.offset_x),
         ("source_vectors", laid.source_vectors),
-        ("gathers", tile.gathers),
         ("store_vector", laid.store_vector),
         *family.axis_constants(problem),
         ("first_q", laid.first_row),

@@ -20,18 +20,15 @@ TCONV_DEVICE void store(float* destination, const float* v, bool exist) {
 
 struct Outputs {
     const Arguments& arguments;
-    float* staged;  // of the warp
     float waiting[unit_slots][window > 1 ? window - 1 : 1][stride_x][2][reach + 1];
     float bias[unit_slots];
-    Index offset[places];  // from the first unit's
-    int row[places];  // of the outputs, less q * stride_y
+    Index offset[unit_slots];  // from the first unit's
+    int row[unit_slots];  // of the outputs, less q * stride_y
     float* to;  // of output row y * stride_y, in the first out channel
     int first_row;  // y * stride_y, both of the last row that was added
-    uint32_t live;  // a bit for each of the pair's outputs in x, or for each place
-    uint32_t pending = 0;  // of these, what of that row is gathered and not yet written
+    uint32_t live;  // a bit for each of the pair's outputs in x
 
-    TCONV_DEVICE Outputs(const Arguments& arguments, Index group, float* staged)
-        : arguments(arguments), staged(staged) {
+    TCONV_DEVICE Outputs(const Arguments& arguments, Index group) : arguments(arguments) {
         const float* biases =
             static_cast<const float*>(arguments.bias) + group * Layer::out_channels;
 #pragma unroll
@@ -41,30 +38,27 @@ struct Outputs {
             bias[slot] = Layer::bias ? ptx::ld_global_nc(biases + channel) : 0;
         }
 #pragma unroll
-        for (int i = 0; i < places; ++i) {
-            int unit = gathers ? vector_of(i) / row_vectors : i * 4 + threadIdx.x % 4;
+        for (int i = 0; i < unit_slots; ++i) {
+            int unit = i * 4 + threadIdx.x % 4;
             bool exists = unit < units;
             int phase = exists ? unit / Layer::out_channels : 0;
             int channel = exists ? unit % Layer::out_channels : 0;
             // NOTE: a row that never exists.
             row[i] = exists ? phase - Layer::padding_y : -(1 << 30) * 2;
             offset[i] = channel * arguments.destination_stride_c +
-                        (phase - Layer::padding_y) * arguments.destination_stride_h +
-                        (gathers ? column_of(i) : 0);
+                        (phase - Layer::padding_y) * arguments.destination_stride_h;
         }
     }
 
     TCONV_DEVICE void enter(const Walk& at, Index group) {
         int pair = threadIdx.x % 32 / 4;
         int pixel = Layer::first_pixel + at.strip * Layer::strip +
-                    threadIdx.x % warpgroup / 32 * useful + 2 * (gathers ? reach : pair);
+                    threadIdx.x % warpgroup / 32 * useful + 2 * pair;
         int x = pixel * stride_x - Layer::offset_x;
         live = 0;
 #pragma unroll
-        for (int i = 0; i < (gathers ? places : 2 * stride_x); i += gathers ? 1 : vector) {
-            int column = x + (gathers ? column_of(i) : i);
-            bool exists = (gathers || pair >= reach) &&
-                          unsigned(column) < unsigned(arguments.destination_width);
+        for (int i = 0; i < 2 * stride_x; i += vector) {
+            bool exists = pair >= reach && unsigned(x + i) < unsigned(arguments.destination_width);
             live |= uint32_t(exists) << i;
         }
         first_row = (at.y - 1) * stride_y;
@@ -122,62 +116,23 @@ struct Outputs {
         });
         to += stride_y * arguments.destination_stride_h;
         first_row += stride_y;
-        pending = 0;
         if (at.y >= at.first_q) {
             NotFinite<float> not_finite;
-            if (gathers) __syncwarp();  // the last row has been read
 #pragma unroll
             for (int slot = 0; slot < unit_slots; ++slot) {
                 float values[2 * stride_x];
                 finish(slot, complete[slot], values);
 #pragma unroll
                 for (int i = 0; i < 2 * stride_x; ++i) not_finite.note(values[i]);
-                if (gathers) {
-                    stage(slot, values);
-                } else {
-                    write(slot, values);
-                }
+                write(slot, values);
             }
             if (not_finite.any()) repair(at, group);
-            if (gathers) {
-                __syncwarp();
-                pending = live;
-            }
         }
-    }
-
-    // Loads the last row, if it is gathered, from shared memory.
-    TCONV_DEVICE void load_pending(Vector<float, vector> (&parts)[places]) const {
-#pragma unroll
-        for (int i = 0; i < places; ++i) {
-            int place = min(vector_of(i), units * row_vectors - 1);
-            parts[i] = *reinterpret_cast<const Vector<float, vector>*>(staged + place * vector);
-        }
-    }
-
-    TCONV_DEVICE void write_pending(const Vector<float, vector> (&parts)[places]) const {
-#pragma unroll
-        for (int i = 0; i < places; ++i) {
-            store(to + offset[i], parts[i].values, (pending >> i & 1) && has_row(i));
-        }
-    }
-
-    // Writes what is pending. Called before another strip is entered, and at the end.
-    TCONV_DEVICE void finish_rows() {
-        if (!gathers || pending == 0) return;
-        Vector<float, vector> parts[places];
-        load_pending(parts);
-        write_pending(parts);
-        pending = 0;
     }
 
 private:
-    // For gathered rows: which of the warp's vectors a thread writes, and where it lies in its row.
-    TCONV_DEVICE static int vector_of(int place) { return place * 32 + threadIdx.x % 32; }
-    TCONV_DEVICE static int column_of(int place) { return vector_of(place) % row_vectors * vector; }
-
-    TCONV_DEVICE bool has_row(int place) const {
-        return unsigned(first_row + row[place]) < unsigned(arguments.destination_height);
+    TCONV_DEVICE bool has_row(int slot) const {
+        return unsigned(first_row + row[slot]) < unsigned(arguments.destination_height);
     }
 
     // The pair's outputs of a unit: adds sums of other pairs, and the bias.
@@ -212,8 +167,7 @@ private:
         }
     }
 
-    // Recomputes the outputs of this row that the thread has staged or written and that are not
-    // finite.
+    // Recomputes the outputs of this row that the thread has written and that are not finite.
     TCONV_DEVICE void repair(const Walk& at, Index group) const {
         int pair = threadIdx.x % 32 / 4;
         if (pair < reach) return;
@@ -231,27 +185,12 @@ private:
                 continue;
             }
             float* place =
-                gathers ? staged + unit * row_outputs + (pair - reach) * (2 * stride_x) + column
-                        : static_cast<float*>(arguments.destination) +
-                              (at.image * arguments.destination_stride_n +
-                               (group * Layer::out_channels + channel) *
-                                   arguments.destination_stride_c +
-                               y * arguments.destination_stride_h + x);
+                static_cast<float*>(arguments.destination) +
+                (at.image * arguments.destination_stride_n +
+                 (group * Layer::out_channels + channel) * arguments.destination_stride_c +
+                 y * arguments.destination_stride_h + x);
             if (is_finite(*place)) continue;
             *place = exact::output<true>(arguments, at.image, group, channel, y, x);
-        }
-    }
-
-    TCONV_DEVICE void stage(int slot, const float (&values)[2 * stride_x]) const {
-        int unit = slot * 4 + threadIdx.x % 4, pair = threadIdx.x % 32 / 4;
-        if (unit >= units || pair < reach) return;
-        float* place = staged + unit * row_outputs + (pair - reach) * (2 * stride_x);
-#pragma unroll
-        for (int i = 0; i < 2 * stride_x; i += vector) {
-            Vector<float, vector> part;
-#pragma unroll
-            for (int v = 0; v < vector; ++v) part.values[v] = values[i + v];
-            *reinterpret_cast<Vector<float, vector>*>(place + i) = part;
         }
     }
 };

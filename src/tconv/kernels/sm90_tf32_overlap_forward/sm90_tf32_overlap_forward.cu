@@ -23,8 +23,8 @@
 // All rows of all strips form one line, or `abreast` strips form a line each, and the warpgroups
 // divide the lines evenly. A share, and each strip in it, begins with the input rows above it that
 // reach into it. Each warpgroup copies its own rows by cp.async, `stages` - 1 stages of `depth`
-// channels ahead, in whole sectors. It issues copies, and writes the last row, during the products.
-// Warpgroups synchronise once, when the weights are in place.
+// channels ahead, in whole sectors. It issues copies during the products. Warpgroups synchronise
+// once, when the weights are in place.
 #include <ptx/bulk.cuh>
 #include <ptx/registers.cuh>
 #include <ptx/wgmma.cuh>
@@ -97,12 +97,11 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
     first += lane % 4 * pitch;
     uint64_t weights =
         ptx::matrix_descriptor(shared.weights, 16, 8 * line_bytes, ptx::Swizzle::bytes_128);
-    Outputs outputs(arguments, group, shared.outputs[threadIdx.x / 32]);
+    Outputs outputs(arguments, group);
     // NOTE: defined here, so that a row's first product overwrites those of the last row and
     // nothing clears them.
     Products products = {};
     do {
-        outputs.finish_rows();
         outputs.enter(at, group);
         bool over;
         do {
@@ -110,12 +109,7 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
             for (int chunk = 0; chunk < chunks; ++chunk) {
                 copies.wait();
                 copies.before_products();
-                auto beside = [&] {
-                    Vector<float, vector> parts[places];
-                    if (gathers && chunk == 0) outputs.load_pending(parts);
-                    copies.beside_products();
-                    if (gathers && chunk == 0) outputs.write_pending(parts);
-                };
+                auto beside = [&] { copies.beside_products(); };
                 const float* from = copies.staged() + first;
                 if (chunk + 1 < chunks) {
                     multiply<depth>(from, weights, chunk, products, beside);
@@ -128,7 +122,6 @@ TCONV_DEVICE void run(const Arguments& arguments, Shared& shared) {
             over = at.advance(arguments);
         } while (!over);
     } while (at.exists());
-    outputs.finish_rows();
     copies.end();
 }
 

@@ -9,7 +9,6 @@ namespace {
 using Index = Layer::Index;
 
 constexpr int warpgroup = 128;
-constexpr int warps = Layer::threads / 32;
 constexpr int warpgroups = Layer::threads / warpgroup;
 constexpr int stride_x = Layer::stride_x;
 constexpr int stride_y = Layer::stride_y;
@@ -83,27 +82,16 @@ constexpr int line_bytes = 128;  // 32 channels of a column
 constexpr int block_bytes = columns * line_bytes;
 constexpr int lines = ((chunks - 1) * depth + last_depth + 31) / 32;
 
-// Outputs that are written at a time, of a warp's row.
+// Outputs that are written at a time.
 constexpr int vector = Layer::store_vector;
 constexpr int useful = 16 - 2 * reach;  // pixels of a warp that have outputs
-constexpr int row_outputs = useful * stride_x;
 static_assert(2 * stride_x % vector == 0, "a pair's outputs are whole vectors");
 static_assert(2 * stride_x <= 32, "a word says which exist");
-
-// A pair's outputs are neighbours. If they are several vectors, direct stores would write parts of
-// sectors. Then a warp gathers them: [unit][row_outputs].
-constexpr bool gathers = Layer::gathers;
-constexpr int gathered = gathers ? (units * row_outputs + 3) / 4 * 4 : 4;
-constexpr int row_vectors = row_outputs / vector;
-constexpr int rounds = (units * row_vectors + 31) / 32;
-constexpr int places = gathers ? rounds : unit_slots;  // where a thread writes
-static_assert(!gathers || rounds <= 32, "a word says which exist");
 
 struct Shared {
     // [32 channels][column][channel], swizzled.
     alignas(1024) unsigned char weights[lines * block_bytes];
     alignas(16) float pixels[warpgroups][stages][stage_floats];
-    alignas(16) float outputs[warps][gathered];
     // For an input channel's weights, (out channel, tap in y, tap in x): the offset and the column
     // of each.
     Index weight_offsets[elements];

@@ -14,12 +14,10 @@ class Tile:
     Attributes:
         warpgroups: warpgroups of a block, each with its own strip.
         channels: most input channels of a stage.
-        gathers: whether a warp gathers a row of outputs in shared memory before it writes them.
     """
 
     warpgroups: int
     channels: int
-    gathers: bool = True
 
     @property
     def threads(self) -> int:
@@ -32,15 +30,13 @@ class Tile:
         return min(255, (64 << 10) // self.threads // 8 * 8)
 
     def __str__(self) -> str:
-        """Warpgroups x input channels of a stage, and how outputs are written."""
-        return f"{self.warpgroups}x{self.channels}" + ("" if self.gathers else "/direct")
+        """Warpgroups x input channels of a stage, as rows of measurements name them."""
+        return f"{self.warpgroups}x{self.channels}/direct"
 
 
 TILES = (
-    Tile(3, 64, gathers=True),
-    Tile(3, 32, gathers=True),
-    Tile(3, 64, gathers=False),
+    Tile(3, 64),
     # For many taps, and for rows that are not aligned to 16 bytes, whose copies take more
     # registers.
-    Tile(2, 64, gathers=True),
+    Tile(2, 64),
 )
