@@ -39,6 +39,12 @@ CASES = (
     # Words of an odd stride.
     ("16,24,5,3,1,1", "2x6x29"),
     ("16,24,5,3,1,1", "2x6x40"),
+    # Rows off 16 bytes, read by flat maps of 2, 4 and 8 planes; runs of rows of 24 pixels.
+    ("24,72,4,2,1", "2x5x7"),
+    ("32,24,3,1,1", "2x5x14"),
+    ("64,64,3", "3x4x64"),
+    ("64,64,3,2", "2x4x64"),
+    ("40,70,4,2,1", "3x7x24"),
 )
 
 
