@@ -1,12 +1,12 @@
-// out[n, co, oy, ox] on Hopper's tensor cores, for layers whose kernel is their stride: TF32 operands
-// rounded to nearest, float32 sums. An output then has one pixel and one tap.
+// out[n, co, oy, ox] on Hopper's tensor cores, for layers whose kernel is their stride. An output
+// then has one pixel and one tap. TF32 operands rounded to nearest, float32 sums.
 //
-// Rows of the matrix product are pixels, columns are (phase in y, output channel, phase in x), depth
-// is the input channels, 32 to a stage.
+// Rows of the matrix product are pixels, columns are (phase in y, output channel, phase in x). Its
+// depth is the input channels, 32 to a stage.
 //
 // Pixels are the wgmma's A, from registers. They lie in shared memory as in the image, [channel]
 // [pixel], and a thread rounds its operands on the way. They are neither transposed nor packed.
-// Weights are B, from shared memory with 128-byte swizzle, as sm90_tf32_wide_pack has laid them out.
+// Weights are B, from shared memory with 128-byte swizzle, laid out by sm90_tf32_wide_pack.
 // A thread's sums are all phases in x of its pixels, which are neighbouring outputs: it writes them
 // itself.
 //
@@ -94,8 +94,8 @@ TCONV_DEVICE void hand_back(uint64_t* empty) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
-// The offset of a pixel in an image's channel, or -1 beyond the image. Pixels that are copied together
-// are neighbours in the image, or all beyond it.
+// The offset of a pixel in an image's channel, or -1 beyond the image. Pixels that are copied
+// together are neighbours in the image, or all beyond it.
 TCONV_DEVICE Index source_offset(const Arguments& arguments, int line) {
     Pixel at(arguments, line);
     bool inside = at.image < arguments.batch && at.y < arguments.source_height &&

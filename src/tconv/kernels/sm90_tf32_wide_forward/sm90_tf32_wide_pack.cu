@@ -1,6 +1,7 @@
-// Packs weights for sm90_tf32_wide_forward, rounded to TF32: [group][column tile][32 channels][part]
-// [column][channel]. Each part's block has the 128-byte swizzle in which a plain bulk copy loads it
-// to shared memory. Columns that do not exist keep what was there: their products are never stored.
+// Packs weights for sm90_tf32_wide_forward, rounded to TF32:
+// [group][column tile][32 channels][part][column][channel]. Each part's block has the 128-byte
+// swizzle in which a plain bulk copy loads it to shared memory. Columns that do not exist keep what
+// was there: their products are never stored.
 #include <sm90_tf32_wide_forward/columns.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
