@@ -96,9 +96,10 @@ TCONV_DEVICE int raw_channel(int row, int classes) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32 % (raw_channels / 16);
     int pair = lane / 4;
     if (classes == 1) return warp * 16 + pair * 2 + (row ^ lane / 16);
-    int of_classes = warp / (classes / 2);
+    int shift = classes / 4;  // 2, 4 or 8 classes are of 1, 2 or 4 warps
+    int of_classes = warp >> shift;
     pair = pair % 4 * 2 + pair / 4;
-    return (of_classes * 8 + pair) * classes + (warp - of_classes * (classes / 2)) * 2 + row;
+    return (of_classes * 8 + pair) * classes + (warp - (of_classes << shift)) * 2 + row;
 }
 
 // The words from `at` on, the first that a taker's first tap reads in front. None is read behind
