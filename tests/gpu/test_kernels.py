@@ -127,7 +127,7 @@ def test_hopper_tensor_cores(layout, kernel, cases, monkeypatch):
         assert_maps_right(case, operands(case, torch.float32, layout, "cuda"), tf32=True)
 
 
-# 1x1 with planes on and off vectors, tails of channels and pixels.
+# 1x1 with planes on and off vectors, tails of channels and pixels; small images.
 POINTWISE_CASES = {
     pointwise_forward: (
         Case(16, 1, 1, 64, (64, 64), (1, 1), (2, 2), bias=False),
@@ -142,6 +142,8 @@ POINTWISE_CASES = {
         Case(3, 20, 70, 2, (8, 33), (1, 1), (2, 3)),
         Case(5, 100, 37, 2, (13, 20), (1, 1)),
         Case(3, 252, 127, 1, (9, 20), (1, 1), (2, 1)),
+        Case(48, 128, 4, 1, (12, 12), (7, 5), (2, 2), (1, 4), (0, 0), (2, 2)),
+        Case(5, 40, 3, 2, (5, 8), (4, 4), (2, 2), (1, 1)),
     ),
 }
 

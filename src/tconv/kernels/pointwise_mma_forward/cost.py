@@ -15,10 +15,12 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     laid = layout(problem, target, tile)
     multiply = laid.depth * tile.rows * tile.pixels / COSTS.products
     copied = laid.depth * (tile.pixels / laid.source_vector + laid.weight_copies)
-    outputs = tile.rows * problem.height.output_size * problem.width.output_size
+    outputs = laid.channels * problem.height.output_size * problem.width.output_size
     written = outputs / laid.tiles / 4
     sums = tile.splits * tile.rows * tile.pixels
-    block = multiply + COSTS.copy * copied + COSTS.sum * sums
+    # Taps that an output looks for, most of which are of another phase or beside the image.
+    looked = 0 if laid.pointwise else outputs * problem.taps
+    block = multiply + COSTS.copy * copied + COSTS.sum * sums + COSTS.tap * looked
     # A block waits for its chunks, while others of the SM work.
     blocks = -(-laid.grid // target.multiprocessors)
     held = laid.blocks()

@@ -31,6 +31,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         constants=(
             *family.layer_constants(problem, index),
             ("blocks", tile.blocks),
+            ("pointwise", laid.pointwise),
             *family.axis_constants(problem),
             ("rows", tile.rows),
             ("pixels", tile.pixels),

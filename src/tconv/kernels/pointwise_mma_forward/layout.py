@@ -10,13 +10,17 @@ from tconv.jit.target import Target
 from tconv.kernels import family, image_tiles
 from tconv.problem import Problem
 
+MOST_CHANNELS = 8
+"""Most output channels of a group with a kernel beyond 1x1. Rows of other kernels' products, which
+are of output channels, are then mostly padding."""
+
 
 @dataclass(frozen=True)
 class Tile:
     """What a block computes.
 
     Attributes:
-        rows: output channels, a multiple of 32.
+        rows: rows of products, a multiple of 32: taps of output channels.
         pixels: most pixels of x.
         splits: warps that share the input channels of 32 rows.
         blocks: blocks that an SM must hold. This bounds the registers.
@@ -60,14 +64,27 @@ class Layout:
     tile: Tile
 
     @property
+    def pointwise(self) -> bool:
+        """Whether an output has one pixel at most, that of its own place."""
+        axes = (self.problem.height, self.problem.width)
+        return all(axis.kernel == 1 and not axis.padding for axis in axes)
+
+    @property
+    def channels(self) -> int:
+        """Output channels of a block."""
+        return self.tile.rows // self.problem.taps
+
+    @property
     def dense(self) -> bool:
         """Whether each output has its own pixel, so that a plane is one row."""
-        return self.problem.height.stride == self.problem.width.stride == 1
+        return self.pointwise and self.problem.height.stride == self.problem.width.stride == 1
 
     @property
     def tile_pixels(self) -> int:
         """Pixels of a block: whole rows, but where a plane is one. 0 where too few are held."""
         height, width = self.problem.height.size, self.problem.width.size
+        if not self.pointwise:
+            return height * width if height * width <= self.tile.pixels else 0
         most = self.tile.pixels // width
         if self.dense or most == 0:
             return self.tile.pixels if self.dense else 0
@@ -81,7 +98,7 @@ class Layout:
     @property
     def channel_tiles(self) -> int:
         """Tiles of a group's output channels."""
-        return -(-self.problem.out_channels_per_group // self.tile.rows)
+        return -(-self.problem.out_channels_per_group // self.channels)
 
     @property
     def grid(self) -> int:
@@ -116,7 +133,8 @@ class Layout:
         With a multiple of 4 channels, each channel's are vectors anyway.
         """
         depth, channels = self.problem.in_channels_per_group, self.problem.out_channels_per_group
-        return channels <= self.tile.rows and depth % 4 == 0 and channels % 4 != 0
+        few = channels <= self.tile.rows and self.problem.taps == 1
+        return few and depth % 4 == 0 and channels % 4 != 0
 
     @property
     def slot_bytes(self) -> int:
@@ -130,7 +148,8 @@ class Layout:
         channels = self.problem.out_channels_per_group
         if self.lies:
             return channels / 4
-        return self.tile.rows / 4 if channels % 4 == 0 else self.tile.rows
+        vectors = self.problem.taps == 1 and channels % 4 == 0
+        return self.tile.rows / 4 if vectors else self.tile.rows
 
     @property
     def slots(self) -> int:
@@ -165,15 +184,23 @@ def why_not(problem: Problem, target: Target) -> str | None:
         return refusal
     if problem.wide_offsets:
         return "offsets of 64 bits would take registers that sums need"
-    return image_tiles.pointwise_why_not(problem)
+    if problem.taps == 1 and problem.height.padding == problem.width.padding == 0:
+        return image_tiles.pointwise_why_not(problem)
+    channels = problem.out_channels_per_group
+    if channels > MOST_CHANNELS:
+        return f"is for {MOST_CHANNELS} output channels in a group at most, not {channels}"
+    return family.coordinates_why_not(problem)
 
 
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     laid = layout(problem, target, tile)
+    height, width = problem.height.size, problem.width.size
+    if problem.taps > tile.rows:
+        return f"a block has all taps of a channel, {tile.rows} at most, not {problem.taps}"
     if laid.tile_pixels == 0:
-        width = problem.width.size
-        return f"a block has {tile.pixels} pixels at most, in whole rows, not of {width}"
+        whole = f"rows, not of {width}" if laid.pointwise else f"images, not of {height}x{width}"
+        return f"a block has {tile.pixels} pixels at most, in whole {whole}"
     if laid.grid > family.MAX_GRID:
         return f"counts {family.MAX_GRID} blocks at most, there are {laid.grid}"
     return image_tiles.shared_why_not(laid.shared_bytes, target)

@@ -1,5 +1,11 @@
-// out[n, co, oy, ox] of layers with a kernel of 1x1, on mma.sync with TF32 operands, in one launch.
-// A block has a run of pixels of an image, and some output channels.
+// out[n, co, oy, ox] of layers with a kernel of 1x1, or with small images and few output channels,
+// on mma.sync with TF32 operands, in one launch:
+//
+//     product[n, co, tap, iy, ix] = sum over ci of x[n, ci, iy, ix] * weight[ci, co, tap]
+//     out[n, co, oy, ox] = bias[co] + sum over the taps that reach it of their pixel's product
+//
+// A block has pixels of an image, and rows of products: all taps of some output channels. With a
+// kernel of 1x1 the pixels are a run of them, else all of the image.
 //
 //   load      chunks of input channels, of the pixels and of the rows' weights, by cp.async to a
 //             ring in shared memory. All at once, if it holds them. Who copied a pixel also rounds
@@ -27,8 +33,10 @@ constexpr int warp_pixels = pixels / Layer::pixel_warps;
 constexpr int fragments = warp_pixels / 8;
 constexpr int row_warps = Layer::rows / 32;
 constexpr int splits = Layer::splits;
-constexpr int tile_channels = Layer::rows;
-constexpr bool dense = Layer::stride_y == 1 && Layer::stride_x == 1;  // else with gaps
+constexpr int taps = Layer::kernel_y * Layer::kernel_x;
+constexpr int tile_channels = Layer::rows / taps;
+constexpr bool dense = Layer::pointwise && Layer::stride_y == 1 && Layer::stride_x == 1;
+constexpr bool has_gaps = Layer::pointwise && !dense;  // outputs without a pixel
 constexpr int steps = (Layer::in_channels + 7) / 8;
 constexpr int chunk = Layer::chunk;  // input channels that arrive together
 constexpr int chunks = (Layer::in_channels + chunk - 1) / chunk;
@@ -96,7 +104,7 @@ TCONV_DEVICE void copy(float* to, const float* from, bool valid) {
 // What a thread copies of a chunk: one column, so one place of every channel.
 struct Column {
     const float* first;  // of the first channel
-    Index stride;  // from channel to channel
+    Index stride;        // from channel to channel
     bool exists;
 
     // Copies in vectors, zeros for what does not exist.
@@ -164,7 +172,8 @@ TCONV_DEVICE Column pixel_column(const Arguments& a, const Tile& tile, const flo
 TCONV_DEVICE bool weights_in_vectors(const Arguments& a) {
     bool follow = lies ? a.weight_stride_in == Layer::out_channels
                        : Layer::out_channels % 4 == 0 && a.weight_stride_in % 4 == 0;
-    return follow && a.weight_stride_out == 1 && reinterpret_cast<uint64_t>(a.weight) % 16 == 0;
+    return taps == 1 && follow && a.weight_stride_out == 1 &&
+           reinterpret_cast<uint64_t>(a.weight) % 16 == 0;
 }
 
 // Copies a chunk's weights as they lie, zeros behind the last. Pointers move on by constants.
@@ -188,11 +197,12 @@ TCONV_DEVICE void load_lying(const float* first, int first_channel, float* share
 template <int vector>
 TCONV_DEVICE Column weight_column(const Arguments& a, const Tile& tile) {
     int row = int(threadIdx.x) % (weight_columns / vector) * vector;
-    int of_row = tile.first_channel + row;
-    bool exists = row < tile_channels && of_row < Layer::out_channels;
-    if (!exists) of_row = tile.first_channel;
-    Index offset =
-        Index(tile.group) * Layer::in_channels * a.weight_stride_in + of_row * a.weight_stride_out;
+    int of_row = tile.first_channel + row / taps, tap = row % taps;
+    bool exists = row < tile_channels * taps && of_row < Layer::out_channels;
+    if (!exists) of_row = tile.first_channel, tap = 0;
+    Index offset = Index(tile.group) * Layer::in_channels * a.weight_stride_in +
+                   of_row * a.weight_stride_out + tap / Layer::kernel_x * a.weight_stride_h +
+                   tap % Layer::kernel_x * a.weight_stride_w;
     return {static_cast<const float*>(a.weight) + offset, a.weight_stride_in, exists};
 }
 
@@ -239,6 +249,26 @@ TCONV_DEVICE Vector<float, vector> added(const float* of_first) {
     return sum;
 }
 
+// The sum of the products that reach an output, whose taps have a row each.
+TCONV_DEVICE float gathered(const Arguments& a, const float* of_channel, Output at) {
+    float sum = 0;
+#pragma unroll 1
+    for (int tap_y = 0; tap_y < Layer::kernel_y; ++tap_y) {
+        int reach_y = int(at.y) + Layer::padding_y - tap_y * Layer::dilation_y;
+        int y = reach_y / Layer::stride_y;
+        if (reach_y < 0 || y * Layer::stride_y != reach_y || y >= a.source_height) continue;
+#pragma unroll 1
+        for (int tap_x = 0; tap_x < Layer::kernel_x; ++tap_x) {
+            int reach_x = int(at.x) + Layer::padding_x - tap_x * Layer::dilation_x;
+            int x = reach_x / Layer::stride_x;
+            if (reach_x < 0 || x * Layer::stride_x != reach_x || x >= a.source_width) continue;
+            int tap = tap_y * Layer::kernel_x + tap_x;
+            sum += added(of_channel + tap * pitch + y * a.source_width + x).values[0];
+        }
+    }
+    return sum;
+}
+
 // What vectors are stored: those of which no output has a pixel, those of which some have, or all.
 enum class Stored { gaps, pixels, all };
 
@@ -247,7 +277,7 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
     int first_row = tile.first_pixel / a.source_width;
     int rest = a.destination_height - first_row * Layer::stride_y;
     int rows = (tile.count + a.source_width - 1) / a.source_width * Layer::stride_y;
-    if (rows > rest) rows = rest;
+    if (!Layer::pointwise || rows > rest) rows = rest;
     int length = dense ? tile.count : rows * a.destination_width;
     Index begin =
         dense ? tile.first_pixel : Index(first_row) * Layer::stride_y * a.destination_width;
@@ -287,7 +317,7 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
             }
             if (stored != Stored::all && any != (stored == Stored::pixels)) continue;
             float* run = static_cast<float*>(a.destination) + first;
-            const float* of_channel = sums + begun * pitch;
+            const float* of_channel = sums + begun * (taps * pitch);
             auto bias_of = [&](int c) {
                 const float* biases = static_cast<const float*>(a.bias) + channel - begun;
                 return Layer::bias ? biases[c] : 0;
@@ -302,7 +332,7 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
                     ptx::st_global_cs_v4(
                         run + e, make_float4(v[0] + bias, v[1] + bias, v[2] + bias, v[3] + bias));
                     run += apart * a.destination_stride_c;
-                    of_channel += apart * pitch;
+                    of_channel += apart * (taps * pitch);
                 }
                 continue;
             }
@@ -310,7 +340,15 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
             for (int c = begun; c < channels; c += apart) {
                 if (lies) of_channel = sums + place_of_row(c) * pitch;
                 float bias = bias_of(c), values[4] = {};
-                if constexpr (stored != Stored::gaps) {
+                if constexpr (!Layer::pointwise) {
+                    Output reader = at;
+#pragma unroll
+                    for (int v = 0; v < 4; ++v) {
+                        bool exists = unsigned(e + v) < unsigned(length);
+                        if (exists) values[v] = gathered(a, of_channel, reader);
+                        reader.advance(a.destination_width);
+                    }
+                } else if constexpr (stored != Stored::gaps) {
 #pragma unroll
                     for (int v = 0; v < 4; ++v) {
                         float found = added(of_channel + pixel[v]).values[0];
@@ -321,7 +359,7 @@ TCONV_DEVICE void store_outputs(const Arguments& a, const Tile& tile, const floa
                 for (int v = 0; v < 4; ++v) values[v] += bias;
                 store_vector(run, e, length, values);
                 run += apart * a.destination_stride_c;
-                of_channel += apart * pitch;
+                of_channel += apart * (taps * pitch);
             }
         }
     }
@@ -375,7 +413,7 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
     };
 #pragma unroll 1
     for (int c = 0; c < ahead; ++c) bring(c);
-    if constexpr (!dense) store_outputs<Stored::gaps>(arguments, tile, nullptr);
+    if constexpr (has_gaps) store_outputs<Stored::gaps>(arguments, tile, nullptr);
 
     float sums[2][fragments][4] = {};
 #pragma unroll 1
@@ -410,5 +448,5 @@ TCONV_KERNEL(pointwise_mma_forward, Layer::threads, Layer::blocks) {
         }
     }
     __syncthreads();
-    store_outputs<dense ? Stored::all : Stored::pixels>(arguments, tile, shared);
+    store_outputs<has_gaps ? Stored::pixels : Stored::all>(arguments, tile, shared);
 }
