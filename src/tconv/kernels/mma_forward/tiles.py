@@ -39,10 +39,9 @@ class Tile:
 
     def __str__(self) -> str:
         """Output channels x rows x columns at most; warps, as rows of measurements name them."""
-        split = "/split" if self.split else "/team" if self.team else ""
-        return (
-            f"{16 * self.channel_blocks}x1x{8 * self.fragments * self.parts}/{self.warps}x1{split}"
-        )
+        kind = "/split" if self.split else "/team" if self.team else ""
+        columns = 8 * self.fragments * self.parts
+        return f"{16 * self.channel_blocks}x1x{columns}/{self.warps}x1{kind}"
 
 
 TILES = (
@@ -51,8 +50,7 @@ TILES = (
     Tile(warps=8, fragments=8, parts=2, channel_blocks=2, sums=64, blocks=2),
     Tile(8, fragments=4, parts=8, channel_blocks=1, sums=48, blocks=2, team=True),
     Tile(8, fragments=2, parts=8, channel_blocks=1, sums=72, blocks=3, team=True),
-    *(
-        Tile(warps, 4, parts, 1, sums=48, blocks=16 // warps, split=True, team=True)
-        for warps, parts in ((8, 8), (8, 4), (4, 4))
-    ),
+    Tile(8, fragments=4, parts=8, channel_blocks=1, sums=48, blocks=2, split=True, team=True),
+    Tile(8, fragments=4, parts=4, channel_blocks=1, sums=48, blocks=2, split=True, team=True),
+    Tile(4, fragments=4, parts=4, channel_blocks=1, sums=96, blocks=2, split=True, team=True),
 )
