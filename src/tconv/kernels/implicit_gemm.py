@@ -12,7 +12,7 @@ from tconv.jit.target import Target
 from tconv.kernels import costs, family
 from tconv.kernels.launch import Address, Argument, Launch, Operand, fields, strides
 from tconv.kernels.source import Constant, KernelSource
-from tconv.problem import Problem
+from tconv.problem import Layout, Problem
 
 COSTS = costs.load(str(Path(__file__).parent / "general_input_gradient" / "cost.py"))
 
@@ -50,6 +50,7 @@ class Shape:
         pixels: pixels of the whole batch.
         slots: slots of the average variant, for the cost.
         variants: tiles that share pixels and rows.
+        source: the layout of the image that is read.
     """
 
     tile: Tile
@@ -59,12 +60,19 @@ class Shape:
     pixels: int
     slots: float
     variants: int
+    source: Layout
+
+    @property
+    def row_threads(self) -> int:
+        """Neighbouring threads that share pixels, 1, 2 or 4: lanes then read fewer lines."""
+        fit = self.rows // self.tile.rows if self.source == "channels_last" else 1
+        return 4 if fit >= 4 else max(fit // 2 * 2, 1)
 
     @property
     def tiles(self) -> int:
         """Tiles of the launch."""
-        row_tiles = -(-self.rows // self.tile.rows)
-        pixel_tiles = -(-self.pixels // (THREADS * self.tile.pixels))
+        row_tiles = -(-self.rows // (self.tile.rows * self.row_threads))
+        pixel_tiles = -(-self.pixels * self.row_threads // (THREADS * self.tile.pixels))
         return self.variants * row_tiles * self.groups * pixel_tiles
 
     def cost(self, problem: Problem, target: Target) -> float:
@@ -130,6 +138,7 @@ def launches(
             ("blocks", family.blocks(problem, index, BLOCKS)),
             ("tile_rows", shape.tile.rows),
             ("tile_pixels", shape.tile.pixels),
+            ("row_threads", shape.row_threads),
             *family.axis_constants(problem),
             *constants,
         ),

@@ -16,4 +16,5 @@ def layout(problem: Problem, tile: Tile) -> Shape:
         pixels=problem.batch * len(y.q_range) * len(x.q_range),
         slots=problem.taps / variants,
         variants=variants,
+        source=problem.x_layout,
     )

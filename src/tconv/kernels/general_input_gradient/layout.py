@@ -14,4 +14,5 @@ def layout(problem: Problem, tile: Tile) -> Shape:
         pixels=problem.batch * problem.height.size * problem.width.size,
         slots=problem.taps,
         variants=1,
+        source=problem.y_layout,
     )
