@@ -49,6 +49,7 @@ class Shape:
         channels: channels that each output sums over.
         pixels: pixels of the whole batch.
         slots: slots of the average variant, for the cost.
+        chain: and of the longest.
         variants: tiles that share pixels and rows.
         source: the layout of the image that is read.
     """
@@ -59,6 +60,7 @@ class Shape:
     groups: int
     pixels: int
     slots: float
+    chain: int
     variants: int
     source: Layout
 
@@ -76,9 +78,9 @@ class Shape:
         return self.variants * row_tiles * self.groups * pixel_tiles
 
     def cost(self, problem: Problem, target: Target) -> float:
-        """Modelled seconds: issued instructions of the busiest SM, or the bytes moved.
+        """Modelled seconds: the busiest SM's instructions or lines, a thread's waits, or the bytes.
 
-        An SM issues 4 instructions a cycle.
+        An SM issues 4 instructions and looks up one line a cycle.
         """
         pixels, rows = self.tile.pixels, self.tile.rows
         step = pixels * rows + COSTS.loaded * (pixels + rows)
@@ -86,9 +88,12 @@ class Shape:
             step *= 2
         slot = step * self.channels + COSTS.offset * pixels
         instructions = slot * self.slots + COSTS.epilogue * pixels * rows + COSTS.block
+        looked_up = rows * self.row_threads
+        looked_up += pixels * (32 // self.row_threads if self.source == "channels_last" else 1)
+        a_warp = max(COSTS.scale * instructions / 4, looked_up * self.channels * self.slots)
         waves = -(-self.tiles // target.multiprocessors)
-        issue = waves * instructions * (THREADS / 32) / 4 / COSTS.clock
-        return COSTS.scale * max(issue, problem.bytes / COSTS.memory_rate) + COSTS.launch
+        cycles = max(waves * (THREADS // 32) * a_warp, COSTS.latency * self.channels * self.chain)
+        return max(cycles / COSTS.clock, problem.bytes / COSTS.memory_rate) + COSTS.launch
 
 
 def launches(
