@@ -12,7 +12,7 @@ from tconv.jit.target import Target
 from tconv.kernels import costs, family
 from tconv.kernels.launch import Address, Argument, Launch, Operand, fields, strides
 from tconv.kernels.source import Constant, KernelSource
-from tconv.problem import Problem
+from tconv.problem import Layout, Problem
 
 COSTS = costs.load(str(Path(__file__).parent / "general_input_gradient" / "cost.py"))
 
@@ -49,7 +49,9 @@ class Shape:
         channels: channels that each output sums over.
         pixels: pixels of the whole batch.
         slots: slots of the average variant, for the cost.
+        chain: and of the longest.
         variants: tiles that share pixels and rows.
+        source: the layout of the image that is read.
     """
 
     tile: Tile
@@ -58,19 +60,27 @@ class Shape:
     groups: int
     pixels: int
     slots: float
+    chain: int
     variants: int
+    source: Layout
+
+    @property
+    def row_threads(self) -> int:
+        """Neighbouring threads that share pixels, 1, 2 or 4: lanes then read fewer lines."""
+        fit = self.rows // self.tile.rows if self.source == "channels_last" else 1
+        return 4 if fit >= 4 else max(fit // 2 * 2, 1)
 
     @property
     def tiles(self) -> int:
         """Tiles of the launch."""
-        row_tiles = -(-self.rows // self.tile.rows)
-        pixel_tiles = -(-self.pixels // (THREADS * self.tile.pixels))
+        row_tiles = -(-self.rows // (self.tile.rows * self.row_threads))
+        pixel_tiles = -(-self.pixels * self.row_threads // (THREADS * self.tile.pixels))
         return self.variants * row_tiles * self.groups * pixel_tiles
 
     def cost(self, problem: Problem, target: Target) -> float:
-        """Modelled seconds: issued instructions of the busiest SM, or the bytes moved.
+        """Modelled seconds: the busiest SM's instructions or lines, a thread's waits, or the bytes.
 
-        An SM issues 4 instructions a cycle.
+        An SM issues 4 instructions and looks up one line a cycle.
         """
         pixels, rows = self.tile.pixels, self.tile.rows
         step = pixels * rows + COSTS.loaded * (pixels + rows)
@@ -78,9 +88,12 @@ class Shape:
             step *= 2
         slot = step * self.channels + COSTS.offset * pixels
         instructions = slot * self.slots + COSTS.epilogue * pixels * rows + COSTS.block
+        looked_up = rows * self.row_threads
+        looked_up += pixels * (32 // self.row_threads if self.source == "channels_last" else 1)
+        a_warp = max(COSTS.scale * instructions / 4, looked_up * self.channels * self.slots)
         waves = -(-self.tiles // target.multiprocessors)
-        issue = waves * instructions * (THREADS / 32) / 4 / COSTS.clock
-        return COSTS.scale * max(issue, problem.bytes / COSTS.memory_rate) + COSTS.launch
+        cycles = max(waves * (THREADS // 32) * a_warp, COSTS.latency * self.channels * self.chain)
+        return max(cycles / COSTS.clock, problem.bytes / COSTS.memory_rate) + COSTS.launch
 
 
 def launches(
@@ -130,6 +143,7 @@ def launches(
             ("blocks", family.blocks(problem, index, BLOCKS)),
             ("tile_rows", shape.tile.rows),
             ("tile_pixels", shape.tile.pixels),
+            ("row_threads", shape.row_threads),
             *family.axis_constants(problem),
             *constants,
         ),

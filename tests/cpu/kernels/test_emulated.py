@@ -21,7 +21,7 @@ from layer_cases import (
 from tconv.jit.target import Target
 from tconv.kernels import FAMILIES
 from tconv.plan import candidates, make_plan
-from tconv.problem import Axis, Problem
+from tconv.problem import Axis, Layout, Problem
 from tiers import quick
 
 GENERAL = tuple(family for family in FAMILIES if family.STEM.startswith("general_"))
@@ -69,7 +69,7 @@ def test_tf32_rounds_operands_to_nearest():
         assert_maps_right(case, operands(case, torch.float32, "contiguous", "cpu"), tf32=True)
 
 
-def every_plan(case: Case, dtype: str, wide: bool = False):
+def every_plan(case: Case, dtype: str, wide: bool = False, layout: Layout = "contiguous"):
     """Each kernel with each tile that can serve the case."""
     height, width = (
         Axis(*values)
@@ -94,6 +94,8 @@ def every_plan(case: Case, dtype: str, wide: bool = False):
             height,
             width,
             dtype=dtype,
+            x_layout=layout,
+            y_layout=layout,
             wide_offsets=wide,
         )
         for candidate in candidates(problem, target):
@@ -115,6 +117,21 @@ def test_every_tile(wide):
         assert error < 1e-6, f"{plan}: {error:.2e}"
         tiles += 1
     assert tiles == sum(len(family.TILES) for family in GENERAL)
+
+
+def test_channels_last_tiles():
+    """Two and four neighbouring threads share pixels, with tails of rows and pixels."""
+    case = Case(2, 33, 18, 1, (4, 5), (2, 3), (1, 2), (1, 0), bias=False)
+    t = operands(case, torch.float32, "channels_last", "cpu")
+    exact = reference(case, t.x, t.w, None, t.grad_output)
+    threads = set()
+    for plan in every_plan(case, "float32", layout="channels_last"):
+        out = run_general(plan, t.x, t.w, t.grad_output, "forward")
+        want = exact[("forward", "input_gradient", "weight_gradient").index(plan.problem.direction)]
+        error = (out.double() - want).norm() / want.norm()
+        assert error < 1e-6, f"{plan}: {error:.2e}"
+        threads.add(dict(plan.kernel.source.constants).get("row_threads"))
+    assert threads == {None, 2, 4}
 
 
 def test_results_do_not_depend_on_the_order_of_threads():

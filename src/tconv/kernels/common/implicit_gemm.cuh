@@ -16,8 +16,9 @@
 //     bias                            whether a value is added to each row
 //
 // A thread has some rows and some pixels of one group; pixels are numbered over (batch, y, x), so
-// small images share a block. Weights are the same for all lanes. A source value that lies outside
-// is left out, so only products that exist are added.
+// small images share a block. Neighbouring threads have neighbouring pixels, or first rows where
+// channels are innermost in memory (`row_threads`). A source value that lies outside is left out,
+// so only products that exist are added.
 #pragma once
 
 #include <common/element.cuh>
@@ -30,7 +31,9 @@ struct ImplicitGemm {
 
     static constexpr int rows = Layer::tile_rows;
     static constexpr int pixels = Layer::tile_pixels;  // of a thread
-    static constexpr int row_tiles = (Map::rows + rows - 1) / rows;
+    static constexpr int row_threads = Layer::row_threads;  // a thread's rows are so far apart
+    static constexpr int block_rows = rows * row_threads;
+    static constexpr int row_tiles = (Map::rows + block_rows - 1) / block_rows;
 
     const Arguments& arguments;
     Map map;
@@ -46,7 +49,7 @@ struct ImplicitGemm {
         : arguments(arguments), map(variant), group(group), first_row(first_row) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
-            Index pixel = first_pixel + threadIdx.x + j * Layer::threads;
+            Index pixel = first_pixel + (threadIdx.x + j * Layer::threads) / row_threads;
             Index line = pixel / arguments.pixel_width;
             Index image = line / arguments.pixel_height;
             batch[j] = pixel < arguments.pixels ? image : Index(-1);
@@ -85,8 +88,9 @@ struct ImplicitGemm {
             Real weights[rows];
 #pragma unroll
             for (int i = 0; i < rows; ++i) {
-                Element value{};  // sums of rows behind the last are not stored
-                if (first_row + i < Map::rows) value = weight[i * row_step];
+                int row = i * row_threads;  // beside the first
+                Element value{};            // sums of rows behind the last are not stored
+                if (first_row + row < Map::rows) value = weight[row * row_step];
                 weights[i] = operand<Layer::round_to_tf32>(value);
             }
 #pragma unroll
@@ -117,10 +121,11 @@ struct ImplicitGemm {
                  out_y * arguments.destination_stride_h + out_x * arguments.destination_stride_w);
 #pragma unroll
             for (int i = 0; i < rows; ++i) {
-                if (first_row + i >= Map::rows) continue;
+                int row = i * row_threads;  // beside the first
+                if (first_row + row >= Map::rows) continue;
                 Real sum = sums[i][j];
-                if constexpr (Map::bias) sum += Map::bias_of(arguments, group, first_row + i);
-                narrow(sum, destination[i * arguments.destination_stride_c]);
+                if constexpr (Map::bias) sum += Map::bias_of(arguments, group, first_row + row);
+                narrow(sum, destination[row * arguments.destination_stride_c]);
             }
         }
     }
@@ -134,8 +139,9 @@ struct ImplicitGemm {
             int row_tile = int(rest % row_tiles);
             rest /= row_tiles;
             int group = int(rest % Layer::groups);
-            ImplicitGemm gemm(arguments, variant, group, row_tile * rows,
-                              rest / Layer::groups * (pixels * Layer::threads));
+            ImplicitGemm gemm(arguments, variant, group,
+                              row_tile * block_rows + int(threadIdx.x) % row_threads,
+                              rest / Layer::groups * (pixels * Layer::threads / row_threads));
             int slots = gemm.map.slots();
 #pragma unroll 1
             for (int slot = 0; slot < slots; ++slot) gemm.accumulate(slot);

@@ -15,5 +15,7 @@ def layout(problem: Problem, tile: Tile) -> Shape:
         groups=problem.groups,
         pixels=problem.batch * len(y.q_range) * len(x.q_range),
         slots=problem.taps / variants,
+        chain=y.phase_taps * x.phase_taps,
         variants=variants,
+        source=problem.x_layout,
     )

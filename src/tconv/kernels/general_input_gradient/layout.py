@@ -13,5 +13,7 @@ def layout(problem: Problem, tile: Tile) -> Shape:
         groups=problem.groups,
         pixels=problem.batch * problem.height.size * problem.width.size,
         slots=problem.taps,
+        chain=problem.taps,
         variants=1,
+        source=problem.y_layout,
     )
