@@ -111,6 +111,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("turned", laid.tile.turned),
             ("raw", laid.tile.raw),
             ("flat", laid.flat),
+            ("swizzled", laid.tile.raw and laid.swizzled),
             ("raw_grain", laid.raw_grain),
             ("raw_margin", laid.raw_margin),
             ("raw_first", laid.raw_first),

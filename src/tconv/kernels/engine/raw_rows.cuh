@@ -3,7 +3,8 @@
 // rows off 16 bytes they are flat maps (<common/flat_planes.cuh>), a copy for each row and class of
 // channels: [segment][row][class][image][channel][pixel]. Nothing turns lines: a thread loads words
 // of its four channels, and takes a tap's pixel from those of two. No shift and no stride asks
-// anything of shared memory, but that lines are an odd number of octets (`flat.line_pixels`).
+// anything of shared memory, but that lines are an odd number of octets (`flat.line_pixels`), or
+// 128 bytes and swizzled where a thread's words are of one octet.
 //
 // A thread's two rows are neighbouring positions of a row of the tile, an even one first, so that
 // taps share words. A row's products are those of the taps of a row of the kernel, whose weights
@@ -136,11 +137,12 @@ struct RawMultiplier {
             columns_in[block] = place.x * stride - Layer::raw_margin + first_word * 2;
             int segment = place.x / arguments.source_segment_x;
             place.x -= segment * arguments.source_segment_x;
+            int of_line = place.x * stride * 2 + first_word * 4;
+            if constexpr (Layer::swizzled) of_line ^= channel * 16;
             starts[block] =
                 segment * arguments.source_segment_bytes + place.n * arguments.source_image_bytes +
                 place.y * arguments.source_row_bytes + of_class * arguments.source_class_bytes +
-                channel / classes * arguments.source_line_bytes + place.x * stride * 2 +
-                first_word * 4;
+                channel / classes * arguments.source_line_bytes + of_line;
             if constexpr (Layer::flat) {
                 before[block] = FlatPlanes(arguments).shift(
                     of_class, place.y * Layer::source_step_y, -Layer::raw_margin);
@@ -195,7 +197,8 @@ struct RawMultiplier {
             int second = first + (planes.classes > 1 ? planes.shift(1, 0, 0) : 0);
             return {begin + first % 8 * 2, begin + arguments.source_second + second % 8 * 2};
         } else {
-            return {begin, begin + arguments.source_second};
+            int second = Layer::swizzled ? starts[block] ^ 16 : starts[block];
+            return {begin, row + second + arguments.source_second};
         }
     }
 
