@@ -349,6 +349,7 @@ def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
         "source_image_bytes": image,
         "source_row_bytes": row,
         "source_class_bytes": of_class,
+        "source_class_channels": depth // classes,
         "source_line_bytes": line,
         "source_second": of_class if classes > 1 else line,
         "source_eight_bytes": 8 // classes * line,

@@ -19,8 +19,11 @@
 namespace {
 
 // The lines of a stage of a tile.
+//
+// NOTE: a thread issues all copies, and its instructions count: a division for each row of a flat
+// map took longer than what was multiplied meanwhile.
 template <typename Fields>
-TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int stage, int channel,
+TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int stage, int chunk,
                              unsigned char* to, uint64_t* full) {
     int x = at.x * Layer::source_step_x - Layer::raw_margin;
     int y = at.y * (Layer::flat ? Layer::source_step_y : 1) + entry(Layer::stage_y, stage);
@@ -28,17 +31,18 @@ TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int st
         if constexpr (Layer::flat) {
             FlatPlanes planes(arguments);
             for (int row = 0; row < arguments.source_rows; ++row) {
+#pragma unroll 1
                 for (int of_class = 0; of_class < planes.classes; ++of_class) {
                     ptx::cp_async_bulk_tensor_4d_global_to_shared(
                         to, &arguments.source_0,
                         planes.start(of_class, y + row * Layer::source_step_y, x),
-                        channel / planes.classes, at.image, at.group, full);
+                        chunk * arguments.source_class_channels, at.image, at.group, full);
                     to += arguments.source_copy_bytes;
                 }
             }
         } else {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, &arguments.source_0 + entry(Layer::stage_source, stage), x, channel, y,
+                to, &arguments.source_0 + entry(Layer::stage_source, stage), x, chunk * depth, y,
                 at.image, at.group, full);
             to += arguments.source_copy_bytes;
         }
@@ -59,8 +63,8 @@ TCONV_DEVICE void bring_lines(const Fields& arguments, Shared& shared) {
                 uint64_t* full = &shared.patches_full[turn.stage];
                 ptx::mbarrier_wait_parity(&shared.patches_empty[turn.stage], turn.parity ^ 1);
                 ptx::mbarrier_arrive_expect_tx(full, arguments.patch_bytes);
-                copy_lines(arguments, at, stage, chunk * depth,
-                           patch_of(arguments, shared, turn.stage), full);
+                copy_lines(arguments, at, stage, chunk, patch_of(arguments, shared, turn.stage),
+                           full);
                 turn.advance(arguments.patch_stages);
             }
         }
