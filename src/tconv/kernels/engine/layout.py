@@ -588,6 +588,9 @@ class Layout:
                     if self.tile.raw and not self._raw_fits(box):
                         continue
                     tiles = math.prod(-(-s // b) for s, b in zip(sizes, box, strict=True))
+                    if self.tile.raw:  # the last of a block's tiles takes as long as the others
+                        tiles *= self.problem.groups * self.row_sets
+                        tiles = -(-tiles // _HOPPER.multiprocessors)
                     longer = 1 + pieces + (self._raw_copied(box) if self.tile.raw else 0.0)
                     rank = (tiles * longer, parts, box[0] * (y + reach_y) * pitch)
                     if best is None or rank < best[0]:
