@@ -588,7 +588,8 @@ class Layout:
                     if self.tile.raw and not self._raw_fits(box):
                         continue
                     tiles = math.prod(-(-s // b) for s, b in zip(sizes, box, strict=True))
-                    if self.tile.raw:  # the last of a block's tiles takes as long as the others
+                    # By turns of a block. Of flat maps, what rows take to copy matters more.
+                    if self.tile.raw and not self.flat:
                         tiles *= self.problem.groups * self.row_sets
                         tiles = -(-tiles // _HOPPER.multiprocessors)
                     longer = 1 + pieces + (self._raw_copied(box) if self.tile.raw else 0.0)
