@@ -70,10 +70,13 @@ def _raw(laid: Layout, patch_stages: int) -> float:
     products = rows * laid.stage_slots * laid.depth / 16 * laid.positions / 64
     products *= fit.raw_product + fit.raw_column * laid.group_rows
     weights = 0 if laid.resident else rows * laid.weight_stage_bytes
-    lines = stages * laid.depth * laid.box[0] * laid.raw_lines(laid.box).copied
+    of_stage = laid.raw_lines(laid.box)
+    lines = stages * laid.depth * laid.box[0] * of_stage.copied
     # What the next stages take to come, but for that which is multiplied.
     coming = (fit.raw_stage * stages + fit.raw_line * lines) / (patch_stages - 1)
-    return products + fit.raw_row * rows + weights / fit.raw_weights + coming
+    multiplied = products + fit.raw_row * rows + weights / fit.raw_weights + coming
+    copies = stages * of_stage.rows * of_stage.segments if laid.flat else 0
+    return math.hypot(multiplied, fit.raw_flat_row * copies)
 
 
 def _written(laid: Layout, tile: Tile) -> float:

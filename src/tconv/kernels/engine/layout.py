@@ -70,6 +70,9 @@ RAW_PIECES = 6
 RAW_BYTES = 8 * 1024
 """Of a piece, at most."""
 
+SWIZZLED_LINE = 64
+"""Pixels of a line that is swizzled."""
+
 RAW_STRIDE = 4
 """Phases of a row that a raw tile reads or makes, at most."""
 
@@ -585,6 +588,10 @@ class Layout:
                     if self.tile.raw and not self._raw_fits(box):
                         continue
                     tiles = math.prod(-(-s // b) for s, b in zip(sizes, box, strict=True))
+                    # By turns of a block. Of flat maps, what rows take to copy matters more.
+                    if self.tile.raw and not self.flat:
+                        tiles *= self.problem.groups * self.row_sets
+                        tiles = -(-tiles // _HOPPER.multiprocessors)
                     longer = 1 + pieces + (self._raw_copied(box) if self.tile.raw else 0.0)
                     rank = (tiles * longer, parts, box[0] * (y + reach_y) * pitch)
                     if best is None or rank < best[0]:
@@ -594,7 +601,10 @@ class Layout:
     def raw_lines(self, box: tuple[int, int, int]) -> Lines:
         """The lines of a stage of a raw tile; of over 256 pixels where none fit a copy."""
         reach_y, reach_x = self._stages[2]
-        classes = flat.classes(self.problem, "x" if self.forward else "y") if self.flat else 1
+        if self.swizzled:
+            columns = SWIZZLED_LINE // self.source_step[1]
+            return Lines(box[1] + reach_y, -(-box[2] // columns), columns, SWIZZLED_LINE)
+        classes = flat.classes(self.problem, "y") if self.flat else 1
         for segments in range(1, box[2] // 8 + 2):
             even = 2 if segments == 1 else 8
             columns = -(-box[2] // (even * segments)) * even
@@ -623,15 +633,25 @@ class Layout:
 
     @property
     def flat(self) -> bool:
-        """Whether a raw tile reads by flat maps."""
+        """Whether a raw tile of a gradient reads by flat maps: of rows off 16 bytes."""
         return self.tile.raw and not self.problem.pattern.source_aligned
+
+    @property
+    def swizzled(self) -> bool:
+        """Whether a raw tile's lines are those of a swizzle: 128 bytes, which whole rows fill.
+
+        A thread's two positions then have an octet of their own, where an odd number of octets has
+        one for nothing.
+        """
+        of, step = self.problem.pattern, self.source_step[1]
+        width = of.x_shape[3] if self.forward else of.y_shape[3]
+        own = self.stages[0].x == 0 and self._stages[2][1] < step and SWIZZLED_LINE % step == 0
+        return own and not self.flat and width % SWIZZLED_LINE == 0
 
     @property
     def raw_grain(self) -> int:
         """Pixels that a raw tile's lines are off 16 bytes by are a multiple of it."""
-        of = self.problem.pattern
-        width = of.x_shape[3] if self.forward else of.y_shape[3]
-        return math.gcd(8, width) if self.flat else 8
+        return math.gcd(8, self.problem.pattern.width.output_size) if self.flat else 8
 
     @property
     def raw_margin(self) -> int:
@@ -646,9 +666,8 @@ class Layout:
     @property
     def raw_end(self) -> int:
         """The pixel behind a row's last from that of the last position on, whatever the width."""
-        width = self.problem.x_shape[3] if self.forward else self.problem.y_shape[3]
-        made = max(view.size for view in self.results[1])
-        return width - self.source_step[1] * (made - 1) if self.flat else 0
+        width = self.problem.width
+        return width.output_size - width.stride * (width.size - 1) if self.flat else 0
 
     @property
     def raw_slots(self) -> tuple[tuple[int, int], ...]:
@@ -1112,7 +1131,10 @@ def _raw_why_not(laid: Layout) -> str | None:
     axis = laid.problem.width
     if laid.read_layout != "contiguous" or not laid.contiguous:
         return f"reads and makes contiguous images, these are {laid.read_layout}"
-    if laid.flat and (reason := _flat_why_not(laid)):
+    if laid.flat and laid.forward:
+        # By flat maps, it took 1.4 to 2.2 times the best other tile (docs/history/engine.md).
+        return "reads images of rows on multiples of 16 bytes, those that it reads are not"
+    if laid.flat and (reason := flat.why_not(laid.problem, "y")):
         return reason
     if axis.stride > RAW_STRIDE:
         return f"has {RAW_STRIDE} phases of a row at most, the stride is {axis.stride}"
@@ -1122,16 +1144,6 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "makes all phases of a row, some have no pixel"
     if axis.kernel > (most := RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS):
         return f"has {most} taps of a row in registers, there are {axis.kernel}"
-    return None
-
-
-def _flat_why_not(laid: Layout) -> str | None:
-    operand: Operand = "x" if laid.forward else "y"
-    if reason := flat.why_not(laid.problem, operand):
-        return reason
-    width = (laid.problem.x_shape if laid.forward else laid.problem.y_shape)[3]
-    if width % laid.raw_grain:
-        return f"reads rows of a multiple of {laid.raw_grain} pixels, these have {width}"
     return None
 
 

@@ -3,7 +3,8 @@
 // rows off 16 bytes they are flat maps (<common/flat_planes.cuh>), a copy for each row and class of
 // channels: [segment][row][class][image][channel][pixel]. Nothing turns lines: a thread loads words
 // of its four channels, and takes a tap's pixel from those of two. No shift and no stride asks
-// anything of shared memory, but that lines are an odd number of octets (`flat.line_pixels`).
+// anything of shared memory, but that lines are an odd number of octets (`flat.line_pixels`), or
+// 128 bytes and swizzled where a thread's words are of one octet.
 //
 // A thread's two rows are neighbouring positions of a row of the tile, an even one first, so that
 // taps share words. A row's products are those of the taps of a row of the kernel, whose weights
@@ -18,8 +19,11 @@
 namespace {
 
 // The lines of a stage of a tile.
+//
+// NOTE: a thread issues all copies, and its instructions count: a division for each row of a flat
+// map took longer than what was multiplied meanwhile.
 template <typename Fields>
-TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int stage, int channel,
+TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int stage, int chunk,
                              unsigned char* to, uint64_t* full) {
     int x = at.x * Layer::source_step_x - Layer::raw_margin;
     int y = at.y * (Layer::flat ? Layer::source_step_y : 1) + entry(Layer::stage_y, stage);
@@ -27,17 +31,18 @@ TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int st
         if constexpr (Layer::flat) {
             FlatPlanes planes(arguments);
             for (int row = 0; row < arguments.source_rows; ++row) {
+#pragma unroll 1
                 for (int of_class = 0; of_class < planes.classes; ++of_class) {
                     ptx::cp_async_bulk_tensor_4d_global_to_shared(
                         to, &arguments.source_0,
                         planes.start(of_class, y + row * Layer::source_step_y, x),
-                        channel / planes.classes, at.image, at.group, full);
+                        chunk * arguments.source_class_channels, at.image, at.group, full);
                     to += arguments.source_copy_bytes;
                 }
             }
         } else {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, &arguments.source_0 + entry(Layer::stage_source, stage), x, channel, y,
+                to, &arguments.source_0 + entry(Layer::stage_source, stage), x, chunk * depth, y,
                 at.image, at.group, full);
             to += arguments.source_copy_bytes;
         }
@@ -58,8 +63,8 @@ TCONV_DEVICE void bring_lines(const Fields& arguments, Shared& shared) {
                 uint64_t* full = &shared.patches_full[turn.stage];
                 ptx::mbarrier_wait_parity(&shared.patches_empty[turn.stage], turn.parity ^ 1);
                 ptx::mbarrier_arrive_expect_tx(full, arguments.patch_bytes);
-                copy_lines(arguments, at, stage, chunk * depth,
-                           patch_of(arguments, shared, turn.stage), full);
+                copy_lines(arguments, at, stage, chunk, patch_of(arguments, shared, turn.stage),
+                           full);
                 turn.advance(arguments.patch_stages);
             }
         }
@@ -136,11 +141,12 @@ struct RawMultiplier {
             columns_in[block] = place.x * stride - Layer::raw_margin + first_word * 2;
             int segment = place.x / arguments.source_segment_x;
             place.x -= segment * arguments.source_segment_x;
+            int of_line = place.x * stride * 2 + first_word * 4;
+            if constexpr (Layer::swizzled) of_line ^= channel * 16;
             starts[block] =
                 segment * arguments.source_segment_bytes + place.n * arguments.source_image_bytes +
                 place.y * arguments.source_row_bytes + of_class * arguments.source_class_bytes +
-                channel / classes * arguments.source_line_bytes + place.x * stride * 2 +
-                first_word * 4;
+                channel / classes * arguments.source_line_bytes + of_line;
             if constexpr (Layer::flat) {
                 before[block] = FlatPlanes(arguments).shift(
                     of_class, place.y * Layer::source_step_y, -Layer::raw_margin);
@@ -195,7 +201,8 @@ struct RawMultiplier {
             int second = first + (planes.classes > 1 ? planes.shift(1, 0, 0) : 0);
             return {begin + first % 8 * 2, begin + arguments.source_second + second % 8 * 2};
         } else {
-            return {begin, begin + arguments.source_second};
+            int second = Layer::swizzled ? starts[block] ^ 16 : starts[block];
+            return {begin, row + second + arguments.source_second};
         }
     }
 
