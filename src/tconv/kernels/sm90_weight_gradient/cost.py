@@ -63,10 +63,8 @@ def _line_cycles(laid: Layout) -> float:
     fit, problem, (n, y, _) = _COSTS, laid.problem, laid.box
     rows, columns = laid.pitch
     x_lines = laid.in_block * n * (y + laid.stacked - 1)
-    if laid.tile.runs:
-        x_lines = laid.in_block * y // laid.x_line
     y_lines = laid.out_block * n * max(map(len, laid.set_sources))
     far = 2 * math.prod(problem.y_shape[2:]) >= PAGE_BYTES
     lines = x_lines + rows * y_lines * max(1.0, columns / 64)
-    turns = x_lines + (1 if laid.tile.by_channel else rows) * y_lines
+    turns = x_lines + rows * y_lines
     return lines * fit.line + (turns * (fit.far_line - fit.line) if far else 0.0)
