@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
@@ -75,17 +75,6 @@ class TensorMap:
     swizzle: int = 0
     dtype: DType = "float32"
     first: tuple[Stride, ...] = ()
-
-    def swapped(self, one: int, other: int) -> TensorMap:
-        """The same with two outer dimensions in each other's place."""
-        order = list(range(len(self.dims)))
-        order[one], order[other] = other, one
-        return replace(
-            self,
-            dims=tuple(self.dims[i] for i in order),
-            strides=tuple(self.strides[i - 1] for i in order[1:]),
-            box=tuple(self.box[i] for i in order),
-        )
 
 
 Argument = int | float | Address | Stride | TensorMap

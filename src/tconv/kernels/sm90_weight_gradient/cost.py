@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tconv.jit.target import Target
-from tconv.kernels import costs
+from tconv.kernels import costs, flat
 from tconv.kernels.engine.layout import packing_bytes, unread_bytes
 from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.layout import Layout, layout
@@ -34,7 +34,8 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     of_tap = laid.out_block / 2 * fit.product
     taps = laid.consumer_taps
     if tile.columns:
-        of_tap, taps = laid.in_block * laid.stacked / 2 + fit.raw_start, laid.row_taps
+        start = fit.raw_start + fit.raw_stride * (laid.problem.width.stride - 1)
+        of_tap, taps = laid.in_block * laid.stacked / 2 + start, laid.row_taps
     products = tile.consumers * taps * tile.positions / 16 * of_tap
     copies = _line_cycles(laid) if tile.columns else laid.stage_bytes / fit.rate
     of_box = max(products, copies) + fit.box
@@ -52,21 +53,23 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
         rate = fit.folding if operand == "y" and tile.folded else fit.packing
         if at is not None:
             packing += packing_bytes(laid.problem, operand) / (rate * 1e12)
-    return max(cycles / fit.clock, memory) + packing + sums + fit.launch * 1e-6
+    launches = (2 if packing else 1) * fit.launch * 1e-6
+    return max(cycles / fit.clock, memory) + packing + sums + launches
 
 
 def _line_cycles(laid: Layout) -> float:
     """Cycles of a raw stage's copies: each line of up to 128 bytes takes as long as another.
 
     Longer, if channels of y are pages of memory apart and the line before is of another channel.
+    A flat y has a copy for each row and class, by one thread.
     """
     fit, problem, (n, y, _) = _COSTS, laid.problem, laid.box
     rows, columns = laid.pitch
     x_lines = laid.in_block * n * (y + laid.stacked - 1)
-    if laid.tile.runs:
-        x_lines = laid.in_block * y // laid.x_line
-    y_lines = laid.out_block * n * max(map(len, laid.set_sources))
+    patches = n * max(map(len, laid.set_sources))
+    y_lines = laid.out_block * patches
     far = 2 * math.prod(problem.y_shape[2:]) >= PAGE_BYTES
     lines = x_lines + rows * y_lines * max(1.0, columns / 64)
-    turns = x_lines + (1 if laid.tile.by_channel else rows) * y_lines
-    return lines * fit.line + (turns * (fit.far_line - fit.line) if far else 0.0)
+    turns = x_lines + rows * y_lines if far else 0
+    copies = rows * patches * flat.classes(problem, "y") if laid.flat else 0
+    return max(lines * fit.line + turns * (fit.far_line - fit.line), copies * fit.copy)

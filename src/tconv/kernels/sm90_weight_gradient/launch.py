@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 from tconv.jit.target import Target
 from tconv.kernels import family, flat, hopper
@@ -55,7 +54,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "splits": splits,
         **({"x_bytes": laid.x_bytes} if tile.columns else {}),
         **(flat.arguments(problem, "y") if laid.flat else {}),
-        **({"run_width": problem.width.size} if tile.runs else {}),
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
         # tiles of many taps spilled.
         "gradient_stride_out": Stride("w", 1),
@@ -67,9 +65,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("bfloat", problem.dtype == "bfloat16"),
             ("maps_x", laid.maps_x),
             ("raw", tile.columns > 0),
-            ("columns", tile.columns if tile.columns and not tile.runs else tile.positions),
-            ("runs", tile.runs),
-            ("by_channel", tile.by_channel),
+            ("columns", tile.columns or tile.positions),
             ("flat", laid.flat),
             ("swizzled", laid.swizzled),
             ("stacked", laid.stacked),
@@ -148,9 +144,6 @@ def _words(laid: Layout) -> tuple[tuple[str, int], ...]:
 def _x_map(laid: Layout) -> TensorMap:
     problem, channels, (n, y, x) = laid.problem, laid.in_block, laid.box
     views = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
-    if laid.tile.runs:
-        found = flat.flat_map(problem, "x", laid.x_line, channels, 1)
-        return replace(found, swizzle=LINE_BYTES)
     if laid.maps_x:
         return contiguous_map(problem, "x", views[0], 1, (x, channels, y + laid.stacked - 1, n, 1))
     return image_map(problem, "x", views, (1, 1), _box(n, y, x), laid.packed[0])
@@ -169,8 +162,9 @@ def _y_maps(laid: Layout) -> dict[str, Argument]:
             found[f"y_{i}"] = image_map(problem, "y", views, step, box, laid.packed[1])
             continue
         box = (columns, laid.out_block, rows, n, 1)
-        of = contiguous_map(problem, "y", views[0], problem.height.stride, box, not laid.swizzled)
-        found[f"y_{i}"] = of.swapped(1, 2) if laid.tile.by_channel else of
+        found[f"y_{i}"] = contiguous_map(
+            problem, "y", views[0], problem.height.stride, box, not laid.swizzled
+        )
     return found
 
 

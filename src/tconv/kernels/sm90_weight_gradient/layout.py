@@ -34,7 +34,7 @@ OUT_BLOCK = 64
 MOST_TAPS = 16
 """Most taps of a consumer."""
 
-RAW_REGISTERS = {2: (160, 180), 3: (116, 116)}
+RAW_REGISTERS = {2: (160, 208), 3: (116, 116)}
 """Sums and operands of a raw tile's products, at most: of one step, and of several at a time.
 
 By consumers.
@@ -139,13 +139,16 @@ class Layout:
     def _raw_blocks(self) -> tuple[int, int]:
         """Input channels of a block, and taps of a taker in a row.
 
-        Those of the fewest cycles of a step's products, or copied lines, of all sets.
+        Those of the fewest cycles of a step's products, or copied lines, of all sets. Blocks of
+        more channels are fewer, for more splits, whose sums are added: not where rows of x are
+        columns too, whose copied rows are more.
         """
         width, channels = self.problem.width.kernel, self.problem.in_channels_per_group
         rows = sum(len(of_view) for _, of_view in self._raw_views)
         most = RAW_REGISTERS[self.tile.consumers][0]
         best = (math.inf, 0, 8, width)
-        for widest in range(8, 2 * IN_BLOCK + 1, 8):
+        most_channels = IN_BLOCK * (2 if self.tile.stacked else 1)
+        for widest in range(8, most_channels + 1, 8):
             blocks = -(-channels // widest)
             block = -(-channels // (8 * blocks)) * 8
             sums = block * self.stacked // 2
@@ -155,16 +158,11 @@ class Layout:
                 if fits and 2 * block * (of_set * self.out_block + 72) <= GRADIENT_BYTES:
                     sets = -(-rows * -(-width // taps) // self.takers)
                     products = self.tile.consumers * taps * (sums + RAW_START)
-                    lines = block * 16 / self.x_line + self.out_block * 16 / self.tile.columns
+                    lines = (block + self.out_block) * 16 / self.tile.columns
                     all_sets = blocks * sets
                     cycles = all_sets * max(products, LINE_CYCLES * lines)
                     best = min(best, (cycles, all_sets, block, taps))
         return best[2:]
-
-    @property
-    def x_line(self) -> int:
-        """Positions of a line of a raw tile's x."""
-        return LINE_BYTES // 2 if self.tile.runs else self.tile.columns
 
     @property
     def row_taps(self) -> int:
@@ -232,9 +230,9 @@ class Layout:
         steps = self.tile.positions // 16
         if not self.tile.columns:
             return steps
-        # A stride takes registers for words.
-        most = RAW_REGISTERS[self.tile.consumers][1] - 16 * (self.problem.width.stride - 1)
-        room = (most - self.consumer_taps * self.in_block // 2) // (4 * self.row_taps)
+        most = RAW_REGISTERS[self.tile.consumers][1] - self.consumer_taps * self.in_block // 2
+        # A stride takes registers for words, as many as a tap.
+        room = most // (4 * (self.row_taps + self.problem.width.stride - 1))
         room = max(1, min(room, 16 // self.tile.consumers))
         return max(k for k in range(1, steps + 1) if steps % k == 0 and k <= room)
 
@@ -333,9 +331,9 @@ class Layout:
     @property
     def swizzled(self) -> bool:
         """Whether lines of y are swizzled: each octet of positions has pixels of its own."""
-        stride, tile = self.problem.width.stride, self.tile
-        whole = self.reach[1] < stride and 2 * stride * tile.columns == LINE_BYTES
-        return whole and not (self.flat or tile.by_channel)
+        stride = self.problem.width.stride
+        whole = self.reach[1] < stride and 2 * stride * self.tile.columns == LINE_BYTES
+        return whole and not self.flat
 
     @property
     def maps_x(self) -> bool:
@@ -350,8 +348,6 @@ class Layout:
         line of an x that is contiguous takes a quarter of the time of a position of y.
         """
         positions = self.tile.positions
-        if self.tile.runs:
-            return 1, positions, 1
         best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
         x = 8
         last = min(positions, LINE_BYTES // 2) if self.maps_x else positions
@@ -387,8 +383,6 @@ class Layout:
     def _counts(self, box: tuple[int, int, int]) -> tuple[int, int, int]:
         problem = self.problem
         sizes = (problem.batch, problem.height.size + self.stacked - 1, problem.width.size)
-        if self.tile.runs:
-            sizes = (problem.batch, problem.height.size * problem.width.size, 1)
         found = tuple(-(-size // part) for size, part in zip(sizes, box, strict=True))
         return found[0], found[1], found[2]
 
@@ -406,20 +400,14 @@ class Layout:
     def pitch(self) -> tuple[int, int]:
         """Rows of an image, and positions of a row, of a patch of y.
 
-        Raw, pixels of a line: an odd number of octets, or a swizzle's. An odd number of rows, by
-        channel.
+        Raw, pixels of a line: an odd number of octets, or a swizzle's.
         """
         rows, columns = self.box[1] + self.reach[0], self.box[2] + self.reach[1]
-        if self.tile.runs:
-            width, positions = self.problem.width.size, self.tile.positions
-            starts = range(0, self.problem.height.size * width, positions)
-            rows = max((i + positions - 1) // width - i // width for i in starts) + 1
-            rows += self.reach[0]
         if self.tile.columns:
             shift = max(self.shifts)
             last = self.problem.width.stride * (self.tile.columns - 1) + self.reach[1] + shift
             columns = LINE_BYTES // 2 if self.swizzled else (last // 8 + 1 | 1) * 8
-        return rows | self.tile.by_channel, columns
+        return rows, columns
 
     @property
     def patch_bytes(self) -> int:
@@ -524,8 +512,6 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "reads a contiguous x of rows on multiples of 16 bytes, this is none"
     if laid.flat and (reason := _flat_why_not(laid)):
         return reason
-    if tile.runs and (laid.flat or not laid.call.source_dense or width.size > tile.columns):
-        return f"reads runs of dense images, of rows of up to {tile.columns} pixels"
     if width.stride > 2:
         return f"takes one pixel of y or every second one, the stride along x is {width.stride}"
     if laid.tile.stacked and laid.stacked == 1:
@@ -547,8 +533,6 @@ def _flat_why_not(laid: Layout) -> str | None:
         return reason
     if width.padding or width.size % columns:
         return f"has no zeros beside flat rows: x is {width.size}, its padding {width.padding}"
-    if laid.tile.by_channel:
-        return "copies rows of flat images one by one"
     if laid.out_block < 8 * flat.classes(laid.call, "y"):
         return f"copies 8 channels of a class or more, {laid.out_block} have fewer"
     return None

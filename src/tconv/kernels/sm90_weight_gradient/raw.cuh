@@ -1,15 +1,12 @@
 // Contiguous images as they lie, for `sm90_weight_gradient`. y has lines of pixels of each output
-// channel, [row][channel][pixel] or [channel][row][pixel], an odd number of octets apart, or of 128
-// bytes and swizzled, if each octet of positions has its own. A warp's rows of the product are 16
-// channels, its positions every stride-th pixel from a tap's on. They go to registers, and are
-// taken apart there: no shift and no stride asks anything of shared memory.
+// channel, [row][channel][pixel], an odd number of octets apart, or of 128 bytes and swizzled, if
+// each octet of positions has its own. A warp's rows of the product are 16 channels, its positions
+// every stride-th pixel from a tap's on. They go to registers, and are taken apart there: no shift
+// and no stride asks anything of shared memory.
 //
 // x is the product's other operand, as it lies too, [row][channel][column]: its rows that follow
 // each other may be columns of one product, which then serves the taps of a column of the kernel.
 // A taker has `row_taps` neighbouring taps of a row.
-//
-// Boxes of small images are runs of pixels of x, whatever its rows. Rows have whole octets, which
-// are told apart as y is read.
 //
 // A flat y (<common/flat_planes.cuh>) has lines [row][class][channel], off by a few pixels: other
 // words, of a row and class.
@@ -31,8 +28,7 @@ constexpr int raw_channels = Layer::raw ? Layer::out_block : 16;
 constexpr int raw_rows = Layer::positions / Layer::columns;
 constexpr int raw_line_bytes = 2 * Layer::line_pixels;
 constexpr int raw_row_bytes = raw_channels * raw_line_bytes;
-constexpr int x_line = Layer::runs ? 64 : Layer::columns;  // positions
-constexpr int x_row_bytes = Layer::in_block * 2 * x_line;
+constexpr int x_row_bytes = Layer::in_block * 2 * Layer::columns;
 
 // Words, two pixels, that the taps of a thread's two positions read, from a multiple of
 // `word_vector` on: so many are loaded at a time. A taker's first pixel is the word's second, or
@@ -59,33 +55,18 @@ TCONV_DEVICE int x_bytes(const Fields& arguments, int of_box) {
     return of_box;
 }
 
-// x of a run that begins at a pixel; the row that this is of.
-template <typename Fields>
-TCONV_DEVICE int bring_run(const Fields& arguments, unsigned char* to, int pixel, int channel,
-                           int image, int group, uint64_t* full) {
-    if constexpr (Layer::runs) {
-        for (int i = 0; i < Layer::positions; i += x_line) {
-            ptx::cp_async_bulk_tensor_4d_global_to_shared(to, &arguments.x, pixel + i, channel,
-                                                          image, group, full);
-            to += x_row_bytes;
-        }
-        return pixel / arguments.run_width;
-    }
-    return 0;
-}
-
 // A patch of a flat y.
 template <typename Fields>
 TCONV_DEVICE void bring_flat(const Fields& arguments, unsigned char* to, int x, int y, int channel,
                              int image, int group, uint64_t* full) {
     FlatPlanes planes(arguments);
+    int of_class = planes.of_class(channel), bytes = planes.of_class(raw_row_bytes);
     for (int i = 0; i < arguments.box_n; ++i) {
         for (int row = y; row < y + arguments.pitch_y * Layer::stride_y; row += Layer::stride_y) {
             for (int j = 0; j < planes.classes; ++j) {
                 ptx::cp_async_bulk_tensor_4d_global_to_shared(
-                    to, &arguments.y_0, planes.start(j, row, x), channel / planes.classes,
-                    image + i, group, full);
-                to += raw_row_bytes / planes.classes;
+                    to, &arguments.y_0, planes.start(j, row, x), of_class, image + i, group, full);
+                to += bytes;
             }
         }
     }
@@ -144,7 +125,6 @@ struct RawPlaces {
     int of_channel[2], first_pixel, of_row[raw_rows], x_row[raw_rows];
     // Flat, pixels before a class, a row and a box, of which the last three bits matter.
     unsigned class_pixels[2], row_pixels[Layer::flat ? raw_rows : 1], box_pixels;
-    int octet_x, run_row;  // of a run: the next octet in its row, whose place is `of_row`
 
     // `tap`: a taker's first.
     TCONV_DEVICE RawPlaces(const Fields& arguments, int tap) : first_pixel(Layer::tap_x[tap]) {
@@ -152,11 +132,11 @@ struct RawPlaces {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             int channel = raw_channel(i, raw_classes(arguments)), line = channel;
-            if constexpr (Layer::by_channel) line *= pitch;
             if constexpr (Layer::flat) {
-                int in_class = channel / arguments.flat_classes;
-                int of_class = channel - in_class * arguments.flat_classes;
-                line = of_class * (raw_channels / arguments.flat_classes) + in_class;
+                FlatPlanes planes(arguments);
+                int in_class = planes.of_class(channel);
+                int of_class = channel - in_class * planes.classes;
+                line = of_class * planes.of_class(raw_channels) + in_class;
                 class_pixels[i] = of_class * arguments.flat_plane;
             }
             of_channel[i] = line * raw_line_bytes + t * Layer::stride_x * 4;
@@ -166,10 +146,6 @@ struct RawPlaces {
         for (int row = 0; row < raw_rows; ++row) {
             int image = row / arguments.box_y, of_image = row - image * arguments.box_y + tap_y;
             of_row[row] = (image * pitch + of_image) * raw_row_bytes;
-            if constexpr (Layer::by_channel) {
-                of_row[row] = image * pitch * raw_row_bytes + of_image * raw_line_bytes;
-            }
-            run_row = of_row[0];
             x_row[row] = (row + image * (Layer::stacked - 1)) * x_row_bytes;
             if constexpr (Layer::flat) {
                 int source = Layer::tap_source[tap];
@@ -180,24 +156,10 @@ struct RawPlaces {
         }
     }
 
-    // `y`: a box's first row, or pixel of a run.
+    // `y`: a box's first row.
     TCONV_DEVICE void begin(const Fields& arguments, int y) {
         if constexpr (Layer::flat) {
             box_pixels = unsigned(y) * Layer::stride_y * arguments.flat_width;
-        }
-        if constexpr (Layer::runs) {
-            octet_x = y % arguments.run_width;
-            of_row[0] = run_row;
-        }
-    }
-
-    TCONV_DEVICE void next_octet(const Fields& arguments) {
-        if constexpr (Layer::runs) {
-            octet_x += 8;
-            if (octet_x == arguments.run_width) {
-                of_row[0] += raw_row_bytes;
-                octet_x = 0;
-            }
         }
     }
 
@@ -210,7 +172,7 @@ struct RawPlaces {
             int position = (first + step) * 16, row = position / Layer::columns;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int column = Layer::runs ? octet_x : position % Layer::columns + i / 2 * 8;
+                int column = position % Layer::columns + i / 2 * 8;
                 int pixel = first_pixel, of_line = column * Layer::stride_x * 2;
                 if constexpr (Layer::flat) {
                     pixel += int(class_pixels[i % 2] + row_pixels[row] + box_pixels) & 7;
@@ -221,7 +183,6 @@ struct RawPlaces {
                 at = Layer::swizzled ? at ^ of_line : at + of_line;
                 uint32_t words[word_count];
                 load_words(y + of_row[row] + at + word * 4, odd, late, words);
-                if (i % 2 == 1) next_octet(arguments);
 #pragma unroll
                 for (int tap = 0; tap < raw_taps; ++tap) {
                     a[step][tap][i] = two_positions(words, tap, odd);
@@ -233,18 +194,18 @@ struct RawPlaces {
     // Where a step begins in x.
     TCONV_DEVICE int x_step(int step) const {
         int position = step * 16;
-        int row = Layer::runs ? position / x_line * x_row_bytes : x_row[position / Layer::columns];
-        return row + position % x_line * 2;
+        return x_row[position / Layer::columns] + position % Layer::columns * 2;
     }
 };
 
 // x, in lines that are swizzled by their length.
 TCONV_DEVICE uint64_t raw_x(const unsigned char* x) {
-    constexpr ptx::Swizzle swizzle = x_line == 16   ? ptx::Swizzle::bytes_32
-                                     : x_line == 32 ? ptx::Swizzle::bytes_64
-                                                    : ptx::Swizzle::bytes_128;
-    static_assert(!Layer::raw || x_line == 16 || x_line == 32 || x_line == 64);
-    return ptx::matrix_descriptor(x, 0, 8 * 2 * x_line, swizzle);
+    constexpr int line = Layer::columns;
+    constexpr ptx::Swizzle swizzle = line == 16   ? ptx::Swizzle::bytes_32
+                                     : line == 32 ? ptx::Swizzle::bytes_64
+                                                  : ptx::Swizzle::bytes_128;
+    static_assert(!Layer::raw || line == 16 || line == 32 || line == 64);
+    return ptx::matrix_descriptor(x, 0, 8 * 2 * line, swizzle);
 }
 
 }  // namespace

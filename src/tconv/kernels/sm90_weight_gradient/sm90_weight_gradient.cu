@@ -58,6 +58,7 @@ TCONV_DEVICE int x_room(const Arguments& arguments) {
 struct Shared {
     uint64_t full[Layer::most_stages];
     uint64_t empty[Layer::most_stages];
+    int row[Layer::most_stages];  // a box's first, of a flat y
 };
 
 TCONV_DEVICE unsigned char* stage_of(const Arguments& arguments, unsigned char* memory, int stage) {
@@ -95,12 +96,11 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         image *= arguments.box_n;
         uint64_t* full = &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
+        if constexpr (Layer::flat) shared.row[turn.stage] = y;
         int patches = count * arguments.patch_bytes;
         ptx::mbarrier_arrive_expect_tx(full, x_bytes(arguments, x_box_bytes) + patches);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
-        if constexpr (Layer::runs) {
-            y = bring_run(arguments, to, y, share.in, image, share.group, full);
-        } else if constexpr (Layer::maps_x) {
+        if constexpr (Layer::maps_x) {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
                 to, &arguments.x, x, share.in, y - (Layer::stacked - 1), image, share.group, full);
         } else {
@@ -117,11 +117,9 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
                 to += arguments.patch_stride;
                 continue;
             }
-            // A raw box has pixels, then channels, then rows, or the last two the other way round.
-            int next = Layer::by_channel ? row : Layer::raw ? channel : pixel;
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, maps + source, Layer::raw ? pixel : channel, next,
-                Layer::by_channel ? channel : row, image, share.group, full);
+                to, maps + source, Layer::raw ? pixel : channel, Layer::raw ? channel : pixel, row,
+                image, share.group, full);
             to += arguments.patch_stride;
         }
         turn.advance(arguments.stages);
@@ -327,7 +325,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
         const unsigned char* stage = stage_of(arguments, memory, turn.stage);
         uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
-        places.begin(arguments, box / arguments.boxes_x % arguments.boxes_y * arguments.box_y);
+        if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
 #pragma unroll
         for (int first = 0; first < all_steps; first += steps) {
             uint32_t a[steps][operands][4];

@@ -17,9 +17,7 @@ class Tile:
         sums: most sums of a thread, which bound the taps of a consumer.
         folded: whether phases of y are channels (`engine/fold.py`).
         columns: of a box, where contiguous images are read as they lie (`raw.cuh`); else 0.
-        by_channel: whether rows of a channel of y then follow each other in a stage.
         stacked: whether rows of x are columns of one product, for all taps of a kernel's column.
-        runs: whether a box is a run of pixels of x, whose rows have up to `columns`.
         consumers: warpgroups that multiply.
     """
 
@@ -27,16 +25,13 @@ class Tile:
     sums: int
     folded: bool = False
     columns: int = 0
-    by_channel: bool = False
     stacked: bool = False
-    runs: bool = False
     consumers: int = CONSUMERS
 
     def __str__(self) -> str:
         """Positions of a box, and sums of a thread."""
         kind = "/folded" if self.folded else f"/raw{self.columns}" if self.columns else ""
-        for name in ("by channel", "stacked", "runs"):
-            kind += f"/{name}" if getattr(self, name.replace(" ", "_")) else ""
+        kind += "/stacked" if self.stacked else ""
         of = f"/of {self.consumers}" if self.consumers != CONSUMERS else ""
         return f"{self.positions}/{self.sums}{kind}{of}"
 
@@ -48,12 +43,7 @@ TILES = (
     Tile(256, 64, folded=True),
     Tile(128, 128, folded=True),
     Tile(128, 128, columns=16),
-    Tile(128, 128, columns=16, by_channel=True),
     Tile(64, 128, columns=32),
-    Tile(128, 128, columns=32, stacked=True),
     Tile(128, 128, columns=64, stacked=True),
     Tile(128, 96, columns=64, stacked=True, consumers=3),
-    Tile(128, 128, columns=16, runs=True),
-    Tile(128, 128, columns=24, runs=True),
-    Tile(64, 128, columns=32, runs=True),
 )
