@@ -39,7 +39,7 @@ CASES = (
     # Words of an odd stride.
     ("16,24,5,3,1,1", "2x6x29"),
     ("16,24,5,3,1,1", "2x6x40"),
-    # Rows off 16 bytes, read by flat maps of 2, 4 and 8 planes; runs of rows of 24 pixels.
+    # Rows off 16 bytes, read by flat maps of 2, 4 and 8 planes; boxes wider than a row of 24.
     ("24,72,4,2,1", "2x5x7"),
     ("32,24,3,1,1", "2x5x14"),
     ("64,64,3", "3x4x64"),

@@ -140,8 +140,8 @@ class Layout:
         """Input channels of a block, and taps of a taker in a row.
 
         Those of the fewest cycles of a step's products, or copied lines, of all sets. Blocks of
-        more channels are fewer, for more splits, whose sums are added: not where rows of x are
-        columns too, whose copied rows are more.
+        over 64 channels are few, for more splits, whose sums are added: only where rows of x are
+        columns too, so that copies are worth it.
         """
         width, channels = self.problem.width.kernel, self.problem.in_channels_per_group
         rows = sum(len(of_view) for _, of_view in self._raw_views)
