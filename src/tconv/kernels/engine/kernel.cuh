@@ -55,7 +55,7 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
         if constexpr (Layer::turned) {
             if (warp >= weight_rings) turn_patches(arguments, shared, warp - weight_rings);
         } else if constexpr (Layer::raw) {
-            if (threadIdx.x == 0) bring_lines(arguments, shared);
+            if (threadIdx.x < (Layer::flat ? 32 : 1)) bring_lines(arguments, shared);
         } else {
             if (threadIdx.x == 0) bring_patches(arguments, shared);
         }

@@ -18,10 +18,11 @@
 
 namespace {
 
-// The lines of a stage of a tile.
+// The lines of a stage of a tile, by a thread, or the lanes of a warp: each has a row and class of a
+// flat map.
 //
-// NOTE: a thread issues all copies, and its instructions count: a division for each row of a flat
-// map took longer than what was multiplied meanwhile.
+// NOTE: the instructions of a thread that issued all these copies took longer than what was
+// multiplied meanwhile.
 template <typename Fields>
 TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int stage, int chunk,
                              unsigned char* to, uint64_t* full) {
@@ -30,16 +31,16 @@ TCONV_DEVICE void copy_lines(const Fields& arguments, const Position& at, int st
     for (int segment = 0; segment < arguments.source_segments; ++segment) {
         if constexpr (Layer::flat) {
             FlatPlanes planes(arguments);
-            for (int row = 0; row < arguments.source_rows; ++row) {
+            int copies = arguments.source_rows * planes.classes;
 #pragma unroll 1
-                for (int of_class = 0; of_class < planes.classes; ++of_class) {
-                    ptx::cp_async_bulk_tensor_4d_global_to_shared(
-                        to, &arguments.source_0,
-                        planes.start(of_class, y + row * Layer::source_step_y, x),
-                        chunk * arguments.source_class_channels, at.image, at.group, full);
-                    to += arguments.source_copy_bytes;
-                }
+            for (int i = threadIdx.x; i < copies; i += 32) {
+                int row = y + planes.of_class(i) * Layer::source_step_y;
+                int start = planes.start(i & (planes.classes - 1), row, x);
+                ptx::cp_async_bulk_tensor_4d_global_to_shared(
+                    to + i * arguments.source_copy_bytes, &arguments.source_0, start,
+                    chunk * arguments.source_class_channels, at.image, at.group, full);
             }
+            to += copies * arguments.source_copy_bytes;
         } else {
             ptx::cp_async_bulk_tensor_5d_global_to_shared(
                 to, &arguments.source_0 + entry(Layer::stage_source, stage), x, chunk * depth, y,
@@ -62,7 +63,7 @@ TCONV_DEVICE void bring_lines(const Fields& arguments, Shared& shared) {
             for (int stage = first; stage < end; ++stage) {
                 uint64_t* full = &shared.patches_full[turn.stage];
                 ptx::mbarrier_wait_parity(&shared.patches_empty[turn.stage], turn.parity ^ 1);
-                ptx::mbarrier_arrive_expect_tx(full, arguments.patch_bytes);
+                if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(full, arguments.patch_bytes);
                 copy_lines(arguments, at, stage, chunk, patch_of(arguments, shared, turn.stage),
                            full);
                 turn.advance(arguments.patch_stages);

@@ -61,7 +61,7 @@ def _line_cycles(laid: Layout) -> float:
     """Cycles of a raw stage's copies: each line of up to 128 bytes takes as long as another.
 
     Longer, if channels of y are pages of memory apart and the line before is of another channel.
-    A flat y has a copy for each row and class, by one thread.
+    A flat y has a copy for each row and class.
     """
     fit, problem, (n, y, _) = _COSTS, laid.problem, laid.box
     rows, columns = laid.pitch

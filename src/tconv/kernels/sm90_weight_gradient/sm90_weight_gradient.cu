@@ -96,16 +96,19 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         image *= arguments.box_n;
         uint64_t* full = &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
-        if constexpr (Layer::flat) shared.row[turn.stage] = y;
         int patches = count * arguments.patch_bytes;
-        ptx::mbarrier_arrive_expect_tx(full, x_bytes(arguments, x_box_bytes) + patches);
         unsigned char* to = stage_of(arguments, memory, turn.stage);
-        if constexpr (Layer::maps_x) {
-            ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, &arguments.x, x, share.in, y - (Layer::stacked - 1), image, share.group, full);
-        } else {
-            ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y, image,
-                                                          share.group, full);
+        if (threadIdx.x == 0) {
+            if constexpr (Layer::flat) shared.row[turn.stage] = y;
+            ptx::mbarrier_arrive_expect_tx(full, x_bytes(arguments, x_box_bytes) + patches);
+            if constexpr (Layer::maps_x) {
+                ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                    to, &arguments.x, x, share.in, y - (Layer::stacked - 1), image, share.group,
+                    full);
+            } else {
+                ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y,
+                                                              image, share.group, full);
+            }
         }
         to += x_room(arguments);
         for (int source = first; source < first + count; ++source) {
@@ -384,7 +387,7 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
         ptx::setmaxnreg_dec<consumers == 2 ? 24 : 32>();
-        if (threadIdx.x == 0) bring(arguments, shared, memory);
+        if (threadIdx.x < (Layer::flat ? 32 : 1)) bring(arguments, shared, memory);
     } else {
         ptx::setmaxnreg_inc<consumers == 2 ? 240 : 160>();
         consume(arguments, shared, memory, role - 1);
