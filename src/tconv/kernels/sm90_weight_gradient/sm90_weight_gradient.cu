@@ -102,9 +102,9 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
             if constexpr (Layer::flat) shared.row[turn.stage] = y;
             ptx::mbarrier_arrive_expect_tx(full, x_bytes(arguments, x_box_bytes) + patches);
             if constexpr (Layer::maps_x) {
-                ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                    to, &arguments.x, x, share.in, y - (Layer::stacked - 1), image, share.group,
-                    full);
+                int top = y - (Layer::stacked - 1);
+                ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, x, share.in, top,
+                                                              image, share.group, full);
             } else {
                 ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y,
                                                               image, share.group, full);
