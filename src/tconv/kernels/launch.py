@@ -142,30 +142,29 @@ class Launch:
         for name, argument in self.arguments.items():
             if type(argument) is int:  # most are
                 values[name] = argument
+            elif isinstance(argument, Stride):
+                values[name] = _elements(argument, strides)
             elif isinstance(argument, Address):
                 values[name] = 0
                 addresses.append((offsets[name], _INDEX[argument.operand], argument.offset))
-            elif isinstance(argument, Stride):
-                values[name] = _elements(argument, strides)
             elif isinstance(argument, TensorMap):
                 values[name] = _NO_MAP
                 address, item = argument.address, ITEM_BYTES[argument.dtype]
-                options = {
-                    "dtype": argument.dtype,
-                    "dims": argument.dims,
-                    "strides_bytes": tuple(
-                        item * _elements(stride, strides) if isinstance(stride, Stride) else stride
-                        for stride in argument.strides
-                    ),
-                    "box": argument.box,
-                    "swizzle": argument.swizzle,
-                }
-                first = address.offset + item * sum(_elements(s, strides) for s in argument.first)
-                maps.append((offsets[name], _INDEX[address.operand], first, options))
+                in_bytes = [
+                    item * _elements(stride, strides) if isinstance(stride, Stride) else stride
+                    for stride in argument.strides
+                ]
+                first = address.offset + item * sum([_elements(s, strides) for s in argument.first])
+                described = (argument.dtype, argument.dims, tuple(in_bytes), argument.box)
+                begin = (offsets[name], _INDEX[address.operand], first)
+                maps.append((*begin, described, argument.swizzle))
             else:
                 values[name] = argument
         template = self.source.pack(**values)
-        return BoundLaunch(self.source.stem, self.aligned, template, tuple(addresses), tuple(maps))
+        columns = tuple(zip(*addresses, strict=True))
+        return BoundLaunch(
+            self.source.stem, self.grid, self.aligned, template, columns, tuple(maps)
+        )
 
 
 def _elements(stride: Stride, strides: Strides) -> int:
@@ -182,18 +181,21 @@ class BoundLaunch:
 
     Attributes:
         stem: the kernel.
+        grid: number of blocks.
         aligned: whether the output must start on 16 bytes.
         template: the bytes of its arguments, with zeros in place of addresses.
-        addresses: for each pointer: its offset in `template`, the index of its operand in
-            `OPERANDS`, and the bytes to add to the operand's address.
-        maps: the same for each tensor map, and the other arguments of `encode`.
+        addresses: of each pointer, in columns: its offset in `template`, the index of its operand
+            in `OPERANDS`, and the bytes to add to the operand's address.
+        maps: the same of each tensor map, in rows, then `encode`'s arguments from `dtype` to `box`,
+            and `swizzle`. Tuples of numbers, unlike a dict, the garbage collector soon ignores.
     """
 
     stem: str
+    grid: int
     aligned: bool
     template: bytes
-    addresses: tuple[tuple[int, int, int], ...]
-    maps: tuple[tuple[int, int, int, dict[str, Any]], ...]
+    addresses: tuple[tuple[int, ...], ...]
+    maps: tuple[tuple[int, int, int, tuple[Any, ...], int], ...]
 
     def arguments(self, operands: Sequence[int], encode: EncodeTensorMap) -> bytes:
         """The bytes of the kernel's one parameter, for operands at these addresses.
@@ -210,10 +212,10 @@ class BoundLaunch:
                 f"{self.stem} writes from a multiple of {OUTPUT_BYTES} on, got {operands[_Y]:#x}"
             )
         filled = bytearray(self.template)
-        for offset, operand, shift in self.addresses:
+        for offset, operand, shift in zip(*self.addresses, strict=True):
             _POINTER.pack_into(filled, offset, operands[operand] + shift)
-        for offset, operand, shift, options in self.maps:
-            encoded = encode(operands[operand] + shift, **options)
+        for offset, operand, shift, described, swizzle in self.maps:
+            encoded = encode(operands[operand] + shift, *described, swizzle=swizzle)
             filled[offset : offset + TENSOR_MAP_BYTES] = encoded
         return bytes(filled)
 

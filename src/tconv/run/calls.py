@@ -216,7 +216,12 @@ def remember(
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     call = _find_forward(input, weight, bias, geometry)
-    _known[key] = Known(call, geometry, key[1] is not None)
+    _known[_plain(key)] = Known(call, geometry, key[1] is not None)
+
+
+def _plain(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An equal key without torch.Size, whose parts the garbage collector soon ignores."""
+    return tuple([_plain(part) if isinstance(part, tuple) else part for part in key])
 
 
 def signature(
@@ -285,8 +290,8 @@ def _find_forward(
         "forward",
         geometry,
         input,
-        (input.shape, input.stride()),
-        (weight.shape, weight.stride()),
+        _laid(input),
+        _laid(weight),
         None,
         bias is not None,
         address(input) % 16 == 0,
@@ -301,7 +306,7 @@ def _find_input_gradient(
     geometry: Geometry,
     address: Address = Tensor.data_ptr,
 ) -> Call:
-    w, y = ((tensor.shape, tensor.stride()) for tensor in (weight, grad_output))
+    w, y = _laid(weight), _laid(grad_output)
     x = _made((y[0][0], w[0][0], *input_size), w, y)
     aligned, weight_aligned = (address(tensor) % 16 == 0 for tensor in (grad_output, weight))
     return _find("input_gradient", geometry, grad_output, x, w, y, False, aligned, weight_aligned)
@@ -315,7 +320,7 @@ def _find_weight_gradient(
     channels_last: bool,
     address: Address = Tensor.data_ptr,
 ) -> Call:
-    x, y = ((tensor.shape, tensor.stride()) for tensor in (input, grad_output))
+    x, y = _laid(input), _laid(grad_output)
     shape = (x[0][1], y[0][1] // geometry[4], *kernel_size)
     w = shape, dense_strides(shape, channels_last)
     aligned = address(input) % 16 == address(grad_output) % 16 == 0
@@ -332,6 +337,11 @@ def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
         _call("input_gradient", geometry, _made(x[0], w, y), w, y, *rest),
         _call("weight_gradient", geometry, x, _made(w[0], w), y, *rest),
     )
+
+
+def _laid(tensor: Tensor) -> Laid:
+    """NOTE: a tuple, which unlike a torch.Size the garbage collector soon ignores."""
+    return tuple(tensor.shape), tensor.stride()
 
 
 def _made(shape: Sizes, *operands: Laid) -> Laid:
@@ -352,9 +362,15 @@ def _find(
 ) -> Call:
     """The call on tensors that are laid out so, of the dtype and on the device of `tensor`."""
     device = tensor.get_device() if tensor.is_cuda else None
-    read = Settings(*_read(tensor.is_cuda, tensor.dtype))
+    read = _settings(_read(tensor.is_cuda, tensor.dtype))
     dtype = DTYPE_NAMES[tensor.dtype]
     return _call(direction, geometry, x, w, y, dtype, device, bias, aligned, weight_aligned, read)
+
+
+@functools.lru_cache(maxsize=64)
+def _settings(read: tuple[Any, ...]) -> Settings:
+    """One object of those that are equal: all calls of a program have the same few."""
+    return Settings(*read)
 
 
 @functools.lru_cache(maxsize=4096)
