@@ -166,7 +166,7 @@ class Call:
             tuple([launch.bind(strides) for launch in every]),
             chosen.packed,
             (chosen.splits, *self.problem.w_shape) if chosen.splits else None,
-            chosen.partial_strides,
+            chosen.partial_strides if chosen.splits else (),
             chosen.addition is not None,
         )
 

@@ -78,7 +78,7 @@ class Known:
             wanted: whether the input's and the weight's may.
         """
         mode = tuning.mode()
-        key = (mode, differentiable, wanted)
+        key = (mode, differentiable, *wanted)
         if key in self._pytorchs:
             return self._pytorchs[key]
         gradients = self._gradients if differentiable else None
@@ -204,7 +204,7 @@ def known(
 
 
 def remember(
-    key: tuple[object, ...], input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> None:
     """Let `known` find calls like this one. Its arguments are valid and no tensor is empty.
 
@@ -216,12 +216,10 @@ def remember(
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     call = _find_forward(input, weight, bias, geometry)
-    _known[_plain(key)] = Known(call, geometry, key[1] is not None)
-
-
-def _plain(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An equal key without torch.Size, whose parts the garbage collector soon ignores."""
-    return tuple([_plain(part) if isinstance(part, tuple) else part for part in key])
+    signed, cast = key
+    # The same without torch.Size, which unlike a tuple the garbage collector never ignores.
+    signed = tuple([tuple(part) if type(part) is torch.Size else part for part in signed])
+    _known[signed, cast] = Known(call, geometry, cast is not None)
 
 
 def signature(
@@ -241,7 +239,7 @@ def signature(
         weight.data_ptr() % 16 == 0,
         weight.dtype,
         weight.device,
-        None if bias is None else (bias.shape, bias.dtype, bias.device),
+        None if bias is None else (*bias.shape, bias.dtype, bias.device),
         _read(input.is_cuda, dtype),
     )
 
@@ -340,7 +338,7 @@ def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
 
 
 def _laid(tensor: Tensor) -> Laid:
-    """NOTE: a tuple, which unlike a torch.Size the garbage collector soon ignores."""
+    """NOTE: no torch.Size, as in `remember`."""
     return tuple(tensor.shape), tensor.stride()
 
 
