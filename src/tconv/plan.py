@@ -128,17 +128,19 @@ class Plan:
         )
 
 
+_BY_STEM = {kernel.STEM: kernel for kernel in FAMILIES}
+
+
 def family(stem: str) -> Family:
     """The kernel family of that name.
 
     Raises:
         NoKernelError: there is none.
     """
-    for kernel in FAMILIES:
-        if stem == kernel.STEM:
-            return kernel
-    known = ", ".join(kernel.STEM for kernel in FAMILIES)
-    raise NoKernelError(f"a kernel is one of {known}, got {stem!r}")
+    found = _BY_STEM.get(stem)
+    if found is None:
+        raise NoKernelError(f"a kernel is one of {', '.join(_BY_STEM)}, got {stem!r}")
+    return found
 
 
 def candidates(
@@ -215,8 +217,9 @@ def _plan(problem: Problem, target: Target, forced: str | None) -> Plan:
 def make_plan(problem: Problem, target: Target, candidate: Candidate) -> Plan:
     """The plan of a candidate that was not refused. It need not be the cheapest."""
     kernel = family(candidate.stem)
-    if candidate.like is not None and candidate.like != problem:
-        served = problem.by(candidate.like)
+    like = candidate.like
+    if like is not None and like is not problem.like and like != problem:
+        served = problem.by(like)
         assert served is not None, f"{candidate} cannot serve {problem}"
         problem = served
     chosen = Plan(

@@ -95,7 +95,8 @@ def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
     if is_common(problem) or problem.wide_offsets:
         return plan(problem, target)
     chosen = cheapest(kernels(problem, target), problem, target)
-    return plan(problem, target) if chosen is None else make_plan(problem, target, chosen)
+    # The layouts of the problem by that kernel are remembered under the very same object.
+    return plan(problem, target) if chosen is None else make_plan(chosen[1], target, chosen[0])
 
 
 def is_common(problem: Problem) -> bool:
@@ -145,19 +146,29 @@ def _any_size(problem: Problem) -> Problem:
     return problem
 
 
-def cheapest(among: Sequence[Candidate], problem: Problem, target: Target) -> Candidate | None:
-    """The cheapest by the model of kernels made for other sizes; None if none can serve."""
-    costs = [cost(kernel, problem, target) for kernel in among]
-    least = min(costs, default=math.inf)
-    if least == math.inf:
-        return None
-    return dataclasses.replace(among[costs.index(least)], cost=least)
+def cheapest(
+    among: Sequence[Candidate], problem: Problem, target: Target
+) -> tuple[Candidate, Problem] | None:
+    """The cheapest by the model of kernels made for other sizes, and the problem by that kernel.
+
+    None if none can serve.
+    """
+    best, least = None, math.inf
+    for kernel in among:
+        served = _served(kernel, problem, target)
+        if served is not None and (found := _cost(kernel, served, target)) < least:
+            best, least = (kernel, served), found
+    return None if best is None else (dataclasses.replace(best[0], cost=least), best[1])
 
 
 def cost(kernel: Candidate, problem: Problem, target: Target) -> float:
     """Modelled seconds of a kernel made for another size; infinite if it cannot serve."""
     served = _served(kernel, problem, target)
-    return math.inf if served is None else family(kernel.stem).cost(served, target, kernel.tile)
+    return math.inf if served is None else _cost(kernel, served, target)
+
+
+def _cost(kernel: Candidate, served: Problem, target: Target) -> float:
+    return family(kernel.stem).cost(served, target, kernel.tile)
 
 
 def _served(kernel: Candidate, problem: Problem, target: Target) -> Problem | None:
@@ -248,7 +259,8 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
     for _ in range(MOST_ROUNDS):
         for sample in samples[pooled:]:
             made = [Candidate(stem, tile, None, math.inf, sample) for stem, tile in tiles]
-            best = cheapest(made, sample, target) or _own(sample, target)
+            found = cheapest(made, sample, target)
+            best = _own(sample, target) if found is None else found[0]
             texts = _texts(best, target)
             # A kernel that does not depend on the alignment of x serves any.
             loose = dataclasses.replace(
@@ -260,16 +272,16 @@ def _find(problem: Problem, target: Target) -> tuple[Candidate, ...]:
             if kept is None or _strictness(made_for) < _strictness(kept):
                 pool[texts] = made_for
         pooled = len(samples)
-        found = _cheapest_set(pool, samples, target)
+        together = _cheapest_set(pool, samples, target)
         missed = (
             size
             for size in _checked(problem)
-            if all(_served(kernel, size, target) is None for kernel in found)
+            if all(_served(kernel, size, target) is None for kernel in together)
         )
         samples += itertools.islice(missed, MOST_MISSED)
         if len(samples) == pooled:
             break
-    return found
+    return together
 
 
 def _cheapest_set(

@@ -52,14 +52,19 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
     launched: list[tuple[Any, ...]] = []
     kernel = Recorded(launched)
     launches = [kernel.prepare(7, b"packing"), kernel.prepare(8, b"kernel")][0 if packed else 1 :]
+
+    class Filled(binding.Filled):
+        def __missing__(self, addresses: object) -> Any:
+            return launches
+
     call = SimpleNamespace(
         device=0,
         bound=SimpleNamespace(
             partial_shape=None,
             packed_elements=5 if packed else 0,
-            launches=[SimpleNamespace(kernel=Recorded(launched))],  # which were loaded again since
+            kernels=[Recorded(launched)],  # which were loaded again since
         ),
-        launches_at=lambda addresses: launches,
+        filled=Filled(None),  # type: ignore[arg-type]
     )
     kept: list[object] = []
     monkeypatch.setattr(private, "raw_stream", lambda device: STREAM)
@@ -92,8 +97,8 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
         return binding.Call(problem, (), (), ((), (), ()), NO_SETTINGS, 0)
 
     def prepare(problem: Any, *_: object) -> tuple[Any, tuple[Any, ...]]:
-        bind = SimpleNamespace(arguments=lambda *_: b"")
-        launches = [SimpleNamespace(grid=1, bind=lambda _: bind)] * 2
+        bind = SimpleNamespace(grid=1, arguments=lambda *_: b"")
+        launches = [SimpleNamespace(bind=lambda _: bind)] * 2
         plan = SimpleNamespace(
             launches=launches, addition=None, packed=0, splits=0, partial_strides=()
         )
@@ -108,11 +113,12 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
     every = [call_of(number) for number in range(12)]  # as `_known` holds them
     for call in every:
         for one in (call, every[0]):
-            assert len(one.launches_at(())) == 2
+            one.filled.uses += 1
+            assert len(one.filled[()]) == 2
         assert runtime.loaded() <= 5
-    held = [number for number, call in enumerate(every) if "launches_at" in vars(call)]
+    held = [number for number, call in enumerate(every) if "filled" in vars(call)]
     assert held == [0, 9, 10, 11]
-    assert len(every[3].bound.launches) == 2 and len(every[3].launches_at(())) == 2
+    assert len(every[3].bound.launches) == 2 and len(every[3].filled[()]) == 2
     assert runtime.loaded() <= 5
     del call, one
     every.clear()
@@ -164,7 +170,7 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
     source = KernelSource("test", (), fields, 0, 32)
     encoded: list[int] = []
 
-    def encode(address: int, dtype: str, **options: Any) -> bytes:
+    def encode(address: int, dtype: str, *_: object, **__: object) -> bytes:
         encoded.append(address)
         return address.to_bytes(128, "little")
 
@@ -181,12 +187,11 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
         },
     )
     kernel: Any = Recorded([])
-    bound = binding.BoundKernel(kernel, launch.grid, launch.bind({}))
     call = binding.Call(None, (), (), ((), (), ()), NO_SETTINGS, 0)  # type: ignore[arg-type]
-    call.__dict__["bound"] = binding.Bound((bound,), 0, None, (), False)
+    call.__dict__["bound"] = binding.Bound((kernel,), (launch.bind({}),), 0, None, (), False)
     for _ in range(2):
         for base in (0x1000, 0x2000):
-            (filled,) = call.launches_at((base, base + 1, base + 2, 0, 0, 0))
+            (filled,) = call.filled[base, base + 1, base + 2, 0, 0, 0]
             assert isinstance(filled, Recorded)
             grid, written = filled.of
             assert grid == 3

@@ -132,40 +132,15 @@ def encode(
         l2_promotion: bytes that L2 fetches at a time: 0, 64, 128 or 256.
 
     Returns:
-        the 128 bytes for a kernel's parameter, which must have an alignment of 64. The result is
-        cached.
+        the 128 bytes for a kernel's parameter, which must have an alignment of 64.
 
     Raises:
         ValueError: the hardware cannot describe this. The message has the rule and the value.
         LaunchError: the driver refuses for another reason.
         MissingDependencyError: no cuda-bindings or no driver.
     """
-    strides_of_elements = (1,) * len(dims) if element_strides is None else tuple(element_strides)
-    return _encode(
-        data_ptr,
-        dtype,
-        tuple(dims),
-        tuple(strides_bytes),
-        tuple(box),
-        strides_of_elements,
-        swizzle,
-        oob_fill,
-        l2_promotion,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _encode(
-    data_ptr: int,
-    dtype: str,
-    dims: tuple[int, ...],
-    strides_bytes: tuple[int, ...],
-    box: tuple[int, ...],
-    element_strides: tuple[int, ...],
-    swizzle: int,
-    oob_fill: str,
-    l2_promotion: int,
-) -> bytes:
+    if element_strides is None:
+        element_strides = (1,) * len(dims)
     check(
         data_ptr,
         dtype,

@@ -127,34 +127,33 @@ class Launch:
                 )
         # With zeros in place of addresses and tensor maps.
         values: dict[str, int | float | bytes] = {}
-        addresses, maps, offsets = [], [], self.source.offsets
+        addresses: list[int] = []
+        maps, offsets = [], self.source.offsets
         for name, argument in self.arguments.items():
             if type(argument) is int:  # most are
                 values[name] = argument
-            elif isinstance(argument, Address):
-                values[name] = 0
-                addresses.append((offsets[name], _INDEX[argument.operand], argument.offset))
             elif isinstance(argument, Stride):
                 values[name] = _elements(argument, strides)
+            elif isinstance(argument, Address):
+                values[name] = 0
+                addresses += (offsets[name], _INDEX[argument.operand], argument.offset)
             elif isinstance(argument, TensorMap):
                 values[name] = _NO_MAP
                 address, item = argument.address, ITEM_BYTES[argument.dtype]
-                options = {
-                    "dtype": argument.dtype,
-                    "dims": argument.dims,
-                    "strides_bytes": tuple(
-                        item * _elements(stride, strides) if isinstance(stride, Stride) else stride
-                        for stride in argument.strides
-                    ),
-                    "box": argument.box,
-                    "swizzle": argument.swizzle,
-                }
-                first = address.offset + item * sum(_elements(s, strides) for s in argument.first)
-                maps.append((offsets[name], _INDEX[address.operand], first, options))
+                in_bytes = [
+                    item * _elements(stride, strides) if isinstance(stride, Stride) else stride
+                    for stride in argument.strides
+                ]
+                first = address.offset + item * sum([_elements(s, strides) for s in argument.first])
+                begin = (offsets[name], _INDEX[address.operand], first)
+                extent = (argument.dims, tuple(in_bytes), argument.box)
+                maps.append((*begin, argument.dtype, *extent, argument.swizzle))
             else:
                 values[name] = argument
         template = self.source.pack(**values)
-        return BoundLaunch(self.source.stem, self.aligned, template, tuple(addresses), tuple(maps))
+        return BoundLaunch(
+            self.source.stem, self.grid, self.aligned, template, tuple(addresses), tuple(maps)
+        )
 
 
 def _elements(stride: Stride, strides: Strides) -> int:
@@ -171,18 +170,23 @@ class BoundLaunch:
 
     Attributes:
         stem: the kernel.
+        grid: number of blocks.
         aligned: whether the output must start on 16 bytes.
         template: the bytes of its arguments, with zeros in place of addresses.
-        addresses: for each pointer: its offset in `template`, the index of its operand in
-            `OPERANDS`, and the bytes to add to the operand's address.
-        maps: the same for each tensor map, and the other arguments of `encode`.
+        addresses: three numbers for each pointer, one after the other: its offset in `template`,
+            the index of its operand in `OPERANDS`, and the bytes to add to the operand's address.
+        maps: for each tensor map these three, then `encode`'s arguments from `dtype` to `box`, and
+            `swizzle`.
+
+    NOTE: all in few tuples: objects of each new size bring the garbage collector's next run nearer.
     """
 
     stem: str
+    grid: int
     aligned: bool
     template: bytes
-    addresses: tuple[tuple[int, int, int], ...]
-    maps: tuple[tuple[int, int, int, dict[str, Any]], ...]
+    addresses: tuple[int, ...]
+    maps: tuple[tuple[Any, ...], ...]
 
     def arguments(self, operands: Sequence[int], encode: EncodeTensorMap) -> bytes:
         """The bytes of the kernel's one parameter, for operands at these addresses.
@@ -199,10 +203,12 @@ class BoundLaunch:
                 f"{self.stem} writes from a multiple of {OUTPUT_BYTES} on, got {operands[_Y]:#x}"
             )
         filled = bytearray(self.template)
-        for offset, operand, shift in self.addresses:
+        numbers = iter(self.addresses)
+        for offset, operand, shift in zip(numbers, numbers, numbers, strict=True):
             _POINTER.pack_into(filled, offset, operands[operand] + shift)
-        for offset, operand, shift, options in self.maps:
-            encoded = encode(operands[operand] + shift, **options)
+        for offset, operand, shift, dtype, dims, strides, box, swizzle in self.maps:
+            address = operands[operand] + shift
+            encoded = encode(address, dtype, dims, strides, box, swizzle=swizzle)
             filled[offset : offset + TENSOR_MAP_BYTES] = encoded
         return bytes(filled)
 

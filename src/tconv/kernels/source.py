@@ -87,10 +87,14 @@ class KernelSource:
             f"#include <{file_of(self.stem)}>\n"
         )
 
+    @cached_property
+    def _layout(self) -> tuple[struct.Struct, Mapping[str, int]]:
+        return _layout(self.arguments)
+
     @property
     def offsets(self) -> Mapping[str, int]:
         """Where each field of `struct Arguments` lies in its bytes."""
-        return _layout(self.arguments)[1]
+        return self._layout[1]
 
     def pack(self, **values: int | float | bytes) -> bytes:
         """The bytes of `struct Arguments`, in C's natural alignment.
@@ -102,7 +106,7 @@ class KernelSource:
         Raises:
             TypeError: a field is missing or unknown.
         """
-        layout, offsets = _layout(self.arguments)
+        layout, offsets = self._layout
         if values.keys() != offsets.keys():
             raise TypeError(
                 f"{self.stem} takes the arguments {sorted(offsets)}, got {sorted(values)}"

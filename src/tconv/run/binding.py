@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -68,22 +67,14 @@ class Way:
     race: Race | None = None
 
 
-class BoundKernel(NamedTuple):
-    """A launch of a call on its kernel, without the operands' addresses.
-
-    Binding takes longer than a launch, so it is done once for all calls on tensors of the same
-    sizes and strides.
-    """
-
-    kernel: Kernel | EmulatedKernel
-    grid: int
-    launch: BoundLaunch
-
-
 class Bound(NamedTuple):
     """What a call launches, and what its launches share. A plan has more, and is let go of.
 
+    Binding takes longer than a launch, so it is done once for all calls on tensors of the same
+    sizes and strides.
+
     Attributes:
+        kernels: of its launches.
         launches: the plan's, in order.
         packed_elements: float32 values of the workspace; 0 without one.
         partial_shape: [splits, Cin, Cout/groups, kH, kW] of the partial results; None without them.
@@ -91,7 +82,8 @@ class Bound(NamedTuple):
         adds: whether a launch adds the partial results. Else PyTorch does.
     """
 
-    launches: tuple[BoundKernel, ...]
+    kernels: tuple[Kernel | EmulatedKernel, ...]
+    launches: tuple[BoundLaunch, ...]
     packed_elements: int
     partial_shape: Sizes | None
     partial_strides: Sizes
@@ -170,51 +162,61 @@ class Call:
             runtime.hold(self)
         every = (*chosen.launches, chosen.addition) if chosen.addition else chosen.launches
         return Bound(
-            tuple(
-                BoundKernel(kernel, launch.grid, launch.bind(strides))
-                for kernel, launch in zip(kernels, every, strict=True)
-            ),
+            kernels,
+            tuple([launch.bind(strides) for launch in every]),
             chosen.packed,
             (chosen.splits, *self.problem.w_shape) if chosen.splits else None,
-            chosen.partial_strides,
+            chosen.partial_strides if chosen.splits else (),
             chosen.addition is not None,
         )
 
     @functools.cached_property
-    def launches_at(self) -> Callable[[Sizes], list[Launch]]:
-        """From the operands' addresses to the launches on a device.
-
-        Remembered: a program's calls soon meet the allocator's same few addresses again, and
-        filling in takes longer than a launch.
-        """
-        # Not `self`, which would hold itself.
-        return _remembering(functools.partial(_fill, self.bound.launches))
+    def filled(self) -> Filled:
+        """Its launches on a device."""
+        return Filled(self.bound)
 
     def uses(self) -> int:
         """How often it has launched its kernels since they were loaded."""
-        launches_at = vars(self).get("launches_at")
-        if launches_at is None:
-            return 2  # a thread is about to: what is let go of now, nobody would look at again
-        info = launches_at.cache_info()
-        return int(info.hits + info.misses)
+        filled = vars(self).get("filled")
+        # Without: a thread is about to. What is let go of now, nobody would look at again.
+        return 2 if filled is None else filled.uses
 
     def release(self) -> None:
         """Lets go of its kernels, which the next launch loads again."""
-        for name in ("bound", "launches_at"):
+        for name in ("bound", "filled"):
             vars(self).pop(name, None)
 
 
-_remembering = functools.lru_cache(maxsize=64)
+_MOST_FILLED = 64
 
 
-def _fill(launches: tuple[BoundKernel, ...], addresses: Sizes) -> list[Launch]:
-    """The launches on a device, for operands at these addresses."""
-    filled = []
-    for bound in launches:
-        assert not isinstance(bound.kernel, EmulatedKernel)
-        arguments = bound.launch.arguments(addresses, tensor_map.encode)
-        filled.append(bound.kernel.prepare(bound.grid, arguments))
-    return filled
+class Filled(dict[Sizes, list[Launch]]):
+    """A call's launches on a device, by the operands' addresses.
+
+    Remembered: a program's calls soon meet the allocator's same few addresses again, and filling in
+    takes longer than a launch. One object a size, where an `lru_cache` has six.
+
+    Attributes:
+        uses: how often they were launched.
+    """
+
+    __slots__ = ("_bound", "uses")
+
+    def __init__(self, bound: Bound) -> None:
+        super().__init__()
+        self._bound = bound
+        self.uses = 0
+
+    def __missing__(self, addresses: Sizes) -> list[Launch]:
+        launches = []
+        for kernel, bound in zip(self._bound.kernels, self._bound.launches, strict=True):
+            assert not isinstance(kernel, EmulatedKernel)
+            arguments = bound.arguments(addresses, tensor_map.encode)
+            launches.append(kernel.prepare(bound.grid, arguments))
+        if len(self) >= _MOST_FILLED:
+            self.clear()
+        self[addresses] = launches
+        return launches
 
 
 def _planned(

@@ -78,7 +78,7 @@ class Known:
             wanted: whether the input's and the weight's may.
         """
         mode = tuning.mode()
-        key = (mode, differentiable, wanted)
+        key = (mode, differentiable, *wanted)
         if key in self._pytorchs:
             return self._pytorchs[key]
         gradients = self._gradients if differentiable else None
@@ -204,7 +204,7 @@ def known(
 
 
 def remember(
-    key: tuple[object, ...], input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> None:
     """Let `known` find calls like this one. Its arguments are valid and no tensor is empty.
 
@@ -216,7 +216,10 @@ def remember(
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     call = _find_forward(input, weight, bias, geometry)
-    _known[key] = Known(call, geometry, key[1] is not None)
+    signed, cast = key
+    # The same without torch.Size, which unlike a tuple the garbage collector never ignores.
+    signed = tuple([tuple(part) if type(part) is torch.Size else part for part in signed])
+    _known[signed, cast] = Known(call, geometry, cast is not None)
 
 
 def signature(
@@ -236,7 +239,7 @@ def signature(
         weight.data_ptr() % 16 == 0,
         weight.dtype,
         weight.device,
-        None if bias is None else (bias.shape, bias.dtype, bias.device),
+        None if bias is None else (*bias.shape, bias.dtype, bias.device),
         _read(input.is_cuda, dtype),
     )
 
@@ -285,8 +288,8 @@ def _find_forward(
         "forward",
         geometry,
         input,
-        (input.shape, input.stride()),
-        (weight.shape, weight.stride()),
+        _laid(input),
+        _laid(weight),
         None,
         bias is not None,
         address(input) % 16 == 0,
@@ -301,7 +304,7 @@ def _find_input_gradient(
     geometry: Geometry,
     address: Address = Tensor.data_ptr,
 ) -> Call:
-    w, y = ((tensor.shape, tensor.stride()) for tensor in (weight, grad_output))
+    w, y = _laid(weight), _laid(grad_output)
     x = _made((y[0][0], w[0][0], *input_size), w, y)
     aligned, weight_aligned = (address(tensor) % 16 == 0 for tensor in (grad_output, weight))
     return _find("input_gradient", geometry, grad_output, x, w, y, False, aligned, weight_aligned)
@@ -315,7 +318,7 @@ def _find_weight_gradient(
     channels_last: bool,
     address: Address = Tensor.data_ptr,
 ) -> Call:
-    x, y = ((tensor.shape, tensor.stride()) for tensor in (input, grad_output))
+    x, y = _laid(input), _laid(grad_output)
     shape = (x[0][1], y[0][1] // geometry[4], *kernel_size)
     w = shape, dense_strides(shape, channels_last)
     aligned = address(input) % 16 == address(grad_output) % 16 == 0
@@ -332,6 +335,11 @@ def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
         _call("input_gradient", geometry, _made(x[0], w, y), w, y, *rest),
         _call("weight_gradient", geometry, x, _made(w[0], w), y, *rest),
     )
+
+
+def _laid(tensor: Tensor) -> Laid:
+    """NOTE: no torch.Size, as in `remember`."""
+    return tuple(tensor.shape), tensor.stride()
 
 
 def _made(shape: Sizes, *operands: Laid) -> Laid:
@@ -352,9 +360,15 @@ def _find(
 ) -> Call:
     """The call on tensors that are laid out so, of the dtype and on the device of `tensor`."""
     device = tensor.get_device() if tensor.is_cuda else None
-    read = Settings(*_read(tensor.is_cuda, tensor.dtype))
+    read = _settings(_read(tensor.is_cuda, tensor.dtype))
     dtype = DTYPE_NAMES[tensor.dtype]
     return _call(direction, geometry, x, w, y, dtype, device, bias, aligned, weight_aligned, read)
+
+
+@functools.lru_cache(maxsize=64)
+def _settings(read: tuple[Any, ...]) -> Settings:
+    """One object of those that are equal: all calls of a program have the same few."""
+    return Settings(*read)
 
 
 @functools.lru_cache(maxsize=4096)

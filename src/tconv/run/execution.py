@@ -175,16 +175,18 @@ def _launch(
     device = call.device
     if device is None:
         memory = _allocations(t for t in (x, w, y, bias, packed, partial) if t is not None)
-        for bound in needed.launches:
-            assert isinstance(bound.kernel, EmulatedKernel)
-            arguments = bound.launch.arguments(addresses, emulated_map.encode)
-            bound.kernel.launch(bound.grid, arguments, allocations=memory)
+        for kernel, bound in zip(needed.kernels, needed.launches, strict=True):
+            assert isinstance(kernel, EmulatedKernel)
+            arguments = bound.arguments(addresses, emulated_map.encode)
+            kernel.launch(bound.grid, arguments, allocations=memory)
         return partial
     stream = private.raw_stream(device)
     # The packing waits for all that came before it; the kernel behind it need not wait to start.
     dependent = False
     try:
-        launches = call.launches_at(addresses)
+        filled = call.filled
+        filled.uses += 1
+        launches = filled[addresses]
         if private.is_capturing(device):
             # NOTE: the kernels of these launches: the call may load others meanwhile.
             for launch in launches:
