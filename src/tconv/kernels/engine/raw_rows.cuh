@@ -18,8 +18,8 @@
 
 namespace {
 
-// The lines of a stage of a tile, by a thread, or the lanes of a warp: each has a row and class of a
-// flat map.
+// The lines of a stage of a tile, by a thread; of flat maps by a warp, whose lanes have a row and
+// class each.
 //
 // NOTE: the instructions of a thread that issued all these copies took longer than what was
 // multiplied meanwhile.
