@@ -316,9 +316,10 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
         x, w = t.x * of_input, t.w * of_weight
         if put is not None:
             x[:, 3 :: case.in_channels, ::2, ::2] = put
+        problem = problem_of(case, math="ieee" if strict else "tf32")
         served = [
             c
-            for c in candidates(problem_of(case, math="ieee" if strict else "tf32"), HOPPER)
+            for c in candidates(problem, HOPPER)
             if c.stem == family.STEM and c.refusal is None and c.tile.half
         ]
         assert served
@@ -336,8 +337,12 @@ def test_what_float16_cannot_hold_comes_as_in_tf32(family, name):
                 )
 
         for candidate in served[:4]:
-            off = {} if family is sm90_tf32_flat_forward else {"resident": False}
-            tile = dataclasses.replace(candidate.tile, half=False, **off)
+            if family is sm90_tf32_flat_forward:
+                # NOTE: which sums beside an infinity or NaN are no numbers, and so added up again
+                # in another order, depends on the tile. All images here are its repair's.
+                tile = family.layout(problem, candidate.tile).repairing.tile
+            else:
+                tile = dataclasses.replace(candidate.tile, half=False, resident=False)
             want = output(Candidate(family.STEM, tile, None, 0))
             finite = want[want.isfinite()].abs().max() if want.isfinite().any() else 0
             for _ in range(3):
