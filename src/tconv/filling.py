@@ -7,8 +7,8 @@ Plans are made by Python alone, one after another. What takes long there is the 
 kernels at sizes that are not common (`tconv.sizes`): processes share it, and the cache has what
 they find.
 
-NVRTC needs no GPU, holds no lock and runs without Python's. What a process on the GPU plans for the
-same call has the same source, so the same key.
+NVRTC needs no GPU. Beside the one in this process, others run in processes of their own. What a
+process on the GPU plans for the same call has the same source, so the same key.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from tconv.errors import CompileError, TconvError
 from tconv.jit import files
 from tconv.jit.cache import SUFFIX, DiskCache, default_cache
 from tconv.jit.compile import check_arch, compile_cuda
+from tconv.jit.nvrtc_process import NvrtcProcess
 from tconv.jit.target import Target
 from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, make_plan
@@ -305,16 +307,24 @@ def _is_pytorchs(chosen: Plan) -> bool:
 
 def _compile(wanted: _Wanted, jobs: int, advance: Callable[[], object]) -> dict[str, bool]:
     """The kernels' keys, and whether each was compiled now; `advance` is called for each."""
+    idle: queue.SimpleQueue[NvrtcProcess | None] = queue.SimpleQueue()
 
     def build(source: KernelSource, arch: str) -> tuple[str, bool]:
-        compiled = compile_cuda(source, arch)
+        process = idle.get()
+        try:
+            compiled = compile_cuda(source, arch, process=process)
+        finally:
+            idle.put(process)
         return compiled.key, not compiled.cached
 
-    threads = ThreadPoolExecutor(jobs, thread_name_prefix="tconv-precompile")
-    pending: dict[Future[tuple[str, bool]], Plan] = {}
-    try:
-        for (source, arch), chosen in wanted.items():
-            pending[threads.submit(build, source, arch)] = chosen
+    with contextlib.ExitStack() as ends:
+        idle.put(None)  # this process
+        for _ in range(min(jobs, len(wanted)) - 1):
+            idle.put(ends.enter_context(NvrtcProcess()))
+        threads = ThreadPoolExecutor(jobs, thread_name_prefix="tconv-precompile")
+        # NOTE: those that run cannot be stopped: each is waited for, and kept.
+        ends.callback(threads.shutdown, cancel_futures=True)
+        pending = {threads.submit(build, *kernel): chosen for kernel, chosen in wanted.items()}
         keys = {}
         for done in as_completed(pending):
             try:
@@ -325,9 +335,6 @@ def _compile(wanted: _Wanted, jobs: int, advance: Callable[[], object]) -> dict[
             keys[key] = compiled
             advance()
         return keys
-    finally:
-        # NOTE: those that run cannot be stopped: each is waited for, and kept.
-        threads.shutdown(cancel_futures=True)
 
 
 def _writable_cache() -> DiskCache:

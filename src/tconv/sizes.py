@@ -27,6 +27,7 @@ from tconv import settings
 from tconv.errors import TconvError
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import compile_cuda
+from tconv.jit.nvrtc_process import NvrtcProcess
 from tconv.jit.target import Target
 from tconv.kernels.source import KERNEL_DIRECTORY, KernelSource
 from tconv.plan import Candidate, Plan, family, make_plan, plan, usable
@@ -66,6 +67,9 @@ LEAST_PIXELS, MOST_PIXELS, MOST_BATCH = 8, 513, 64
 
 MOST_ELEMENTS = 1 << 30
 """Elements of the largest tensor of a sample."""
+
+MOST_PROCESSES = 8
+"""That compile in the background. Each takes up to 200 MB, half of it NVRTC's library."""
 
 WORST = 100.0
 """Where a kernel cannot serve, it counts as so many times slower than the best."""
@@ -202,7 +206,7 @@ def expect(problem: Problem, chosen: Plan) -> None:
         _expected.add(layer)
         _waiting.extend((s, chosen.target.arch) for s in wanted if s not in chosen.sources)
         # The other cores are left to the calls, which compile what they need at once.
-        most = max(1, len(os.sched_getaffinity(0)) // 2)
+        most = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
         started = min(len(_waiting), most - len(_compiling))
         threads = [threading.Thread(target=_compile, name="tconv-sizes") for _ in range(started)]
         _compiling.update(threads)
@@ -215,21 +219,22 @@ def expect(problem: Problem, chosen: Plan) -> None:
 
 
 def _compile() -> None:
-    """Compiles what waits, until nothing does or the interpreter ends.
+    """Compiles what waits in a process, until nothing does or the interpreter ends.
 
     NOTE: no daemon, as NVRTC may crash when the process ends around it. And no ThreadPoolExecutor,
     which compiles all that waits before it lets the process end.
     """
-    while True:
-        with _lock:
-            if not _waiting or not threading.main_thread().is_alive():
-                _compiling.discard(threading.current_thread())
-                return
-            source, arch = _waiting.popleft()
-        try:
-            compile_cuda(source, arch)
-        except Exception as error:  # the call that needs it raises
-            logger.debug("a kernel for more sizes: %s", error)
+    with NvrtcProcess() as process:
+        while True:
+            with _lock:
+                if not _waiting or not threading.main_thread().is_alive():
+                    _compiling.discard(threading.current_thread())
+                    return
+                source, arch = _waiting.popleft()
+            try:
+                compile_cuda(source, arch, process=process)
+            except Exception as error:  # the call that needs it raises
+                logger.debug("a kernel for more sizes: %s", error)
 
 
 @functools.lru_cache(maxsize=_MOST_LAYERS)

@@ -43,7 +43,7 @@ def nothing_compiles(monkeypatch):
     def refuse(stem, *_):
         raise AssertionError(f"{stem} is compiled")
 
-    monkeypatch.setattr(compiling, "_run_nvrtc", refuse)
+    monkeypatch.setattr(compiling, "run_nvrtc", refuse)
 
 
 def up(in_channels=16, out_channels=8, kernel_size=4, stride=2, padding=1, **options):
@@ -382,7 +382,7 @@ def test_kernels_are_found_by_a_second_call_and_by_the_calls_plans(folder, monke
     assert {entry.metadata["arch"] for entry in entries} == {"sm_80", "sm_90a"}
     assert str(first.compiled) in str(first)
 
-    monkeypatch.setattr(compiling, "_run_nvrtc", None)  # fails if anything is compiled
+    monkeypatch.setattr(compiling, "run_nvrtc", None)  # fails if anything is compiled
     with choice.own_kernels():
         again = tconv.precompile(model, example, arch=archs)
     assert (again.compiled, again.found, again.nbytes) == (0, first.compiled, first.nbytes)
@@ -433,14 +433,14 @@ def test_without_gradients_the_forward_alone_is_compiled():
 def test_a_kernel_that_does_not_compile_leaves_the_others(monkeypatch, folder):
     layer = Layer.parse("16,8,4,2,1", "1x8x8")
     problems = [layer.problem(direction) for direction in DIRECTIONS]
-    run = compiling._run_nvrtc
+    run = compiling.run_nvrtc
 
     def fail_for_one(stem, *rest):
         if stem == "general_input_gradient":
             raise CompileError(f"{stem} did not compile")
         return run(stem, *rest)
 
-    monkeypatch.setattr(compiling, "_run_nvrtc", fail_for_one)
+    monkeypatch.setattr(compiling, "run_nvrtc", fail_for_one)
     with choice.own_kernels(), pytest.raises(CompileError, match="plan: general_input_gradient"):
         fill(problems, {"sm_80": Target.named("sm_80")}, jobs=1)
     assert default_cache().entries()

@@ -2,6 +2,7 @@
 
     target.py      what the planner needs to know of a GPU
     compile.py     KernelSource -> cubin, with its resources
+    nvrtc_process.py  NVRTC in a process of its own
     cache.py       the disk cache, shared with the emulator
     files.py       files and folders that no other user can change
     module.py      a cubin loaded on one device, and its launch

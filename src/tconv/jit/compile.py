@@ -23,6 +23,7 @@ from tconv import settings
 from tconv.errors import CompileError
 from tconv.jit import libraries
 from tconv.jit.cache import Stored, default_cache, source_digest
+from tconv.jit.nvrtc_process import NvrtcProcess
 from tconv.jit.target import parse_arch
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
@@ -113,6 +114,7 @@ def compile_cuda(
     *,
     options: Sequence[str] = (),
     include_dirs: Sequence[Path] = (KERNELS,),
+    process: NvrtcProcess | None = None,
 ) -> Compiled:
     """Compiles a kernel for a real architecture, or finds it in the cache.
 
@@ -121,6 +123,7 @@ def compile_cuda(
         arch: "sm_90a".
         options: further options for NVRTC.
         include_dirs: the include path.
+        process: where NVRTC runs; by default in this process.
 
     Raises:
         CompileError: the source does not compile, or this NVRTC does not know `arch`.
@@ -156,7 +159,7 @@ def compile_cuda(
 
     def build() -> tuple[bytes, dict[str, Any]]:
         started = time.perf_counter()
-        cubin, log = _run_nvrtc(source.stem, text, arch, all_options, key)
+        cubin, log = run_nvrtc(source.stem, text, arch, all_options, key, process)
         seconds = time.perf_counter() - started
         return cubin, {
             "kind": "cubin",
@@ -340,14 +343,23 @@ def locale_kept() -> Iterator[None]:
         uselocale(before)
 
 
-def _run_nvrtc(
-    stem: str, text: str, arch: str, options: tuple[str, ...], key: str
+def run_nvrtc(
+    stem: str,
+    text: str,
+    arch: str,
+    options: tuple[str, ...],
+    key: str,
+    process: NvrtcProcess | None = None,
 ) -> tuple[bytes, str]:
     """Cubin and log.
 
     Raises:
         CompileError: with the log, and the path of the source.
     """
+    if process is not None:
+        found = process.run((stem, text, arch, options, key))
+        if found is not None:
+            return found
     nvrtc = libraries.nvrtc()
 
     def fetch(get_size: Any, get: Any) -> bytes:

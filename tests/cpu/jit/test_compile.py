@@ -303,13 +303,13 @@ def test_debug_levels(
 
 def test_threads_compile_once(monkeypatch: pytest.MonkeyPatch, text_source: type[Any]) -> None:
     runs: list[str] = []
-    run_nvrtc = compile_module._run_nvrtc
+    run_nvrtc = compile_module.run_nvrtc
 
     def counted(*arguments: Any) -> tuple[bytes, str]:
         runs.append(arguments[0])
         return run_nvrtc(*arguments)
 
-    monkeypatch.setattr(compile_module, "_run_nvrtc", counted)
+    monkeypatch.setattr(compile_module, "run_nvrtc", counted)
     threads = [
         threading.Thread(target=compile_cuda, args=(text_source(), "sm_80")) for _ in range(8)
     ]
