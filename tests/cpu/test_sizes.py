@@ -356,7 +356,9 @@ def join_threads() -> None:
 def test_the_first_size_compiles_the_kernels_of_all(no_choices, monkeypatch):
     """But for its own, which the call compiles itself."""
     compiled = []
-    monkeypatch.setattr(sizes, "compile_cuda", lambda source, arch: compiled.append(source))
+    monkeypatch.setattr(
+        sizes, "compile_cuda", lambda source, arch, process: compiled.append(source)
+    )
     of_layer = problem("64,64,3")  # of which two have the same packing
     expect(of_layer.resized(1, 8, 8))
     expect(of_layer.resized(1, 64, 96))
@@ -379,7 +381,7 @@ def test_threads_that_compile_are_few_and_survive_an_error(no_choices, monkeypat
     monkeypatch.setattr(sizes.os, "sched_getaffinity", lambda _: range(4))
     go, names, most = threading.Event(), [], []
 
-    def compile_cuda(source, arch):
+    def compile_cuda(source, arch, process):
         most.append(len(sizes._compiling))
         go.wait(30)
         names.append(source)
@@ -425,7 +427,7 @@ from tconv import sizes
 from tconv.jit.target import Target
 from tconv.layers import Layer
 
-def compile_cuda(source, arch):
+def compile_cuda(source, arch, process):
     time.sleep(0.3)
     print("compiled", flush=True)
 
