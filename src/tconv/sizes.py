@@ -38,6 +38,10 @@ logger = logging.getLogger("tconv")
 COMMON_FACTORS = (1, 3, 5, 7)
 """Odd factors of common sizes: 224 is 7 * 32, 640 is 5 * 128."""
 
+VIDEO_RATIO = (9, 16)
+VIDEO_FACTORS = (*COMMON_FACTORS, 15)
+"""Of a video's sizes, the odd factors of what both are multiples of: 1080 is 9 * 15 * 8."""
+
 MOST_RATIO = 5
 """Common sizes are in a ratio of whole numbers up to this: 1:1, 2:1, 4:3, 5:3, but not 7:6."""
 
@@ -105,12 +109,15 @@ def _planned(problem: Problem, target: Target, forced: str | None) -> Plan:
 
 def is_common(problem: Problem) -> bool:
     """Whether both sizes of the image are few, or both a small odd number times a power of two, in
-    a simple ratio. A row may have any length of that kind.
+    a simple ratio; or a video's. A row may have any length of that kind.
     """
     least, most = sorted((problem.height.size, problem.width.size))
     if most <= SMALL_SIZE:
         return True
-    simple = least == 1 or most // math.gcd(least, most) <= MOST_RATIO
+    common = math.gcd(least, most)
+    if (least // common, most // common) == VIDEO_RATIO:
+        return common // (common & -common) in VIDEO_FACTORS
+    simple = least == 1 or most // common <= MOST_RATIO
     return simple and all(size // (size & -size) in COMMON_FACTORS for size in (least, most))
 
 

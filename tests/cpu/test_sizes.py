@@ -200,6 +200,10 @@ def test_common_sizes():
         assert not sizes.is_common(layer.resized(2, height, width))
     for height, width in ((14, 256), (256, 40), (80, 96), (56, 24)):  # in no simple ratio
         assert not sizes.is_common(layer.resized(2, height, width))
+    for height, width in ((1080, 1920), (240, 135), (720, 1280)):  # of videos
+        assert sizes.is_common(layer.resized(2, height, width))
+        assert not sizes.is_common(layer.resized(2, height, width + height // 9))
+    assert not sizes.is_common(layer.resized(2, 9 * 11, 16 * 11))
     row = problem("1d:64,32,16,8,4")
     assert sizes.is_common(row.resized(2, 1, 5 * 1024))
     assert not sizes.is_common(row.resized(2, 1, 5 * 1024 + 1))

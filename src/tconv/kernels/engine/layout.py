@@ -36,7 +36,13 @@ UNFOLDED_SUMS = 112
 """Those of a folded result, whose way to memory takes more registers: 128 spilled."""
 
 MOST_PATCH_STAGES = 8
-MOST_WEIGHT_STAGES = 8
+WEIGHT_STAGES = 8
+MOST_WEIGHT_STAGES = 32
+WEIGHTS_UNDER_WAY = 48 * 1024
+"""Bytes that a ring of more than `WEIGHT_STAGES` stages holds at most.
+
+A copy of a short piece takes as long as that of a long one: many are to be under way.
+"""
 MOST_RESIDENT = 32
 """Most pieces of weights that a block keeps."""
 
@@ -44,9 +50,11 @@ LEAST_WEIGHT_STAGES = (4, 3, 2)
 MOST_BOX = 256
 SHORT_ROW = 4
 LONG_ROW = 32
+LONG_INTERLEAVED_ROW = 128
 """Values of a tile's row of a contiguous result: the shorter, the longer each takes to write.
 
 By a guess, short ones take twice their number's time. From long ones on there is no difference.
+With pixels of several phases in turn, by measured rows, one of 32 takes twice the time of 72.
 """
 
 PART_BYTES = 2 * PIECE_BYTES
@@ -557,6 +565,8 @@ class Layout:
         shares = CONSUMERS if self.maps_result and self.tile_groups == 1 else 1
         most_parts, lines = (MOST_PARTS, self.part_lines) if self.maps_result else (1, 1 << 30)
         room = self.positions // shares
+        packed = self.contiguous and not (self.tile.raw or self.tile.turned)
+        long_row = LONG_INTERLEAVED_ROW if packed and of_pixel > 1 else LONG_ROW
         best: tuple[tuple[float, ...], tuple[tuple[int, int, int], int, int, int]] | None = None
         for x in (width, *range(min(room * shares, MOST_BOX) // granule * granule, 0, -granule)):
             count = -(-width // x)
@@ -564,16 +574,27 @@ class Layout:
             pitch = -(-(x + reach_x) // granule) * granule
             if x > room * shares or pitch > MOST_BOX or x != even:
                 continue
-            pieces = SHORT_ROW / min(LONG_ROW, x * of_pixel) if self.contiguous else 0
-            image = (height + reach_y) * pitch
-            # Of each axis: all, positions of one and from one to the next, its lines of a part.
-            for axis, (total, one, each, of_part, most) in enumerate(
+            pieces = SHORT_ROW / min(long_row, x * of_pixel) if self.contiguous else 0
+            # Along images some rows of each, where no stage has rows beside them.
+            parted = packed and reach_y == 0 and x == width and 2 * pitch <= room
+            row_counts = {-(-height // n): None for n in range(1, height + 1 if parted else 2)}
+            # The axis and its rows; of the axis: all, positions of one and from one to the next,
+            # its lines of a part.
+            ways = [
                 (
-                    (sizes[0], (height - 1) * pitch + x, image, height * x, MOST_BOX),
-                    (height, x, pitch, x, MOST_BOX - reach_y),
-                    (x, 1, 1, 1, MOST_BOX - reach_x),
+                    0,
+                    rows,
+                    sizes[0],
+                    (rows - 1) * pitch + x,
+                    (rows + reach_y) * pitch,
+                    rows * x,
+                    MOST_BOX,
                 )
-            ):
+                for rows in row_counts
+            ]
+            ways.insert(1, (1, 0, height, x, pitch, x, MOST_BOX - reach_y))
+            ways.insert(2, (2, 1, x, 1, 1, 1, MOST_BOX - reach_x))
+            for axis, rows, total, one, each, of_part, most in ways:
                 fit = (room - one) // each + 1 if one <= room else 0
                 for parts in range(1, most_parts + 1):
                     cuts = shares * parts
@@ -581,7 +602,7 @@ class Layout:
                     if size < 1 or (axis == 2 and size * cuts < x):
                         continue
                     size = -(-total // (cuts * -(-total // (cuts * size))))
-                    y = (height, size * cuts, 1)[axis]
+                    y = size * cuts if axis == 1 else rows
                     box = (size * cuts if axis == 0 else 1, y, size * cuts if axis == 2 else x)
                     if y + reach_y > MOST_BOX:
                         continue
@@ -765,9 +786,19 @@ class Layout:
             return min(MOST_PATCH_STAGES, patches), self.all_pieces
         for of_weights in LEAST_WEIGHT_STAGES:
             patches = min(MOST_PATCH_STAGES, (free - of_weights * weights) // self.stage_bytes)
-            if patches >= 2:
+            if patches < 2:
+                continue
+            kept = self._stages_to_keep if self._stages_to_keep <= patches else 0
+            # Of weights, while a stage of patches is there.
+            slots = self.all_pieces / self.chunks / max(map(len, self.kinds))
+            slots *= self.row_sets if kept else 1
+            while True:
                 left = (free - patches * self.stage_bytes) // weights
-                return patches, min(self.most_weight_stages, left)
+                # No ring is to cover far more of a copy's way than the other.
+                covers = left >= self.most_weight_stages or 4 * left > patches * slots
+                if covers or self.tile.raw or patches <= max(2, kept):
+                    return patches, min(self.most_weight_stages, left)
+                patches -= 1
         return 0, 0
 
     @property
@@ -788,7 +819,10 @@ class Layout:
     @property
     def most_weight_stages(self) -> int:
         """Barriers of a ring of weights."""
-        return self.all_pieces if self.resident else MOST_WEIGHT_STAGES
+        if self.resident:
+            return self.all_pieces
+        most = WEIGHTS_UNDER_WAY // self.weight_stage_bytes
+        return max(WEIGHT_STAGES, min(MOST_WEIGHT_STAGES, most))
 
     @property
     def first_patch(self) -> int:
@@ -820,8 +854,13 @@ class Layout:
         It then has tiles that follow each other. All row sets need the same stages, which fit the
         ring together.
         """
+        return 0 < self._stages_to_keep <= self.rings(target)[0]
+
+    @property
+    def _stages_to_keep(self) -> int:
+        """Stages that all row sets need, of all channels; 0 where they need different ones."""
         several = self.row_sets > 1 and len(set(self.kinds)) == 1
-        return several and 1 <= self.chunks * len(self.kinds[0]) <= self.rings(target)[0]
+        return self.chunks * len(self.kinds[0]) if several else 0
 
     def patch_loads(self, target: Target) -> float:
         """The share of tiles whose patches are loaded."""

@@ -14,6 +14,8 @@ from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
 PAGE_BYTES = 2 << 20
+MOST_COLUMNS = 256
+"""Of a consumer's products, for which a thread has 128 sums."""
 
 
 def best_splits(problem: Problem, target: Target, tile: Tile) -> int:
@@ -37,6 +39,8 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
         start = fit.raw_start + fit.raw_stride * (laid.problem.width.stride - 1)
         of_tap, taps = laid.in_block * laid.stacked / 2 + start, laid.row_taps
     products = tile.consumers * taps * tile.positions / 16 * of_tap
+    if taps * laid.out_block == MOST_COLUMNS and tile.positions == 128 and not any(laid.packed):
+        products *= fit.many_columns
     copies = _line_cycles(laid) if tile.columns else laid.stage_bytes / fit.rate
     of_box = max(products, copies) + fit.box
     waves = -(-laid.units * splits // target.multiprocessors)
