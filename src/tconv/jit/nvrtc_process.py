@@ -7,7 +7,6 @@ threads the last is done after five seconds, where each alone takes one and a ha
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pickle
 import subprocess
@@ -36,6 +35,8 @@ class NvrtcProcess(contextlib.AbstractContextManager["NvrtcProcess"]):
 
     def __init__(self) -> None:
         self._ends = contextlib.ExitStack()
+        self._started = False
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(BrokenPipeError):  # it was killed
@@ -46,6 +47,9 @@ class NvrtcProcess(contextlib.AbstractContextManager["NvrtcProcess"]):
 
         Who compiles it here then finds out why.
         """
+        if not self._started:
+            self._started = True
+            self._process = self._start()
         if self._process is None:
             return None
         try:
@@ -55,11 +59,13 @@ class NvrtcProcess(contextlib.AbstractContextManager["NvrtcProcess"]):
             answer = None
         return answer
 
-    @functools.cached_property
-    def _process(self) -> subprocess.Popen[bytes] | None:
+    def _start(self) -> subprocess.Popen[bytes] | None:
         """None if none can be started, or if it finds another NVRTC than this process."""
         from tconv.jit.compile import nvrtc_build
 
+        # Where Python is part of another program, that is the executable.
+        if not Path(sys.executable or "").name.startswith("python") or hasattr(sys, "frozen"):
+            return None
         # NOTE: no `multiprocessing`, which would run a user's script once more in the process. A
         # session of its own, so that Ctrl-C reaches this process alone.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -58,7 +58,7 @@ def test_nothing_starts_for_what_is_in_the_cache(kernel):
     kernel(1, None)
     with NvrtcProcess() as process:
         assert kernel(1, process).cached
-        assert "_process" not in vars(process)
+        assert process._process is None and not process._started
 
 
 def test_an_error_is_raised_as_without_it(kernel, alone):
@@ -82,11 +82,15 @@ def test_a_process_that_is_killed_is_done_without(kernel, alone):
 
 def test_a_process_that_does_not_start_is_done_without(kernel, alone, monkeypatch, tmp_path):
     made, in_this_process = alone
-    for executable in (str(tmp_path / "none"), "/bin/false", "/bin/true"):
+    ends, waits = tmp_path / "python-ends", tmp_path / "waits"
+    for path, text in ((ends, "exit 1"), (waits, "sleep 100")):
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o700)
+    for executable in (str(tmp_path / "python"), str(ends), str(waits), "", None):
         monkeypatch.setattr(sys, "executable", executable)
         with made() as process:
             kernel(len(in_this_process), process)
-    assert in_this_process == [True, True, True]
+    assert in_this_process == [True] * 5
 
 
 def test_another_nvrtc_is_not_asked(kernel, alone, monkeypatch):

@@ -790,7 +790,7 @@ class Layout:
                 continue
             kept = self._stages_to_keep if self._stages_to_keep <= patches else 0
             # Of weights, while a stage of patches is there.
-            slots = self.all_pieces / self.chunks / max(map(len, self.kinds))
+            slots = self.all_pieces / self.chunks / max(1, *map(len, self.kinds))
             slots *= self.row_sets if kept else 1
             while True:
                 left = (free - patches * self.stage_bytes) // weights
