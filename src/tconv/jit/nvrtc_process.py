@@ -1,7 +1,8 @@
 """NVRTC in a process of its own, for kernels that are compiled beside each other.
 
-NVRTC up to 13.0 at the least holds a lock over half of a compilation: of seven kernels in as many
-threads the last is done after five seconds, where each alone takes one and a half. (13.5 does not.)
+NVRTC 13.0 holds a lock over half of a compilation: of seven kernels in as many threads the last is
+done after five seconds, where each alone takes one and a half. 13.5 does not; older ones were not
+looked at.
 """
 
 from __future__ import annotations
