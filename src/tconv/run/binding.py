@@ -251,8 +251,8 @@ def _prepare(
         if None not in found:
             return chosen, cast(tuple[Kernel, ...], found)
     try:
-        # Beside each other: NVRTC takes a second or two for each, for half of which no other thread
-        # waits. No thread can be started when the interpreter ends.
+        # Beside each other: NVRTC takes a second or two for each, and 13.0 has a lock for half of
+        # that. No thread can be started when the interpreter ends.
         if len(sources) > 1 and threading.main_thread().is_alive():
             with ThreadPoolExecutor(len(sources)) as threads:
                 kernels = tuple(threads.map(load, sources))

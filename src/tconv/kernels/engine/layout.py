@@ -54,7 +54,7 @@ LONG_INTERLEAVED_ROW = 128
 """Values of a tile's row of a contiguous result: the shorter, the longer each takes to write.
 
 By a guess, short ones take twice their number's time. From long ones on there is no difference.
-With pixels of several phases in turn, by measured rows, one of 32 takes twice the time of 72.
+With pixels of several phases in turn, 32 were too few by the rows of one layer, pointpillars_k4s4.
 """
 
 PART_BYTES = 2 * PIECE_BYTES
