@@ -104,7 +104,7 @@ reads them. If they have changed, those between are PyTorch's still, and its fun
 
 Both functions look here in their own text: one more call takes as long as much of the rest.
 """
-_EVERY = 16
+_EVERY = 64
 
 _Own = tuple[
     tuple[object, ...],  # as in _Left
