@@ -850,7 +850,7 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
             (110, 30),
             (160, 30),
             False,
-        ),  # it saves the device less than thrice what it costs the host
+        ),  # it saves the device less than twice what it costs the host
         ((50, 30), (160, 30), True),
         ((20, 50), (170, 30), False),  # others may keep the host busy
         ((90, 80), (10000, 30), True),
