@@ -61,7 +61,7 @@ OF_OPERATOR = 0.55
 """What PyTorch's function takes the host, in times of the operator that is timed: after a pause,
 as while timing, the host is slower than in a running program. Operators of a vocoder and two heads
 were timed at 43 to 48 us (benchmarks/results/h200/models_races.log); in a loop the functions of
-small layers take 19 to 36, but one (the first run before e845bcc, docs/history/host-time.md).
+small layers take 18 to 37, but for one (runs 1 and 3 of host_time.csv there).
 """
 
 CAST = 2
