@@ -59,16 +59,16 @@ and look-ups in Python take as long again.
 
 OF_OPERATOR = 0.55
 """What PyTorch's function takes the host, in times of the operator that is timed: after a pause,
-as while timing, the host is slower than in a running program. Operators of a vocoder and two heads
-were timed at 43 to 48 us (benchmarks/results/h200/models_races.log); in a loop the functions of
-small layers take 18 to 37, but for one (runs 1 and 3 of host_time.csv there).
+as while timing, the host is slower than in a running program. By a guess: a vocoder's operators
+were timed at 43 to 59 us, a mask head's at 33 to 73 (benchmarks/results/h200/models_races.log); in a
+loop the functions of small layers take 18 to 37, but for one (runs 1 and 3 of host_time.csv there).
 """
 
 CAST = 2
 """What the casts of autocast take the host more from Python than within PyTorch's function, in the
 same times. An input that is cast already counts too. With 1, a mask head that waited for the host
-took 0.46 ms by PyTorch's kernels and 0.50 with one layer by ours, which saved the device 0.03
-(benchmarks/results/h200/models_casts_1.csv).
+took 0.46 ms by PyTorch's kernels and 0.50 with one layer by ours, which saved the device 46 us
+(benchmarks/results/h200/models_casts_1.csv, models_races.log).
 """
 
 HOST_MOST = 0.7
