@@ -60,8 +60,8 @@ and look-ups in Python take as long again.
 OF_OPERATOR = 0.55
 """What PyTorch's function takes the host, in times of the operator that is timed: after a pause,
 as while timing, the host is slower than in a running program. By a guess: a vocoder's operators
-were timed at 43 to 59 us, a mask head's at 33 to 73 (benchmarks/results/h200/models_races.log); in a
-loop the functions of small layers take 18 to 37, but for one (runs 1 and 3 of host_time.csv there).
+were timed at 43 to 59 us, a mask head's at 33 to 73 (benchmarks/results/h200/models_races.log); in
+a loop functions of small layers take 18 to 37, but for one (runs 1 and 3 of host_time.csv there).
 """
 
 CAST = 2
