@@ -25,7 +25,7 @@ from layer_cases import Case, by_taps, off_by, operands
 from tconv.jit.target import Target
 from tconv.kernels import family as limits
 from tconv.kernels import sm90_forward, sm90_input_gradient
-from tconv.kernels.engine.layout import MOST_SOURCES, WEIGHT_STAGES, layout
+from tconv.kernels.engine.layout import MOST_SOURCES, layout
 from tconv.plan import candidates
 from tconv.problem import Axis, Problem
 from tconv.reference import Expected, Operands, expected
@@ -1383,24 +1383,6 @@ def test_boxes_of_some_rows_of_several_images(batch):
     want = given.want
     for chosen in found:
         assert_right(run(chosen, given, "random:1"), given, want)
-
-
-@pytest.mark.parametrize("place", ("contiguous", "channels_last"))
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_rings_of_many_short_pieces(direction, place):
-    """Of more than eight stages, which blocks of several tiles go around."""
-    case = Case(2, 16, 24, 2, (9, 9), (7, 7), (2, 2), (3, 3))
-    given = of_layout(direction, case, torch.bfloat16, place)
-    target, want = few(), given.want
-    found = [
-        chosen
-        for chosen in served(problem_of(given), target)
-        if layout(chosen.problem, chosen.tile).rings(target)[1] > WEIGHT_STAGES
-    ]
-    assert len(found) > 3
-    for number, chosen in enumerate(found):
-        order = ("forward", "reverse", "random:2")[number % 3]
-        assert_right(run(chosen, given, order), given, want)
 
 
 @pytest.mark.thorough

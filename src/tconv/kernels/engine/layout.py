@@ -36,13 +36,7 @@ UNFOLDED_SUMS = 112
 """Those of a folded result, whose way to memory takes more registers: 128 spilled."""
 
 MOST_PATCH_STAGES = 8
-WEIGHT_STAGES = 8
-MOST_WEIGHT_STAGES = 32
-WEIGHTS_UNDER_WAY = 48 * 1024
-"""Bytes that a ring of more than `WEIGHT_STAGES` stages holds at most.
-
-A copy of a short piece takes as long as that of a long one: many are to be under way.
-"""
+MOST_WEIGHT_STAGES = 8
 MOST_RESIDENT = 32
 """Most pieces of weights that a block keeps."""
 
@@ -786,19 +780,9 @@ class Layout:
             return min(MOST_PATCH_STAGES, patches), self.all_pieces
         for of_weights in LEAST_WEIGHT_STAGES:
             patches = min(MOST_PATCH_STAGES, (free - of_weights * weights) // self.stage_bytes)
-            if patches < 2:
-                continue
-            kept = self._stages_to_keep if self._stages_to_keep <= patches else 0
-            # Of weights, while a stage of patches is there.
-            slots = self.all_pieces / self.chunks / max(1, *map(len, self.kinds))
-            slots *= self.row_sets if kept else 1
-            while True:
+            if patches >= 2:
                 left = (free - patches * self.stage_bytes) // weights
-                # No ring is to cover far more of a copy's way than the other.
-                covers = left >= self.most_weight_stages or 4 * left > patches * slots
-                if covers or self.tile.raw or patches <= max(2, kept):
-                    return patches, min(self.most_weight_stages, left)
-                patches -= 1
+                return patches, min(self.most_weight_stages, left)
         return 0, 0
 
     @property
@@ -819,10 +803,7 @@ class Layout:
     @property
     def most_weight_stages(self) -> int:
         """Barriers of a ring of weights."""
-        if self.resident:
-            return self.all_pieces
-        most = WEIGHTS_UNDER_WAY // self.weight_stage_bytes
-        return max(WEIGHT_STAGES, min(MOST_WEIGHT_STAGES, most))
+        return self.all_pieces if self.resident else MOST_WEIGHT_STAGES
 
     @property
     def first_patch(self) -> int:
@@ -854,13 +835,8 @@ class Layout:
         It then has tiles that follow each other. All row sets need the same stages, which fit the
         ring together.
         """
-        return 0 < self._stages_to_keep <= self.rings(target)[0]
-
-    @property
-    def _stages_to_keep(self) -> int:
-        """Stages that all row sets need, of all channels; 0 where they need different ones."""
         several = self.row_sets > 1 and len(set(self.kinds)) == 1
-        return self.chunks * len(self.kinds[0]) if several else 0
+        return several and 1 <= self.chunks * len(self.kinds[0]) <= self.rings(target)[0]
 
     def patch_loads(self, target: Target) -> float:
         """The share of tiles whose patches are loaded."""
