@@ -1385,6 +1385,29 @@ def test_boxes_of_some_rows_of_several_images(batch):
         assert_right(run(chosen, given, "random:1"), given, want)
 
 
+SHARED = (
+    Case(2, 40, 200, 1, (6, 5), (4, 4), (2, 2), (1, 1)),
+    Case(3, 66, 136, 2, (5, 4), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(2, 8, 260, 1, (1, 9), (1, 16), (1, 8), (0, 4)),
+    Case(1, 130, 72, 1, (7, 6), (5, 3), (3, 2), (2, 1)),
+)
+
+
+@pytest.mark.parametrize("place", ("contiguous", "channels_last"))
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_blocks_that_share_a_tile(case, place):
+    """By blocks of one share and of several, in any order; the result's bits are the same."""
+    given = of_layout("input_gradient", case, DTYPES[SHARED.index(case) % 2], place)
+    target, want = few(7), given.want
+    found = [chosen for chosen in served(problem_of(given), target) if chosen.tile.shared]
+    assert found
+    for chosen in found:
+        assert layout(chosen.problem, chosen.tile).shares > 1
+        out = run(chosen, given, "random:1")
+        assert_right(out, given, want)
+        assert same_bits(out, run(chosen, given, "reverse"))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("alignment", ALIGNMENTS, ids=str)
 @pytest.mark.parametrize("case", INTERLEAVED, ids=str)

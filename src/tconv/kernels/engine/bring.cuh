@@ -36,7 +36,7 @@ TCONV_DEVICE void bring_patches(const Fields& arguments, Shared& shared) {
         Position at(arguments, tiles, tile);
         if (!at.loads) continue;
         int first = at.first_stage(), end = at.end_stage();
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int chunk = at.first_chunk; chunk < at.end_chunk; ++chunk) {
             for (int i = first; i < end; ++i) {
                 int stage = entry(Layer::kind_stages, i);
                 uint64_t* full = &shared.patches_full[turn.stage];

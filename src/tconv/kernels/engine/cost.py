@@ -19,8 +19,9 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     fit = _COSTS
     laid = layout(problem, tile)
     # Averages over the row sets of a tile's positions.
-    stages = laid.chunks * sum(map(len, laid.kinds)) / len(laid.kinds)
-    slots = laid.chunks * laid.slot_count * laid.row_blocks / laid.row_sets
+    chunks = -(-laid.chunks // laid.shares)
+    stages = chunks * sum(map(len, laid.kinds)) / len(laid.kinds)
+    slots = chunks * laid.slot_count * laid.row_blocks / laid.row_sets
     cycles = float(tile.positions)  # of the consumers that have a slot
     if tile.positions_are_rows:
         # Reading 64 rows takes as long as products with 32 columns.
@@ -45,13 +46,15 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     of_tile = main + written + fit.tile
     if tile.raw:
         of_tile = _raw(laid, patch_stages) + (written if laid.forward else 0.0)
-    waves = -(-laid.tiles // target.multiprocessors)
+    waves = -(-laid.tiles * laid.shares // target.multiprocessors)
     # Neither hides the other in full; and of tiles that memory bounds, the quicker comes first.
     unread = 0 if laid.forward else unread_bytes(problem, columns=True)
     memory = (laid.call.bytes - unread) / (fit.memory * 1e12)
     modelled = math.hypot(waves * of_tile / fit.clock, memory)
     modelled *= _longer(laid, tile)
     modelled += fit.launch * 1e-6
+    if tile.shared:
+        modelled += fit.add_launch * 1e-6 + 2 * laid.share_bytes / (fit.add_sums * 1e12)
     if laid.maps_weights:
         return modelled
     weights_moved = 2 * laid.weight_pieces * laid.weight_bytes

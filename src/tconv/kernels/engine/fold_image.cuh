@@ -58,32 +58,92 @@ TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* fr
     }
 }
 
+// The same, of a pixel whose values all exist; vectors of at least two.
 template <int vector>
-TCONV_DEVICE void fold_octets(const FoldedImage& image) {
+TCONV_DEVICE void load_whole(const FoldedImage& image, const Layer::Element* from, int y, int x,
+                             int channel, uint32_t (&words)[4]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += vector) {
+        if (folded_channels % 8 != 0 && channel + i >= folded_channels) continue;
+        Unfolded first(channel + i);
+        const auto* value = from + Layer::Index(y + first.y) * image.stride_h +
+                            Layer::Index(x + first.x) * image.stride_w +
+                            Layer::Index(first.channel) * image.stride_c;
+        load_neighbours<vector>(value, words + i / 2);
+    }
+}
+
+// An octet's place: what a thread takes at a time.
+struct FoldedOctet {
     using Index = Layer::Index;
     using Count = UnsignedOf<Index>::type;
-    constexpr int octets = (folded_channels + 7) / 8, all_octets = octets * Layer::groups;
+
+    static constexpr int octets = (folded_channels + 7) / 8;  // of a group
+    static constexpr int all_octets = octets * Layer::groups;
     // Neighbouring threads have so many pixels of an octet before the next octet's: of a contiguous
     // image those are neighbours in memory, and octets are not.
-    constexpr int run = Layer::fold_channels_last || all_octets <= 8 ? 1 : 4;
-    Count runs = (image.width + run - 1) / run;
-    Count count = runs * (run * all_octets) * image.height * image.batch;
-    for (Count unit = Count(blockIdx.x) * Layer::threads + threadIdx.x; unit < count;
-         unit += Count(gridDim.x) * Layer::threads) {
-        Count rest = unit / run;
+    static constexpr int run = Layer::fold_channels_last || all_octets <= 8 ? 1 : 4;
+
+    const Layer::Element* from;
+    uint4* to = nullptr;  // where there is one
+    int y, x, channel;
+
+    TCONV_DEVICE static Count runs(const FoldedImage& image) {
+        return (image.width + run - 1) / run;
+    }
+
+    TCONV_DEVICE static Count count(const FoldedImage& image) {
+        return runs(image) * (run * all_octets) * image.height * image.batch;
+    }
+
+    TCONV_DEVICE FoldedOctet(const FoldedImage& image, Count number) {
+        Count rest = number / run;
         int octet = rest % all_octets;
         rest /= all_octets;
-        Count row = rest / runs, n = row / image.height;
-        int x = int(rest - row * runs) * run + unit % run, y = row - n * image.height;
-        if (x >= image.width) continue;
-        const auto* from = image.source + Index(n) * image.stride_n +
-                           Index(octet / octets * Layer::fold_channels) * image.stride_c;
-        uint32_t words[4] = {};
-        load_folded<vector>(image, from, y * Layer::fold_y - Layer::cut_y,
-                            x * Layer::fold_x - Layer::cut_x, octet % octets * 8, words);
-        static_cast<uint4*>(
-            image.destination)[(Index(row) * image.width + x) * all_octets + octet] = {
-            words[0], words[1], words[2], words[3]};
+        Count row = rest / runs(image), n = row / image.height;
+        int column = int(rest - row * runs(image)) * run + number % run;
+        if (number >= count(image) || column >= image.width) return;
+        channel = octet % octets * 8;
+        y = int(row - n * image.height) * Layer::fold_y - Layer::cut_y;
+        x = column * Layer::fold_x - Layer::cut_x;
+        from = image.source + Index(n) * image.stride_n +
+               Index(octet / octets * Layer::fold_channels) * image.stride_c;
+        to = static_cast<uint4*>(image.destination) +
+             (Index(row) * image.width + column) * all_octets + octet;
+    }
+
+    // Whether all values of its pixel exist.
+    TCONV_DEVICE bool whole(const FoldedImage& image) const {
+        return y >= 0 && y + Layer::fold_y <= image.source_height && x >= 0 &&
+               x + Layer::fold_x <= image.source_width;
+    }
+};
+
+template <int vector>
+TCONV_DEVICE void fold_octets(const FoldedImage& image) {
+    using Count = FoldedOctet::Count;
+    // Octets of a thread, whose loads are under way at a time.
+    constexpr int together = vector > 1 ? 4 : 1;
+    Count count = FoldedOctet::count(image);
+    for (Count first = Count(blockIdx.x) * (together * Layer::threads) + threadIdx.x; first < count;
+         first += Count(gridDim.x) * (together * Layer::threads)) {
+        uint32_t words[together][4] = {};
+        uint4* to[together];
+#pragma unroll
+        for (int k = 0; k < together; ++k) {
+            FoldedOctet of(image, first + k * Layer::threads);
+            to[k] = of.to;
+            if (of.to == nullptr) continue;
+            if (vector > 1 && of.whole(image)) {
+                load_whole<vector>(image, of.from, of.y, of.x, of.channel, words[k]);
+            } else {
+                load_folded<vector>(image, of.from, of.y, of.x, of.channel, words[k]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < together; ++k) {
+            if (to[k] != nullptr) *to[k] = {words[k][0], words[k][1], words[k][2], words[k][3]};
+        }
     }
 }
 

@@ -11,24 +11,29 @@
 #pragma once
 
 #include <engine/raw_rows.cuh>
+#include <engine/share_sums.cuh>
 #include <engine/turn.cuh>
 #include <ptx/setmaxnreg.cuh>
 
 namespace {
 
-template <typename Chosen>
-TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, int consumer) {
+template <typename Chosen, typename Fields>
+TCONV_DEVICE void consume(const Fields& arguments, Shared& shared, int consumer) {
     Chosen multiplier(arguments, shared, consumer);
     if (consumer == 1 && arguments.lead > 0) ptx::mbarrier_wait_parity(&shared.leading, 0);
-    int until_lead = arguments.lead;
+    int until_lead = consumer == 0 ? arguments.lead : -1;
     Tiles tiles(arguments);
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
         Position at(arguments, tiles, tile);
         Sums sums;
         multiplier.multiply(arguments, shared, at, sums, until_lead);
-        store(arguments, shared, at, consumer, sums);
+        if constexpr (shares_tiles) {
+            write_share(arguments, tile, consumer, sums);
+        } else {
+            store(arguments, shared, at, consumer, sums);
+        }
     }
-    if (consumer == 0 && until_lead >= 0) hand_back(&shared.leading);
+    if (until_lead >= 0) hand_back(&shared.leading);
     if constexpr (Layer::maps_result) ptx::cp_async_bulk_wait_group<0>();
 }
 
@@ -40,14 +45,17 @@ constexpr int consuming_registers = Layer::turned ? 208 : 232;
 template <typename Fields>
 TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
     Shared& shared = *reinterpret_cast<Shared*>(memory);
+    if constexpr (shares_tiles) ptx::griddepcontrol_launch_dependents();
     prefetch_maps(arguments);
     init_barriers(arguments, shared);
     find_starts(arguments, shared);
     __syncthreads();
-    int role = threadIdx.x / warpgroup;
+    // NOTE: from one lane, so that ptxas takes it, and what follows from it, for uniform.
+    int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
         ptx::setmaxnreg_dec<bringing_registers>();
+        if constexpr (adds_shares) return;
         int warp = threadIdx.x / 32, ring = Layer::turned ? warp : warp - 1;
         if (threadIdx.x % 32 == 0 && ring >= 0 && ring < weight_rings) {
             bring_weights(arguments, shared, ring);
@@ -61,7 +69,9 @@ TCONV_DEVICE void run(const Fields& arguments, unsigned char* memory) {
         }
     } else {
         ptx::setmaxnreg_inc<consuming_registers>();
-        if constexpr (Layer::raw) {
+        if constexpr (adds_shares) {
+            consume<Adder<Fields>>(arguments, shared, role - 1);
+        } else if constexpr (Layer::raw) {
             consume<RawMultiplier<Fields>>(arguments, shared, role - 1);
         } else {
             consume<Multiplier>(arguments, shared, role - 1);

@@ -42,16 +42,23 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
     """The packing, if any, and the kernel of a block for each SM, which loops over tiles."""
     laid = layout(problem, tile)
     arguments = _arguments(laid, target)
+    shared = tile.shared
     kernel = Launch(
         "kernel",
-        _source(stem, laid, arguments),
-        min(target.multiprocessors, laid.tiles),
+        _source(stem, laid, arguments, 1 if shared else 0),
+        min(target.multiprocessors, laid.tiles * laid.shares),
         arguments,
+        packed=laid.packed_elements if shared and laid.maps_weights else 0,
         # NOTE: of y alone; the input's gradient is a new tensor.
         aligned=laid.forward and laid.vector > 1,
     )
+    kernels: tuple[Launch, ...] = (kernel,)
+    if shared:
+        adding = {**arguments, "tiles": laid.tiles}
+        source, grid = _source(stem, laid, adding, 2), min(target.multiprocessors, laid.tiles)
+        kernels = (kernel, Launch("addition", source, grid, adding, aligned=kernel.aligned))
     if laid.maps_weights:
-        return (kernel,)
+        return kernels
     packing = Launch(
         "packing",
         _pack_source(laid),
@@ -60,7 +67,7 @@ def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[L
         "lays weights and the image out" if laid.packs_image else "lays weights out",
         packed=laid.packed_elements,
     )
-    return packing, kernel
+    return packing, *kernels
 
 
 def _index(laid: Layout) -> str:
@@ -87,7 +94,7 @@ def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
     )
 
 
-def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSource:
+def _source(stem: str, laid: Layout, arguments: dict[str, Argument], share: int) -> KernelSource:
     problem = laid.problem
     slots = [slot for of_set in laid.slots for slot in of_set]
     kinds = laid.kinds
@@ -98,6 +105,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             *_constants(laid),
             ("bfloat", problem.dtype == "bfloat16"),
             ("bias", problem.bias),
+            ("share", share),
             ("columns", laid.tile.columns),
             ("positions_are_rows", laid.tile.positions_are_rows),
             ("tile_groups", laid.tile_groups),
@@ -174,7 +182,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument]) -> KernelSo
             ("slot_x", tuple(slot.x for slot in slots) or (0,)),
             *_tap_constants(laid),
         ),
-        arguments=fields(arguments, _index(laid)),
+        arguments=fields(arguments, _index(laid), written="destination shared_sums"),
         shared_bytes=laid.shared_bytes,
         threads=128 * (1 + CONSUMERS),
     )
@@ -260,7 +268,8 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         **(_result_maps(laid, made) if laid.maps_result else {}),
         "bias": Address("bias"),
         "destination": Address(made),
-        "tiles": laid.tiles,
+        **(_shares(laid) if laid.tile.shared else {}),
+        "tiles": laid.tiles * laid.shares,
         "tiles_y": laid.tile_counts[1],
         "tiles_x": laid.tile_counts[2],
         "box_n": box_n,
@@ -293,6 +302,11 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "destination_stride_h": Stride(made, 2),
         "destination_stride_w": Stride(made, 3),
     }
+
+
+def _shares(laid: Layout) -> dict[str, Argument]:
+    """The sums of blocks that share a tile."""
+    return {"shared_sums": Address("packed", laid.share_offset), "shares": laid.shares}
 
 
 def _turned_image(laid: Layout) -> dict[str, Argument]:

@@ -37,6 +37,12 @@ UNFOLDED_SUMS = 112
 
 MOST_PATCH_STAGES = 8
 MOST_WEIGHT_STAGES = 8
+MOST_SHARES = 16
+"""Blocks that share a tile, at most."""
+
+SHARE = 0.05
+"""What another share of a tile costs, in times of what a block multiplies. By a guess."""
+
 MOST_RESIDENT = 32
 """Most pieces of weights that a block keeps."""
 
@@ -795,6 +801,8 @@ class Layout:
         """Whether a block loads its weights once: all tiles have the same, and they fit."""
         if self.problem.groups * self.row_sets > 1 or self.all_pieces > MOST_RESIDENT:
             return False
+        if self.tile.shared:
+            return False
         weights = self.tile_groups * self.weight_stage_bytes * self.all_pieces
         # What depends on the image does not decide: two stages of the longest patch.
         most = 2 * (2 * self.positions) * self.line_bytes
@@ -829,13 +837,34 @@ class Layout:
         """Tiles of the launch."""
         return math.prod(self.tile_counts) * self.problem.groups * self.row_sets
 
+    @functools.cached_property
+    def shares(self) -> int:
+        """Blocks that share a tile, at least two if any; else 1."""
+        if not self.tile.shared:
+            return 1
+
+        def taken(shares: int) -> float:
+            """Chunks that the busiest block multiplies, and what the addition takes."""
+            tiles = -(-self.tiles * shares // _HOPPER.multiprocessors)
+            return tiles * -(-self.chunks // shares) * (1 + SHARE * shares)
+
+        return min(range(2, min(self.chunks, MOST_SHARES) + 1), key=taken, default=1)
+
+    @property
+    def share_bytes(self) -> int:
+        """Of the sums of all shares."""
+        tile = self.tile
+        sums = tile.columns * (self.group_rows if tile.positions_are_rows else GROUP_ROWS)
+        sums *= self.tile_sums * CONSUMERS
+        return 4 * sums * self.tiles * self.shares if tile.shared else 0
+
     def keeps_patches(self, target: Target) -> bool:
         """Whether a block loads patches once for all row sets that it has of the same positions.
 
         It then has tiles that follow each other. All row sets need the same stages, which fit the
         ring together.
         """
-        several = self.row_sets > 1 and len(set(self.kinds)) == 1
+        several = self.row_sets > 1 and len(set(self.kinds)) == 1 and not self.tile.shared
         return several and 1 <= self.chunks * len(self.kinds[0]) <= self.rings(target)[0]
 
     def patch_loads(self, target: Target) -> float:
@@ -850,7 +879,7 @@ class Layout:
         About half a tile, so that one multiplies while the other writes, but of half a ring of
         patches, so that some are loaded meanwhile.
         """
-        if self.tiles <= target.multiprocessors:
+        if self.tiles <= target.multiprocessors or self.tile.shared:
             return 0
         patches, weights = self.rings(target)
         # NOTE: counted in stages of weights.
@@ -881,7 +910,12 @@ class Layout:
     @property
     def packed_elements(self) -> int:
         """The workspace, in words of 4 bytes."""
-        return self.weight_pieces * self.weight_bytes // 4 + self.image_elements // 2
+        return self.share_offset // 4 + self.share_bytes // 4
+
+    @property
+    def share_offset(self) -> int:
+        """Bytes of the workspace before the sums of shares."""
+        return self.weight_pieces * self.weight_bytes + 2 * (-(-self.image_elements // 8) * 8)
 
     @property
     def part_taps(self) -> int:
@@ -1189,6 +1223,10 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return f"{laid.positions} positions and the reach {laid.reach} do not fit a tensor copy"
     if laid.rings(target)[0] < 2:
         return f"two stages of {laid.stage_bytes} bytes do not fit {target.arch} beside the weights"
+    if tile.shared and laid.chunks < 2:
+        return f"shares chunks of {laid.depth} channels between blocks, there is one"
+    if tile.shared and laid.tiles >= target.multiprocessors:
+        return f"shares tiles between blocks where there are fewer than SMs, there are {laid.tiles}"
     if laid.tiles > family.MAX_GRID:
         return f"{laid.tiles} tiles are over 32 bits"
     return None

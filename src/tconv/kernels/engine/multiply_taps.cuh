@@ -72,8 +72,9 @@ TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int rin
         int block = row_group / sets;
         Index piece =
             (Index(at.group * row_blocks + block) * Layer::all_slots + slots.begin) * chunks;
-        int slot = slots.begin, chunk = 0;
-        for (int left = (slots.end - slots.begin) * chunks; left > 0; left -= stage_slots) {
+        int slot = slots.begin, chunk = at.first_chunk, of_chunk = slots.end - slots.begin;
+        piece += chunk * of_chunk;
+        for (int left = of_chunk * (at.end_chunk - chunk); left > 0; left -= stage_slots) {
             uint64_t* full = &shared.weights_full[ring][turn.stage];
             auto* to = weights_of(arguments, shared, ring) + turn.stage * weight_stage_bytes;
             ptx::mbarrier_wait_parity(&shared.weights_empty[ring][turn.stage], turn.parity ^ 1);
@@ -104,11 +105,29 @@ TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int rin
     }
 }
 
+// Whether the stages of each row set follow each other.
+constexpr bool stages_in_turn() {
+    constexpr int count = sizeof(Layer::kind_begin) / sizeof(int) - 1;
+    for (int kind = 0; kind < count; ++kind) {
+        for (int i = Layer::kind_begin[kind] + 1; i < Layer::kind_begin[kind + 1]; ++i) {
+            if (Layer::kind_stages[i] != Layer::kind_stages[i - 1] + 1) return false;
+        }
+    }
+    return true;
+}
+
+// The stage at a place of a row set's list, whose first is at `first`.
+TCONV_DEVICE int stage_of(int first, int place) {
+    if constexpr (stages_in_turn()) return entry(Layer::kind_stages, first) + place - first;
+    return entry(Layer::kind_stages, place);
+}
+
 // A consumer's rings and descriptors.
 struct Multiplier {
     CountedTurn patches, kept, weights;  // `kept`: where a tile's patches begin
     uint64_t patch_matrix, weight_matrix;
     int consumer, ring;
+    bool loaded = false;  // resident weights
 
     TCONV_DEVICE Multiplier(const Arguments& arguments, Shared& shared, int consumer)
         : consumer(consumer), ring(consumer % weight_rings) {
@@ -168,37 +187,47 @@ struct Multiplier {
         if (Layer::resident) weights.stage = 0;
         if (at.loads) kept = patches;
         patches = kept;
+        uint32_t start = 0;
+        auto find_start = [&](int slot) {
+            // NOTE: as uniform as the role (<engine/kernel.cuh>).
+            start = __shfl_sync(0xffffffffu, shared.starts[slot < Layer::slots ? slot : 0], 0);
+        };
 #pragma unroll 1
-        for (int turns = chunks * (end - first), i = first, slot = slots.begin; turns > 0;
-             --turns) {
-            int number = entry(Layer::kind_stages, i) * tile_sums;
-            if (i == first) slot = slots.begin;
+        for (int turns = (at.end_chunk - at.first_chunk) * (end - first), i = first,
+                 slot = slots.begin;
+             turns > 0; --turns) {
+            uint32_t number = stage_of(first, i) * tile_sums;
+            if (i == first) slot = slots.begin, find_start(slot);
             if (++i == end) i = first;
             ptx::mbarrier_wait_parity(&shared.patches_full[patches.stage], patches.parity);
             // If no products follow, no lane may still wait when the stage is handed back: the
             // barrier could be a turn further by then.
             __syncwarp();
             uint64_t patch = ptx::advance(patch_matrix, patches.stage * arguments.stage_bytes);
-            int start = shared.starts[slot < Layer::slots ? slot : 0];
-            bool has_products = false;
+            int first_slot = slot;
 #pragma unroll
             for (int result = 0; result < tile_sums; ++result) {
 #pragma unroll 1
                 for (; slot < slots.end && start % line_bytes == number + result; ++slot) {
-                    if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
-                    ptx::mbarrier_wait_parity(&shared.weights_full[ring][weights.stage],
-                                              Layer::resident ? 0 : weights.parity);
+                    if (until_lead-- == 0) hand_back(&shared.leading);
+                    if (!Layer::resident || !loaded) {
+                        ptx::mbarrier_wait_parity(&shared.weights_full[ring][weights.stage],
+                                                  weights.parity);
+                        __syncwarp();
+                    }
                     uint64_t weight =
                         ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
-                    uint64_t shifted = ptx::advance(patch, start & -line_bytes);
-                    if (slot + 1 < slots.end) start = shared.starts[slot + 1];
+                    uint64_t shifted = ptx::advance(patch, start / line_bytes * line_bytes);
+                    find_start(slot + 1);
                     ptx::wgmma_fence();
                     multiply(sums[result], weight, shifted);
                     ptx::wgmma_commit_group();
-                    ptx::wgmma_wait_group<1>();
-                    hand_back_weights(used_weights);
-                    if (!has_products) hand_back_patch(used_patch);
-                    has_products = true;
+                    if (!Layer::resident || used_patch >= 0) {
+                        ptx::wgmma_wait_group<1>();
+                        hand_back_weights(used_weights);
+                        hand_back_patch(used_patch);
+                        used_patch = -1;
+                    }
                     if constexpr (Layer::resident) {
                         ++weights.stage;
                     } else {
@@ -215,7 +244,7 @@ struct Multiplier {
             }
             if (!at.hands_back) {
                 // The next tile has the same patches.
-            } else if (has_products) {
+            } else if (slot > first_slot) {
                 used_patch = patches.stage;
             } else {
                 // The stage before may be needed for the next products.
@@ -231,6 +260,7 @@ struct Multiplier {
         for (auto& of_result : sums) fence(of_result);
         hand_back_weights(used_weights);
         hand_back_patch(used_patch);
+        loaded = true;
     }
 };
 

@@ -269,7 +269,7 @@ struct RawMultiplier {
             const unsigned char* patch = patch_of(arguments, shared, patches.stage);
 #pragma unroll 1
             for (; slot < last; slot += stage_slots) {
-                if (consumer == 0 && until_lead-- == 0) hand_back(&shared.leading);
+                if (until_lead-- == 0) hand_back(&shared.leading);
                 ptx::mbarrier_wait_parity(&shared.weights_full[0][weights.stage],
                                           Layer::resident ? 0 : weights.parity);
                 uint64_t weight = ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);

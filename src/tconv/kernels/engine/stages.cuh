@@ -83,7 +83,7 @@ struct alignas(1024) Shared {
     NextPiece next[turning_warps];
     // For each slot, where a tile's first position lies in the patch, in bytes, and a number of the
     // stage that has it and of its result in the set: the constants that give them answer late.
-    int starts[Layer::slots];
+    uint32_t starts[Layer::slots];
     uint64_t patches_full[Layer::most_patch_stages];
     uint64_t patches_empty[Layer::most_patch_stages];
     uint64_t weights_full[weight_rings][Layer::most_weight_stages];
@@ -108,6 +108,10 @@ TCONV_DEVICE unsigned char* patch_of(const Arguments& arguments, Shared& shared,
     return first + stage * arguments.stage_bytes;
 }
 
+// What a kernel does with tiles: all of them; or, if blocks share a tile's chunks, a part of its
+// sums, or their addition behind that (<engine/share_sums.cuh>).
+constexpr bool shares_tiles = Layer::share == 1, adds_shares = Layer::share == 2;
+
 // The tiles of a block: every n-th; or, if it keeps patches, some that follow each other.
 struct Tiles {
     int first, end, step;
@@ -126,10 +130,18 @@ struct Tiles {
 struct Position {
     int row_set, group;
     int image, y, x;
+    int tile, first_chunk = 0, end_chunk = chunks;
     // Whether its patches are loaded, and handed back; if not, those of the tile before stay.
     bool loads = true, hands_back = true;
 
-    TCONV_DEVICE Position(const Arguments& arguments, const Tiles& tiles, int tile) {
+    template <typename Fields>
+    TCONV_DEVICE Position(const Fields& arguments, const Tiles& tiles, int tile) : tile(tile) {
+        if constexpr (shares_tiles) {
+            int share = tile % arguments.shares;
+            tile /= arguments.shares;
+            first_chunk = chunks * share / arguments.shares;
+            end_chunk = chunks * (share + 1) / arguments.shares;
+        }
         // Row sets are innermost, as they share their patches.
         int rest = tile / row_sets;
         row_set = tile - rest * row_sets;
@@ -138,7 +150,7 @@ struct Position {
         if (row_sets > 1 && arguments.keeps_patches) {
             loads = row_set == 0 || tile == tiles.first;
             hands_back = row_set == row_sets - 1 || tile == tiles.end - 1;
-        } else if (gridDim.x % row_sets == 0) {
+        } else if (Layer::share == 0 && gridDim.x % row_sets == 0) {
             row_set = (row_set + tile / int(gridDim.x)) % row_sets;
         }
         int next = rest / Layer::groups;

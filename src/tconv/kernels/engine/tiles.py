@@ -34,6 +34,8 @@ class Tile:
         raw: whether a block reads a contiguous source as it lies, and a contiguous result's
             positions are rows, whose operand comes from registers.
         depth: channels of a stage of a raw tile.
+        shared: whether several blocks share the channels that a tile is summed over, and a second
+            kernel adds what they have: for layers of few tiles.
     """
 
     columns: int
@@ -45,6 +47,7 @@ class Tile:
     turned: bool = False
     raw: bool = False
     depth: int = 64
+    shared: bool = False
 
     @property
     def row_groups(self) -> int:
@@ -59,7 +62,7 @@ class Tile:
     def __str__(self) -> str:
         """Positions of a block, where channels are the columns; else rows x positions."""
         rows = "" if self.positions_are_rows else f"{self.row_groups * GROUP_ROWS}x"
-        way = "/folded" * self.folded + "/turned" * self.turned
+        way = "/folded" * self.folded + "/turned" * self.turned + "/shared" * self.shared
         paired = "/paired" if self.paired else ""
         depth = f"/{self.depth}" if self.raw else ""
         reach = "raw" if self.raw else self.reach
@@ -88,6 +91,7 @@ INPUT_GRADIENT_TILES = (
     RAW,
     Tile(128, positions_are_rows=True, raw=True, depth=32),
     *(Tile(columns, positions_are_rows=True, raw=True, depth=16) for columns in (256, 128)),
+    *(Tile(columns, "tap", shared=True) for columns in (128, 64)),
 )
 
 FORWARD_TILES = (

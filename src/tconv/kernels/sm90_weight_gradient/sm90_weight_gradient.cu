@@ -383,7 +383,8 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
-    int role = threadIdx.x / warpgroup;
+    // NOTE: from one lane, so that ptxas takes it, and what follows from it, for uniform.
+    int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
         ptx::setmaxnreg_dec<consumers == 2 ? 24 : 32>();
