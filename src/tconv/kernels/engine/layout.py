@@ -40,9 +40,6 @@ MOST_WEIGHT_STAGES = 8
 MOST_SHARES = 16
 """Blocks that share a tile, at most."""
 
-SHARE = 0.05
-"""What another share of a tile costs, in times of what a block multiplies. By a guess."""
-
 MOST_RESIDENT = 32
 """Most pieces of weights that a block keeps."""
 
@@ -844,9 +841,9 @@ class Layout:
             return 1
 
         def taken(shares: int) -> float:
-            """Chunks that the busiest block multiplies, and what the addition takes."""
+            """Chunks that the busiest block multiplies; a share adds a twentieth, by a guess."""
             tiles = -(-self.tiles * shares // _HOPPER.multiprocessors)
-            return tiles * -(-self.chunks // shares) * (1 + SHARE * shares)
+            return tiles * -(-self.chunks // shares) * (1 + shares / 20)
 
         return min(range(2, min(self.chunks, MOST_SHARES) + 1), key=taken, default=1)
 

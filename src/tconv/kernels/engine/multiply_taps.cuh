@@ -222,7 +222,7 @@ struct Multiplier {
                     ptx::wgmma_fence();
                     multiply(sums[result], weight, shifted);
                     ptx::wgmma_commit_group();
-                    if (!Layer::resident || used_patch >= 0) {
+                    if (!Layer::resident || tile_sums > 1 || used_patch >= 0) {
                         ptx::wgmma_wait_group<1>();
                         hand_back_weights(used_weights);
                         hand_back_patch(used_patch);
@@ -235,9 +235,10 @@ struct Multiplier {
                         weights.advance(arguments.weight_stages);
                     }
                 }
-                if constexpr (tile_sums > 1) {
+                if constexpr (tile_sums > 1 && chunks * Layer::stages == 1) {
                     // NOTE: else ptxas serialises all products (C7515), as the next result's
-                    // registers are moved while this one's products run.
+                    // registers are moved while this one's products run. In a loop over stages they
+                    // are not.
                     ptx::wgmma_wait_group<0>();
                     fence(sums[result]);
                 }

@@ -10,8 +10,8 @@
 
 namespace {
 
-constexpr int block_vectors = products_columns / 8;  // of four sums
-constexpr int share_vectors = tile_sums * blocks * block_vectors;
+constexpr int share_vectors = sizeof(Sums) / sizeof(float4);
+using FlatSums = float[share_vectors * 4];
 
 // A thread's first vector of a share of a tile; shares are numbered through all tiles. Vectors of a
 // thread are a warpgroup apart, so that a warp's follow each other.
@@ -22,17 +22,12 @@ TCONV_DEVICE float4* share_of(const Fields& arguments, int share, int consumer) 
 }
 
 template <typename Fields>
-TCONV_DEVICE void write_share(const Fields& arguments, int share, int consumer, const Sums& sums) {
+TCONV_DEVICE void write_share(const Fields& arguments, int share, int consumer, Sums& sums) {
+    auto& flat = reinterpret_cast<FlatSums&>(sums);
     float4* to = share_of(arguments, share, consumer);
 #pragma unroll
-    for (auto& of_result : sums) {
-#pragma unroll
-        for (auto& of_block : of_result) {
-#pragma unroll
-            for (int i = 0; i < products_columns / 2; i += 4, to += warpgroup) {
-                *to = {of_block[i], of_block[i + 1], of_block[i + 2], of_block[i + 3]};
-            }
-        }
+    for (int i = 0; i < share_vectors; ++i) {
+        to[i * warpgroup] = {flat[4 * i], flat[4 * i + 1], flat[4 * i + 2], flat[4 * i + 3]};
     }
 }
 
@@ -47,24 +42,18 @@ struct Adder {
 
     TCONV_DEVICE void multiply(const Fields& arguments, Shared&, const Position& at, Sums& sums,
                                int&) {
-        const float4* from = share_of(arguments, at.tile * arguments.shares, consumer);
+        auto& flat = reinterpret_cast<FlatSums&>(sums);
         for (int share = 0; share < arguments.shares; ++share) {
+            auto* from = share_of(arguments, at.tile * arguments.shares + share, consumer);
 #pragma unroll
-            for (auto& of_result : sums) {
+            for (int i = 0; i < share_vectors; ++i) {
+                float4 more = from[i * warpgroup];
+                float of[4] = {more.x, more.y, more.z, more.w};
 #pragma unroll
-                for (auto& of_block : of_result) {
-#pragma unroll
-                    for (int i = 0; i < products_columns / 2; i += 4, from += warpgroup) {
-                        float4 added = *from;
-                        const float of_vector[4] = {added.x, added.y, added.z, added.w};
-#pragma unroll
-                        for (int k = 0; k < 4; ++k) {
-                            of_block[i + k] = (share == 0 ? 0.0f : of_block[i + k]) + of_vector[k];
-                        }
-                    }
+                for (int k = 0; k < 4; ++k) {
+                    flat[4 * i + k] = (share == 0 ? 0.0f : flat[4 * i + k]) + of[k];
                 }
             }
-            from += (consumers - 1) * (share_vectors * warpgroup);
         }
     }
 };
