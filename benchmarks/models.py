@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import tconv
 
 ROUNDS = 21
-SECONDS = 5.0
+SECONDS = 3.0
 """Turns of each entry: at least so many, and for at least so long, as hosts are noisy."""
 
 MODES = {
