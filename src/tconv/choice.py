@@ -52,11 +52,9 @@ SENTENCES: dict[Reason, str] = {
 """Why a call runs where it does, in words."""
 
 
-CHECKED = 3
-"""What a call of ours takes the host, in times of its launches, which alone are timed: with its
-checks and look-ups in Python, 24 to 53 us where launches take 12 to 18. With 2, a vocoder that
-waited for the host took 0.87 ms by PyTorch's kernels and 0.91 with one layer by ours
-(benchmarks/results/h200/models_checked_2.csv).
+CHECKED = 2
+"""What a call of ours takes the host, in times of its launches, which alone are timed: its checks
+and look-ups in Python take as long again.
 """
 
 OF_OPERATOR = 0.55
@@ -78,19 +76,19 @@ HOST_MOST = 0.7
 function does.
 """
 
-DEVICE_BOUND = 2
-"""From this ratio of the device's time to the host's on, a program likely waits for the device."""
+DEVICE_BOUND = 2.5
+"""From this ratio of the device's time to the host's on, a program likely waits for the device.
 
-WORTH = 2
+With 2, a vocoder that waited for the host took 0.87 ms by PyTorch's kernels and 0.91 with one layer
+by ours. With 3, layers of 100 to 180 us were PyTorch's on a slow host, where ours took 40 to 80
+(benchmarks/results/h200/models_bound_2.csv, regret/bound_3.csv).
+"""
+
+WORTH = 3
 """How many times the host's extra time ours must save the device, in a call by itself."""
 
-STEP = 18
-"""What a step of forward and backward takes the host, in times of the launches of our forward.
-
-By PyTorch's node, 220 us where launches took 12. With 10, and half of `STEP_WORTH`, a pose head
-that waited for the host took 2.02 ms a step by PyTorch's nodes and 2.20 with some of ours
-(benchmarks/results/h200/models_step_10.csv).
-"""
+STEP = 12
+"""What a step of forward and backward takes the host, in times of the launches of our forward."""
 
 NODE = 4
 """What our node of autograd, in Python, takes the host more than PyTorch's, in those times: in 24
@@ -99,7 +97,11 @@ steps that waited for the host, 43 to 179 us, 76 in the median, where launches t
 """
 
 STEP_WORTH = 4
-"""How many times what our node costs the host a step must save the device."""
+"""How many times what our node costs the host a step must save the device.
+
+With 2, a pose head that waited for the host took 2.02 ms a step by PyTorch's nodes and 2.20 with
+some of ours (benchmarks/results/h200/models_step_2.csv).
+"""
 
 SURE_SECONDS = 50e-6
 """Committed rows speak for calls that the model gives at least so many seconds.
