@@ -843,8 +843,8 @@ def test_what_is_ahead_follows_from_the_committed_rows(monkeypatch):
         ((160, 20), (150, 30), False),
         ((20, 170), (150, 30), False),  # ours would make it wait for the host
         ((20, 3), (40, 30), True),  # either may be waited for: ours is ahead on both
-        ((20, 12), (61, 30), True),  # by a little
-        ((20, 12), (59, 30), False),  # the host, whose checks take it as long again
+        ((20, 12), (73, 30), True),  # by a little
+        ((20, 12), (71, 30), False),  # the host, whose checks take it as long again
         ((45, 8), (40, 30), False),
         (
             (75, 30),
@@ -888,7 +888,7 @@ def test_a_gradient_need_save_the_device_what_it_costs_the_host():
     ("races", "gains"),
     [
         ([((100, 20), (700, 20), True)] * 3, True),
-        ([((20, 20), (190, 20), True)] * 3, False),  # the host may be waited for: 240
+        ([((20, 20), (190, 20), True)] * 3, False),  # the host may be waited for: 200
         ([((20, 20), (210, 20), True)] * 3, True),
         ([((600, 20), (700, 20), True)] * 3, False),  # the node costs the host 80
         ([((590, 20), (700, 20), True)] * 3, True),
