@@ -81,7 +81,7 @@ DEVICE_BOUND = 3
 
 With 2, a vocoder that waited for the host took 0.87 ms by PyTorch's kernels and 0.91 with one layer
 by ours; with 2.5, a DCGAN on a host that was slow at times 0.82 and 0.93
-(benchmarks/results/h200/models_bound_2.csv, models_bound_25.csv).
+(models_bound_2.csv, models_bound_25.csv, in benchmarks/results/h200).
 """
 
 WORTH = 3
