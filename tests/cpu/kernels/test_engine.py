@@ -1381,19 +1381,6 @@ def test_rows_of_all_phases_at_any_alignment(case):
         assert_written(given, want, offset, gap, find)
 
 
-@pytest.mark.parametrize("batch", (1, 5, 23))
-def test_boxes_of_some_rows_of_several_images(batch):
-    """Where images share no boxes, or leave many of their positions empty."""
-    case = Case(batch, 16, 24, 1, (14, 14), (2, 2), (2, 2))
-    given = of_layout("forward", case, torch.bfloat16, "contiguous")
-    found = interleaved(served(problem_of(given), few()))
-    boxes = {layout(chosen.problem, chosen.tile).box for chosen in found}
-    assert any(images > 1 and rows < 14 for images, rows, _ in boxes) == (batch > 1), boxes
-    want = given.want
-    for chosen in found:
-        assert_right(run(chosen, given, "random:1"), given, want)
-
-
 SHARED = (
     Case(2, 40, 200, 1, (6, 5), (4, 4), (2, 2), (1, 1)),
     Case(3, 66, 136, 2, (5, 4), (3, 3), (2, 2), (1, 1), (1, 1)),

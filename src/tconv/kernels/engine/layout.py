@@ -572,26 +572,15 @@ class Layout:
             if x > room * shares or pitch > MOST_BOX or x != even:
                 continue
             pieces = SHORT_ROW / min(long_row, x * of_pixel) if self.contiguous else 0
-            # Along images some rows of each, where no stage has rows beside them.
-            parted = packed and reach_y == 0 and x == width and 2 * pitch <= room
-            row_counts = {-(-height // n): None for n in range(1, height + 1 if parted else 2)}
-            # The axis and its rows; of the axis: all, positions of one and from one to the next,
-            # its lines of a part.
-            ways = [
+            image = (height + reach_y) * pitch
+            # Of each axis: all, positions of one and from one to the next, its lines of a part.
+            for axis, (total, one, each, of_part, most) in enumerate(
                 (
-                    0,
-                    rows,
-                    sizes[0],
-                    (rows - 1) * pitch + x,
-                    (rows + reach_y) * pitch,
-                    rows * x,
-                    MOST_BOX,
+                    (sizes[0], (height - 1) * pitch + x, image, height * x, MOST_BOX),
+                    (height, x, pitch, x, MOST_BOX - reach_y),
+                    (x, 1, 1, 1, MOST_BOX - reach_x),
                 )
-                for rows in row_counts
-            ]
-            ways.insert(1, (1, 0, height, x, pitch, x, MOST_BOX - reach_y))
-            ways.insert(2, (2, 1, x, 1, 1, 1, MOST_BOX - reach_x))
-            for axis, rows, total, one, each, of_part, most in ways:
+            ):
                 fit = (room - one) // each + 1 if one <= room else 0
                 for parts in range(1, most_parts + 1):
                     cuts = shares * parts
@@ -599,7 +588,7 @@ class Layout:
                     if size < 1 or (axis == 2 and size * cuts < x):
                         continue
                     size = -(-total // (cuts * -(-total // (cuts * size))))
-                    y = size * cuts if axis == 1 else rows
+                    y = (height, size * cuts, 1)[axis]
                     box = (size * cuts if axis == 0 else 1, y, size * cuts if axis == 2 else x)
                     if y + reach_y > MOST_BOX:
                         continue

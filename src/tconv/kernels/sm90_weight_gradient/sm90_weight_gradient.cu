@@ -323,20 +323,30 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         for (float& sum : of_tap) sum = 0.0f;
     }
     int lane = threadIdx.x % 32;
+    // The x of a stage that is not raw, once it is full.
+    uint32_t next[steps][1][4];
+    auto load_next = [&] {
+        ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
+        // NOTE: opaque, so that no register remembers where each step begins.
+        load_x(stage_of(arguments, memory, turn.stage), ptx::opaque(arguments.box_x) / 8, next);
+    };
+    if (!Layer::raw && share.split < arguments.boxes) load_next();
 #pragma unroll 1
     for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
-        ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
-        const unsigned char* stage = stage_of(arguments, memory, turn.stage);
-        uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
-        if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
+        int own = turn.stage;
+        const unsigned char* stage = stage_of(arguments, memory, own);
+        uint64_t operand = ptx::advance(matrix, own * arguments.stage_bytes);
+        if constexpr (Layer::raw) ptx::mbarrier_wait_parity(&shared.full[own], turn.parity);
+        if constexpr (Layer::flat) places.begin(arguments, shared.row[own]);
+        turn.advance(arguments.stages);
 #pragma unroll
         for (int first = 0; first < all_steps; first += steps) {
             uint32_t a[steps][operands][4];
             if constexpr (Layer::raw) {
                 places.load(arguments, stage + starts[0], first, a);
             } else {
-                // NOTE: opaque, so that no register remembers where each step begins.
-                load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
+#pragma unroll
+                for (int i = 0; i < steps * 4; ++i) a[i / 4][0][i % 4] = next[i / 4][0][i % 4];
             }
             ptx::wgmma_fence();
             // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
@@ -353,10 +363,11 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                 }
             }
             ptx::wgmma_commit_group();
+            // The next x comes while this one is multiplied.
+            if (!Layer::raw && box + arguments.splits < arguments.boxes) load_next();
             ptx::wgmma_wait_group<0>();
         }
-        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
-        turn.advance(arguments.stages);
+        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[own]);
     }
 #pragma unroll
     for (auto& of_tap : sums) ptx::fence_registers(of_tap);
