@@ -17,6 +17,7 @@ from tconv.drawing import outputs_of
 from tconv.errors import CompileError, MissingDependencyError, NoKernelError
 from tconv.jit.compile import KERNELS, Compiled, compile_cuda
 from tconv.jit.target import Target
+from tconv.kernels.launch import Launch, Role
 from tconv.kernels.source import KernelSource
 from tconv.layers import Layer
 from tconv.messages import one_line
@@ -183,21 +184,28 @@ def _device(gpu: Ceilings, target: Target) -> str | None:
 
 
 def sources(chosen: Plan) -> tuple[KernelSource, ...]:
-    """The kernels that a plan launches: its own, then packing and repair, if it has them.
+    """The kernels that a plan launches: its own, then packing, repair and addition, if any.
 
     The plan's own comes first, though the packing is launched before it.
     """
-    behind = (*chosen.of_role("packing"), *chosen.of_role("repair"))
-    return (chosen.kernel.source, *(launch.source for launch in behind))
+    return tuple(launch.source for launch in _launches(chosen))
+
+
+def _launches(chosen: Plan) -> tuple[Launch, ...]:
+    """The launches of `sources`."""
+    roles: tuple[Role, ...] = ("packing", "repair", "addition")
+    return (chosen.kernel, *(launch for role in roles for launch in chosen.of_role(role)))
 
 
 def named_sources(chosen: Plan) -> tuple[tuple[str, KernelSource], ...]:
-    """`sources`, each with a distinct name: a repair may have the stem of the kernel it repairs."""
-    found = sources(chosen)
-    first = len(found) - len(chosen.of_role("repair"))
+    """`sources`, each with a distinct name: others may have the stem of the kernel itself."""
     return tuple(
-        (source.stem + " (repair)" * (number >= first), source)
-        for number, source in enumerate(found)
+        (
+            launch.source.stem
+            + (f" ({launch.role})" if launch.role in ("repair", "addition") else ""),
+            launch.source,
+        )
+        for launch in _launches(chosen)
     )
 
 

@@ -314,6 +314,12 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
             f"{_plural(repair.grid, 'block')} of "
             f"{repair.source.threads} threads",
         )
+    for adding in plan.of_role("addition"):
+        yield (
+            "behind it",
+            f"{adding.source.stem} adds in order what blocks that share a tile have summed: "
+            f"{_plural(adding.grid, 'block')} of {adding.source.threads} threads",
+        )
     yield (
         "modelled",
         f"{_time(plan.cost)}, {plan.cost / explanation.floor.seconds:.1f} times the floor",

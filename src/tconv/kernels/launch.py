@@ -89,7 +89,7 @@ class Launch:
     Attributes:
         role: "packing" writes the workspace that the kernel reads. "kernel" is the family's own
             kernel. "repair" recomputes the outputs that the kernel could not compute. "addition"
-            adds partial results (`Plan.addition`).
+            adds partial results (`Plan.addition`), or the sums of blocks that share a tile.
         source: the kernel.
         grid: number of blocks.
         arguments: the value of each field of `struct Arguments`, by name.

@@ -183,6 +183,15 @@ def test_what_is_launched_before_the_kernel(capsys):
     assert record["plan"]["packing"]["kernel"] == "sm90_tf32_pack"
 
 
+def test_what_adds_the_sums_of_blocks_that_share_a_tile(capsys):
+    arguments = ("--layer", "512,256,1x16,stride=1x8,padding=0x4,bias=no", "--input", "16x1x32")
+    options = ("--direction", "input_gradient", "--dtype", "bfloat16", "--layout", "channels_last")
+    page = " ".join(output_of(capsys, *arguments, *options).split())
+    assert "128x64/tap/shared" in page
+    assert "behind it sm90_input_gradient adds in order what blocks that share a tile" in page
+    assert "sm90_input_gradient (addition)" in page
+
+
 def test_sass(capsys, monkeypatch, tmp_path):
     tool = tmp_path / "cuobjdump"
     tool.write_text('#!/bin/sh\necho "code of $1: $(head -c 4 "$2" | tail -c 3)"\n')

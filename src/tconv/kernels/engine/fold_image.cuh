@@ -1,7 +1,7 @@
 // Packs y folded, as [image][row][column][group][channel], each pixel of a group on 16 bytes, with
 // zeros where there is no pixel and behind the channels (<engine/fold.cuh>).
 //
-// A thread takes an octet, 8 channels of a folded pixel of a group.
+// A thread takes octets, 8 channels of a folded pixel of a group.
 #pragma once
 
 #include <common/element.cuh>

@@ -39,7 +39,7 @@ PACK_STEM = "sm90_pack"
 
 
 def launches(stem: str, problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
-    """The packing, if any, and the kernel of a block for each SM, which loops over tiles."""
+    """The packing, if any, the kernel of a block for each SM, and what adds shared tiles."""
     laid = layout(problem, tile)
     arguments = _arguments(laid, target)
     shared = tile.shared

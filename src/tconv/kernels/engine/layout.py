@@ -901,7 +901,7 @@ class Layout:
     @property
     def share_offset(self) -> int:
         """Bytes of the workspace before the sums of shares."""
-        return self.weight_pieces * self.weight_bytes + 2 * (-(-self.image_elements // 8) * 8)
+        return self.weight_pieces * self.weight_bytes + 2 * self.image_elements
 
     @property
     def part_taps(self) -> int:
