@@ -38,10 +38,13 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         # Most of it is not hidden: few stages fit, and shared memory serves both. But by a long
         # way to memory it is.
         products += max(0.0, turning - written) if laid.unfolds else turning
-    patch_stages = max(1, laid.rings(target)[0])
-    products += fit.step * slots
+    patch_stages, weight_stages = (max(1, of_ring) for of_ring in laid.rings(target))
+    products += fit.step * slots + fit.turn * stages
     # From one turn of the ring to the next, a stage is copied and multiplied.
     turns = (products + copied + fit.stage * stages) / patch_stages
+    if not laid.resident:  # a ring of weights, or one for each consumer
+        coming = (weights / fit.rate + fit.stage * slots) / tile.row_groups
+        turns = max(turns, (products + coming) / weight_stages)
     main = max(products, copied, turns)
     of_tile = main + written + fit.tile
     if tile.raw:

@@ -14,14 +14,16 @@ constexpr bool is_folded = Layer::fold_y * Layer::fold_x > 1;
 // A channel of a folded pixel. Without folding, the channel itself.
 struct Unfolded {
     int y, x, channel;  // phases, and the channel of y
+    int rest;  // the place in its line
 
     TCONV_DEVICE explicit Unfolded(int folded) {
         if constexpr (!is_folded) {
-            y = x = 0;
+            y = x = rest = 0;
             channel = folded;
             return;
         }
-        int line = folded / fold_run, rest = folded - line * fold_run;
+        int line = folded / fold_run;
+        rest = folded - line * fold_run;
         if constexpr (Layer::fold_channels_last) {
             y = line;
             x = rest / Layer::fold_channels;

@@ -14,8 +14,6 @@ from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
 PAGE_BYTES = 2 << 20
-MOST_COLUMNS = 256
-"""Of a consumer's products, for which a thread has 128 sums."""
 
 
 def best_splits(problem: Problem, target: Target, tile: Tile) -> int:
@@ -33,16 +31,18 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     fit = _COSTS
     laid = layout(problem, tile)
     # Both consumers: 64 channels of 16 positions with the block's take a quarter cycle each.
-    of_tap = laid.out_block / 2 * fit.product
-    taps = laid.consumer_taps
+    of_tap, taps = laid.out_block / 2 * fit.product, laid.consumer_taps
     if tile.columns:
         start = fit.raw_start + fit.raw_stride * (laid.problem.width.stride - 1)
         of_tap, taps = laid.in_block * laid.stacked / 2 + start, laid.row_taps
     products = tile.consumers * taps * tile.positions / 16 * of_tap
-    if taps * laid.out_block == MOST_COLUMNS and tile.positions == 128 and not any(laid.packed):
-        products *= fit.many_columns
-    copies = _line_cycles(laid) if tile.columns else laid.stage_bytes / fit.rate
-    of_box = max(products, copies) + fit.box
+    if tile.columns:
+        of_box = max(products, _line_cycles(laid)) + fit.raw_box
+    else:
+        copies = laid.stage_bytes / fit.rate
+        # From one turn of the ring to the next, a stage is copied and multiplied.
+        turn = (products + copies + fit.stage) / max(1, laid.stages(target))
+        of_box = max(products + fit.box, copies, turn)
     waves = -(-laid.units * splits // target.multiprocessors)
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
     memory = (problem.bytes - unread_bytes(problem, columns=not tile.columns)) / (fit.memory * 1e12)

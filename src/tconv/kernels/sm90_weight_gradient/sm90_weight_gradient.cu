@@ -323,30 +323,34 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         for (float& sum : of_tap) sum = 0.0f;
     }
     int lane = threadIdx.x % 32;
-    // The x of a stage that is not raw, once it is full.
-    uint32_t next[steps][1][4];
-    auto load_next = [&] {
-        ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
+    auto load_stage = [&](uint32_t (&a)[steps][operands][4]) {
         // NOTE: opaque, so that no register remembers where each step begins.
-        load_x(stage_of(arguments, memory, turn.stage), ptx::opaque(arguments.box_x) / 8, next);
+        load_x(stage_of(arguments, memory, turn.stage), ptx::opaque(arguments.box_x) / 8, a);
     };
-    if (!Layer::raw && share.split < arguments.boxes) load_next();
+    auto wait = [&] { ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity); };
+    // The next x may come while this one is multiplied.
+    constexpr bool ahead = Layer::loads_ahead;
+    uint32_t next[steps][operands][4];
+    if constexpr (ahead) {
+        if (share.split < arguments.boxes) wait(), load_stage(next);
+    }
 #pragma unroll 1
     for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
         int own = turn.stage;
         const unsigned char* stage = stage_of(arguments, memory, own);
         uint64_t operand = ptx::advance(matrix, own * arguments.stage_bytes);
-        if constexpr (Layer::raw) ptx::mbarrier_wait_parity(&shared.full[own], turn.parity);
+        if constexpr (!ahead) wait();
         if constexpr (Layer::flat) places.begin(arguments, shared.row[own]);
-        turn.advance(arguments.stages);
 #pragma unroll
         for (int first = 0; first < all_steps; first += steps) {
             uint32_t a[steps][operands][4];
             if constexpr (Layer::raw) {
                 places.load(arguments, stage + starts[0], first, a);
-            } else {
+            } else if constexpr (ahead) {
 #pragma unroll
                 for (int i = 0; i < steps * 4; ++i) a[i / 4][0][i % 4] = next[i / 4][0][i % 4];
+            } else {
+                load_stage(a);
             }
             ptx::wgmma_fence();
             // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
@@ -363,11 +367,14 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                 }
             }
             ptx::wgmma_commit_group();
-            // The next x comes while this one is multiplied.
-            if (!Layer::raw && box + arguments.splits < arguments.boxes) load_next();
+            if constexpr (ahead) {
+                turn.advance(arguments.stages);
+                if (box + arguments.splits < arguments.boxes) wait(), load_stage(next);
+            }
             ptx::wgmma_wait_group<0>();
         }
         if (lane == 0) ptx::mbarrier_arrive(&shared.empty[own]);
+        if constexpr (!ahead) turn.advance(arguments.stages);
     }
 #pragma unroll
     for (auto& of_tap : sums) ptx::fence_registers(of_tap);
