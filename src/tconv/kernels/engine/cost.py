@@ -104,8 +104,8 @@ def _written(laid: Layout, tile: Tile) -> float:
 def _longer(laid: Layout, tile: Tile) -> float:
     """How much longer kinds of tiles were measured to take than their parts say."""
     fit = _COSTS
-    if laid.unfolds:
-        return fit.unfolded_groups if laid.problem.groups > 1 else fit.unfolded_tile
-    if tile.raw or not tile.positions_are_rows or laid.group_rows <= 32:
+    if laid.unfolds and laid.problem.groups > 1:
+        return fit.unfolded_groups
+    if laid.unfolds or tile.raw or not tile.positions_are_rows or laid.group_rows <= 32:
         return 1.0
     return fit.few_positions if tile.columns < 256 else fit.many_rows

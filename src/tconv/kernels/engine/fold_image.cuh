@@ -16,6 +16,7 @@ struct FoldedImage {
     void* destination;
     Layer::Index stride_n, stride_c, stride_h, stride_w;
     int batch, source_height, source_width, height, width;
+    unsigned block = blockIdx.x, blocks = gridDim.x;  // of those that pack it
 };
 
 // Values of a row of y that follow each other: those of a pixel, and those before the first line.
@@ -100,16 +101,14 @@ struct FoldedPlace {
     }
 
     TCONV_DEVICE void add(const FoldedPlace& step, int parts, int runs, int height) {
-        part += step.part;
-        int more = part >= parts;
-        if (more) part -= parts;
-        run += step.run + more;
-        more = run >= runs;
-        if (more) run -= runs;
-        y += step.y + more;
-        more = y >= height;
-        if (more) y -= height;
-        n += step.n + more;
+        auto carry = [](int& digit, int more, int base) {
+            digit += more;
+            int over = digit >= base;
+            digit -= over ? base : 0;
+            return over;
+        };
+        n += step.n +
+             carry(y, step.y + carry(run, step.run + carry(part, step.part, parts), runs), height);
     }
 };
 
@@ -126,9 +125,9 @@ TCONV_DEVICE void fold_octets(const FoldedImage& image) {
     // Parts of a thread, whose loads are under way at a time.
     constexpr int together = own > 2 ? 1 : 4 / own;
     int runs = (image.width + run - 1) / run;
-    Count units = Count(gridDim.x) * (Layer::threads / run);
+    Count units = Count(image.blocks) * (Layer::threads / run);
     FoldedPlace step(units, parts, runs, image.height);
-    FoldedPlace place(Count(blockIdx.x) * (Layer::threads / run) + threadIdx.x / run, parts, runs,
+    FoldedPlace place(Count(image.block) * (Layer::threads / run) + threadIdx.x / run, parts, runs,
                       image.height);
     while (place.n < image.batch) {
         uint32_t words[together][own][4] = {};

@@ -937,7 +937,7 @@ class Layout:
         depths = self.chunks * (self.depth // PACK_DEPTH)
         parts = -(-self.problem.taps // self.part_taps) * (self.group_rows // self.item_rows)
         items = self.problem.groups * self.row_blocks * depths * parts
-        return max(min(3 * 132, items), image_pack_grid(self.image_elements))
+        return items + image_pack_grid(self.image_elements)
 
     @property
     def read_layout(self) -> str:

@@ -19,6 +19,7 @@ struct Image {
     Layer::Element* destination;
     Layer::Index stride_n, stride_c, stride_h, stride_w;
     int batch, height, width;
+    unsigned block = blockIdx.x, blocks = gridDim.x;  // of those that pack it
 };
 
 template <typename Index>
@@ -156,8 +157,8 @@ struct ImagePacking {
         Count vectors = channels_last ? columns : size / pixels;
         Count runs = (vectors + run - 1) / run;
         Count count = runs * (run * all_octets) * rows * image.batch;
-        for (Count first = Count(blockIdx.x) * (units * Layer::threads) + threadIdx.x;
-             first < count; first += Count(gridDim.x) * (units * Layer::threads)) {
+        for (Count first = Count(image.block) * (units * Layer::threads) + threadIdx.x;
+             first < count; first += Count(image.blocks) * (units * Layer::threads)) {
             uint32_t values[units][channels_last ? 4 : 8][words];
             uint4* to[units];
             int at[units];  // the first pixel

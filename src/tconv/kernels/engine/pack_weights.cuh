@@ -133,7 +133,6 @@ TCONV_DEVICE void pack(const Arguments& arguments, unsigned char* memory, int nu
     int rest = number / tap_parts, next = rest / item_depths, blocks = next / row_parts;
     Item item = {blocks / row_blocks, blocks % row_blocks, next % row_parts * item_rows,
                  rest % item_depths * item_depth, number % tap_parts * part_taps};
-    __syncthreads();
     for (int i = threadIdx.x; i < Layer::all_slots; i += Layer::threads) {
         int set = Layer::slot_set[i];
         int begin = Layer::set_begin[set], count = Layer::set_begin[set + 1] - begin;

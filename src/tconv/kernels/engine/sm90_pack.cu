@@ -9,12 +9,13 @@ namespace {
 
 // A template, as the fields are there only if the image is packed.
 template <typename Fields>
-TCONV_DEVICE void pack_image(const Fields& arguments) {
+TCONV_DEVICE void pack_image(const Fields& arguments, unsigned block, unsigned blocks) {
     if constexpr (Layer::folds) {
         fold_image({static_cast<const Layer::Element*>(arguments.source), arguments.image,
                     arguments.source_stride_n, arguments.source_stride_c, arguments.source_stride_h,
                     arguments.source_stride_w, arguments.batch, arguments.source_height,
-                    arguments.source_width, arguments.image_height, arguments.image_width});
+                    arguments.source_width, arguments.image_height, arguments.image_width, block,
+                    blocks});
     } else if constexpr (Layer::packs_image) {
         using Rows =
             PackedPixels<Layer::source_rows_stride, Layer::source_rows_cut, Layer::source_rows>;
@@ -25,17 +26,19 @@ TCONV_DEVICE void pack_image(const Fields& arguments) {
                        static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,
                        arguments.source_stride_c, arguments.source_stride_h,
                        arguments.source_stride_w, arguments.batch, arguments.source_height,
-                       arguments.source_width});
+                       arguments.source_width, block, blocks});
     }
 }
 
 }  // namespace
 
+// The first blocks have an item of the weights each, the others the image: neither waits.
 TCONV_KERNEL(sm90_pack, Layer::threads, 3) {
     TCONV_DYNAMIC_SHARED(memory);
     ptx::griddepcontrol_launch_dependents();
-    pack_image(arguments);
-    for (int item = blockIdx.x; item < weights::items; item += gridDim.x) {
-        weights::pack(arguments, memory, item);
+    if (blockIdx.x < weights::items) {
+        weights::pack(arguments, memory, blockIdx.x);
+    } else {
+        pack_image(arguments, blockIdx.x - weights::items, gridDim.x - weights::items);
     }
 }

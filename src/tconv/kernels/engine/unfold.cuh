@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int block_lines = Layer::block_rows / fold_run;
+constexpr int block_lines = Layer::unfolds ? Layer::block_rows / fold_run : 1;
 constexpr int folded_vector = 4;  // values of a row of y that a thread writes at a time
 
 // Lays 64 positions of the sums out, from `first` on.
@@ -44,8 +44,10 @@ TCONV_DEVICE void stage_lines(const Arguments& arguments, const Position& at, in
             // one value is converted alone.
             uint32_t word =
                 pairs ? narrowed(values[i][0], values[i][1]) : narrowed(values[0][i], values[1][i]);
-            int of_word = pairs ? column : column + i, line = of_word / fold_run;
-            if (of_word >= Layer::block_rows) continue;
+            int of_word = pairs ? column : column + i;
+            // Where lines are whole octets, all lanes have columns of the same: a constant.
+            int of_line = fold_run % 8 == 0 ? from / 4 * 8 : of_word, line = of_line / fold_run;
+            if (of_line >= Layer::block_rows) continue;
             int position = first + warp * 16 + lane / 4 + (pairs ? i * 8 : 0);
             auto* to = lines + (line * columns + position - line) * fold_run + of_word;
             if constexpr (pairs) {
@@ -65,9 +67,9 @@ struct Run {
 };
 
 constexpr int run_positions = 64;  // at most
-// Threads that write a line of a run: where there are few of both, several warps.
+// Threads that write a line of a run: half a warp, or where there are few of both, several warps.
 constexpr int run_lines = block_lines * (columns / run_positions);
-constexpr int line_threads = run_lines >= 4 ? 32 : run_lines >= 2 ? 64 : 128;
+constexpr int line_threads = run_lines >= 4 ? 16 : run_lines >= 2 ? 64 : 128;
 
 // Writes a line's values of a run, which begin at `from`.
 TCONV_DEVICE void write_line(const Arguments& arguments, const Position& at, int row_block,
@@ -119,27 +121,31 @@ TCONV_DEVICE void write_line(const Arguments& arguments, const Position& at, int
     }
 }
 
-// Writes a consumer's positions, from `first` on among those of the patch.
+// Writes a consumer's positions, from `first` on among those of the patch: lines of runs in turn.
 TCONV_DEVICE void write_runs(const Arguments& arguments, const Position& at, int row_block,
                              const Element* lines, int first) {
-    int own = threadIdx.x % warpgroup / line_threads, number = 0;
-    for (int begin = first, end = first + columns; begin < end;) {
-        int n = divide(begin, arguments.pitch_multiplier, arguments.pitch_shift);
-        int rest = begin - n * arguments.pitch;
-        int y = divide(rest, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
-        int x = rest - y * arguments.pitch_x;
-        int next = min(min(end, begin + run_positions), begin + arguments.pitch_x - x);
-        Run run = {at.image + n, at.y + y, at.x + x, min(next - begin, arguments.box_x - x)};
-        if (n < arguments.box_n && run.image < arguments.batch && y < arguments.box_y &&
-            run.count > 0) {
+    constexpr int together = warpgroup / line_threads;
+    int own = threadIdx.x % warpgroup / line_threads, end = first + columns;
+    int first_row = divide(first, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
+    int last_row = divide(end - 1, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
+    for (int x = 0; x < arguments.box_x; x += run_positions) {
 #pragma unroll 1
-            for (int line = 0; line < block_lines; ++line) {
-                if (number++ % (warpgroup / line_threads) != own) continue;
-                const auto* from = lines + (line * columns + begin - first) * fold_run;
-                write_line(arguments, at, row_block, line, from, run);
+        for (int i = own; i < (last_row + 1 - first_row) * block_lines; i += together) {
+            int of_first = i / block_lines, line = i - of_first * block_lines;
+            int row = (first_row + of_first) * arguments.pitch_x;  // its first position
+            int n = divide(row, arguments.pitch_multiplier, arguments.pitch_shift);
+            int rest = row - n * arguments.pitch;
+            int y = divide(rest, arguments.pitch_x_multiplier, arguments.pitch_x_shift);
+            int begin = max(first, row + x);
+            int count = min(end, row + min(x + run_positions, arguments.box_x)) - begin;
+            Run run = {at.image + n, at.y + y, at.x + begin - row, count};
+            if (count <= 0 || n >= arguments.box_n || run.image >= arguments.batch ||
+                y >= arguments.box_y) {
+                continue;
             }
+            const auto* from = lines + (line * columns + begin - first) * fold_run;
+            write_line(arguments, at, row_block, line, from, run);
         }
-        begin = next;
     }
 }
 

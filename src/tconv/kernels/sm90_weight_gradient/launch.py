@@ -79,7 +79,6 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("in_block", laid.in_block),
             ("takers", laid.takers),
             ("steps", laid.steps),
-            ("loads_ahead", laid.loads_ahead),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
             ("out_channels", problem.out_channels_per_group),

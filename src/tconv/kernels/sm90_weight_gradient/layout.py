@@ -40,12 +40,6 @@ RAW_REGISTERS = {2: (160, 208), 3: (116, 116)}
 By consumers.
 """
 
-MOST_STEPS_AHEAD = 4
-"""Products of 16 positions whose next operands have registers beside those of this box.
-
-With 8, tiles of 128 positions took 1.03 to 1.2 times as long (history/engine.md).
-"""
-
 RAW_START = 12
 """Cycles of a product whose operand is in registers, beside a half for each column."""
 
@@ -241,11 +235,6 @@ class Layout:
         room = most // (4 * (self.row_taps + self.problem.width.stride - 1))
         room = max(1, min(room, 16 // self.tile.consumers))
         return max(k for k in range(1, steps + 1) if steps % k == 0 and k <= room)
-
-    @property
-    def loads_ahead(self) -> bool:
-        """Whether the next x comes to registers while this one is multiplied: of short boxes."""
-        return not self.tile.columns and self.steps <= MOST_STEPS_AHEAD
 
     @functools.cached_property
     def consumer_taps(self) -> int:

@@ -323,34 +323,20 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         for (float& sum : of_tap) sum = 0.0f;
     }
     int lane = threadIdx.x % 32;
-    auto load_stage = [&](uint32_t (&a)[steps][operands][4]) {
-        // NOTE: opaque, so that no register remembers where each step begins.
-        load_x(stage_of(arguments, memory, turn.stage), ptx::opaque(arguments.box_x) / 8, a);
-    };
-    auto wait = [&] { ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity); };
-    // The next x may come while this one is multiplied.
-    constexpr bool ahead = Layer::loads_ahead;
-    uint32_t next[steps][operands][4];
-    if constexpr (ahead) {
-        if (share.split < arguments.boxes) wait(), load_stage(next);
-    }
 #pragma unroll 1
     for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
-        int own = turn.stage;
-        const unsigned char* stage = stage_of(arguments, memory, own);
-        uint64_t operand = ptx::advance(matrix, own * arguments.stage_bytes);
-        if constexpr (!ahead) wait();
-        if constexpr (Layer::flat) places.begin(arguments, shared.row[own]);
+        ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
+        const unsigned char* stage = stage_of(arguments, memory, turn.stage);
+        uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
+        if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
 #pragma unroll
         for (int first = 0; first < all_steps; first += steps) {
             uint32_t a[steps][operands][4];
             if constexpr (Layer::raw) {
                 places.load(arguments, stage + starts[0], first, a);
-            } else if constexpr (ahead) {
-#pragma unroll
-                for (int i = 0; i < steps * 4; ++i) a[i / 4][0][i % 4] = next[i / 4][0][i % 4];
             } else {
-                load_stage(a);
+                // NOTE: opaque, so that no register remembers where each step begins.
+                load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
             }
             ptx::wgmma_fence();
             // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
@@ -367,14 +353,10 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                 }
             }
             ptx::wgmma_commit_group();
-            if constexpr (ahead) {
-                turn.advance(arguments.stages);
-                if (box + arguments.splits < arguments.boxes) wait(), load_stage(next);
-            }
             ptx::wgmma_wait_group<0>();
         }
-        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[own]);
-        if constexpr (!ahead) turn.advance(arguments.stages);
+        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
+        turn.advance(arguments.stages);
     }
 #pragma unroll
     for (auto& of_tap : sums) ptx::fence_registers(of_tap);
@@ -393,6 +375,10 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     TCONV_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     static_assert(sizeof(Shared) <= 1024, "stages begin there");
+    // Each map, of x and of y's sources, by a lane of warp 1, while barriers are made.
+    constexpr int maps = 1 + (Layer::flat ? 1 : sizeof(Layer::source_y) / sizeof(int));
+    int map = int(threadIdx.x) - 32;
+    if (0 <= map && map < maps) ptx::prefetch_tensormap(&arguments.x + map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < arguments.stages; ++stage) {
             ptx::mbarrier_init(&shared.full[stage], 1);
