@@ -33,7 +33,7 @@ TCONV_DEVICE void pack_image(const Fields& arguments, unsigned block, unsigned b
 }  // namespace
 
 // The first blocks have an item of the weights each, the others the image: neither waits.
-TCONV_KERNEL(sm90_pack, Layer::threads, 3) {
+TCONV_KERNEL(sm90_pack, Layer::threads, Layer::packs_image ? 3 : 4) {
     TCONV_DYNAMIC_SHARED(memory);
     ptx::griddepcontrol_launch_dependents();
     if (blockIdx.x < weights::items) {

@@ -31,8 +31,8 @@ from tconv.problem import Problem
 LINE_BYTES = 128
 IN_BLOCK = 64
 OUT_BLOCK = 64
-MOST_TAPS = 16
-"""Most taps of a consumer."""
+MOST_TAPS = 12
+"""Most taps of a consumer. With 13, boxes of 128 positions spill."""
 
 RAW_REGISTERS = {2: (160, 208), 3: (116, 116)}
 """Sums and operands of a raw tile's products, at most: of one step, and of several at a time.

@@ -40,7 +40,6 @@ TILES = (
     Tile(128, 128),
     Tile(64, 160),
     Tile(64, 96),
-    Tile(256, 64, folded=True),
     Tile(128, 128, folded=True),
     Tile(128, 128, columns=16),
     Tile(64, 128, columns=32),
