@@ -1,0 +1,86 @@
+"""Kernels whose products read operands from registers, in SASS: nothing writes them too early."""
+
+from __future__ import annotations
+
+import pytest
+
+from sass_operands import overwritten
+from tconv import disassemble
+from tconv.jit.compile import compile_cuda
+from tconv.jit.target import Target
+from tconv.layers import DIRECTIONS, Layer
+from tconv.plan import candidates, make_plan
+
+HOPPER = Target.named("sm_90a")
+
+
+LAYERS = [
+    Layer.parse(text, size)
+    for text, size in (
+        ("256,128,3,2,1,1", "16x64x64"),
+        ("64,64,4,2,1", "8x32x32"),
+        ("64,64,3", "8x56x58"),
+    )
+]
+CASES = [
+    # Forward has raw tiles for strides alone.
+    *(
+        (direction, layer.problem(direction, "bfloat16"))
+        for direction in DIRECTIONS
+        for layer in (LAYERS[:2] if direction == "forward" else LAYERS)
+    ),
+    ("weight_gradient", LAYERS[1].problem("weight_gradient", "float16", "channels_last")),
+    ("overlap", Layer.parse("56,1,9,3,4,2", "16x64x64").problem("forward")),
+    ("split", LAYERS[2].problem("forward", tf32=False)),
+]
+OF_REGISTERS = {
+    "forward": "/raw/",
+    "input_gradient": "/raw/",
+    "weight_gradient": "",
+    "overlap": "sm90_tf32_overlap_forward",
+    "split": "sm90_split_forward",
+}
+"""Words of those candidates that read operands from registers."""
+
+
+@pytest.mark.parametrize(("kind", "given"), CASES, ids=str)
+def test_no_register_is_written_that_products_still_read(kind, given):
+    if disassemble.find() is None:
+        pytest.skip("no disassembler: pip install nvidia-cuda-nvdisasm")
+    read = 0
+    for candidate in candidates(given, HOPPER):
+        name = f"{candidate.stem} {candidate.tile}"
+        if candidate.refusal is not None or not candidate.stem.startswith("sm90_"):
+            continue
+        if OF_REGISTERS[kind] not in name:
+            continue
+        source = make_plan(given, HOPPER, candidate).kernel.source
+        products, found = overwritten(disassemble.sass(compile_cuda(source, "sm_90a").cubin))
+        assert not found, f"{name}: {found[:4]}"
+        read += products
+    assert read > 0
+
+
+RACE = """
+        /*1bb0*/  HGMMA.64x64x16.F32.BF16 R56, R96, gdesc[UR4].tnspB, R56 ;
+        /*1bc0*/  HGMMA.64x64x16.F32.BF16 R56, R100, gdesc[UR4].tnspB, R56, gsb0 ;
+        /*1be0*/  @!P0 BRA `(.L_x_13) ;
+        /*1bf0*/  STS.128 [R96], R100 ;
+        /*1c80*/  LDSM.16.MT88.4 R{}, [R88] ;
+        /*1ce0*/  WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*1cf0*/  IMAD.WIDE R96, R4, 0x2, R8 ;
+"""
+
+
+@pytest.mark.parametrize(("register", "count"), ((96, 4), (98, 4), (94, 2), (104, 0), (92, 0)))
+def test_a_write_before_the_wait_is_found(register, count):
+    products, found = overwritten(RACE.format(register))
+    assert products == 2
+    assert len(found) == count
+
+
+def test_a_wait_that_leaves_a_group_frees_the_ones_before():
+    two = RACE.format(104).replace("R100, gdesc", "R108, gdesc").replace("gsb0, 0x0", "gsb0, 0x1")
+    products, found = overwritten(RACE.format(104).split("/*1ce0*/")[0] + two)
+    assert products == 4
+    assert {one.register for one in found} == {96, 97}
