@@ -32,6 +32,8 @@ CASES = [
     ("weight_gradient", LAYERS[1].problem("weight_gradient", "float16", "channels_last")),
     ("overlap", Layer.parse("56,1,9,3,4,2", "16x64x64").problem("forward")),
     ("split", LAYERS[2].problem("forward", tf32=False)),
+    ("tf32", LAYERS[2].problem("forward")),
+    ("wide", Layer.parse("256,64,2,2", "8x64x64").problem("forward")),
 ]
 OF_REGISTERS = {
     "forward": "/raw/",
@@ -39,6 +41,8 @@ OF_REGISTERS = {
     "weight_gradient": "",
     "overlap": "sm90_tf32_overlap_forward",
     "split": "sm90_split_forward",
+    "tf32": "sm90_tf32_forward",
+    "wide": "sm90_tf32_wide_forward",
 }
 """Words of those candidates that read operands from registers."""
 
@@ -77,6 +81,20 @@ def test_a_write_before_the_wait_is_found(register, count):
     products, found = overwritten(RACE.format(register))
     assert products == 2
     assert len(found) == count
+
+
+def test_a_write_behind_a_jump_backwards_is_found():
+    loop = """
+.L_x_5:
+        /*1a00*/  LDS.64 R{}, [R4] ;
+        /*1a10*/  HGMMA.64x64x16.F32.BF16 R24, R88, gdesc[UR4], R24, gsb0 ;
+        /*1a20*/  WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*1a30*/  HGMMA.64x64x16.F32.BF16 R24, R96, gdesc[UR4], R24, gsb0 ;
+        /*1a40*/  WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*1a50*/  @P0 BRA `(.L_x_5) ;
+"""
+    assert [one.register for one in overwritten(loop.format(96))[1]] == [96, 97]
+    assert overwritten(loop.format(88)) == (2, [])
 
 
 def test_a_wait_that_leaves_a_group_frees_the_ones_before():

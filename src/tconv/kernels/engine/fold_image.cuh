@@ -38,7 +38,8 @@ template <int vector>
 TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* from, int y, int x,
                               int channel, uint32_t (&words)[4]) {
     constexpr bool off_words = vector == 2 && fold_off_words;
-    unsigned count = vector == 1 ? image.source_width : image.source_width * fold_of_pixel;
+    using Count = UnsignedOf<Layer::Index>::type;
+    Count count = Count(image.source_width) * (vector == 1 ? 1 : fold_of_pixel);
     uint32_t values[8] = {};  // words, or values of a word each
     uint32_t before[4] = {};  // the words in the middle of which lines begin
 #pragma unroll
@@ -54,21 +55,21 @@ TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* fr
             line += Layer::Index(first.channel) * image.stride_c;
         }
         if constexpr (vector == 1) {
-            int at = x + first.x;
-            const auto* value = line + Layer::Index(at) * image.stride_w;
-            if (has_row && unsigned(at) < count) load_neighbours<1>(value, values + i);
+            Layer::Index at = x + first.x;
+            const auto* value = line + at * image.stride_w;
+            if (has_row && Count(at) < count) load_neighbours<1>(value, values + i);
             continue;
         }
-        int at = x * fold_of_pixel + first.rest + behind;
+        Layer::Index at = Layer::Index(x) * fold_of_pixel + first.rest + behind;
         if constexpr (off_words) {
             bool begins = i == 0 || (channel + i) % fold_run == 0;
-            if (begins && has_row && unsigned(at - 1) < count) {
+            if (begins && has_row && Count(at - 1) < count) {
                 load_neighbours<2>(line + at - 1, before + i / 2);
             }
-            if (has_row && unsigned(at + 1) < count) {
+            if (has_row && Count(at + 1) < count) {
                 load_neighbours<2>(line + at + 1, values + i / 2);
             }
-        } else if (has_row && unsigned(at) < count) {
+        } else if (has_row && Count(at) < count) {
             load_neighbours<vector>(line + at, values + i / 2);
         }
     }
@@ -179,7 +180,8 @@ TCONV_DEVICE void fold_image(const FoldedImage& image) {
     bool dense = image.stride_w == fold_of_pixel && (fold_of_pixel == 1 || image.stride_c == 1);
     // Where rows begin, and how long they are.
     auto aligned = reinterpret_cast<uint64_t>(image.source) / sizeof(Layer::Element) |
-                   image.stride_n | image.stride_h | image.source_width * fold_of_pixel;
+                   image.stride_n | image.stride_h |
+                   Layer::Index(image.source_width) * fold_of_pixel;
     if (Layer::groups > 1) aligned |= Layer::fold_channels * image.stride_c;
     if constexpr (!Layer::fold_channels_last) aligned |= image.stride_c;
     fold_with<fold_longest>(image, dense ? unsigned(aligned) : 1);
