@@ -239,18 +239,31 @@ def allocations(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
 def run_general(
     chosen: Plan, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, schedule: str = "forward"
 ) -> torch.Tensor:
-    """What a general kernel computes, of any direction, whose own operand is not read."""
+    """What the launches of a plan make, of any direction, whose own operand is not read.
+
+    The operands have the plan's layouts.
+    """
     direction, problem = chosen.problem.direction, chosen.problem
-    shapes = {
-        "forward": problem.y_shape,
-        "input_gradient": problem.x_shape,
-        "weight_gradient": (chosen.splits, *problem.w_shape),
-    }
-    out = torch.full(shapes[direction], float("nan"), dtype=x.dtype)
-    own = {"forward": "y", "input_gradient": "x", "weight_gradient": "partial"}[direction]
-    arguments = arguments_of(chosen.kernel, **({"x": x, "w": w, "y": y} | {own: out}))
-    memory = allocations([x, w, y, out])
-    emulated(chosen.kernel.source).launch(
-        chosen.kernel.grid, arguments, allocations=memory, schedule=schedule
-    )
+    if direction == "weight_gradient":
+        strides = chosen.partial_strides
+        own, out = "partial", torch.empty_strided((chosen.splits, *problem.w_shape), strides)
+    else:
+        own, shape, of_own = (
+            ("y", problem.y_shape, problem.y_layout)
+            if direction == "forward"
+            else ("x", problem.x_shape, problem.x_layout)
+        )
+        last = of_own == "channels_last"
+        form = torch.channels_last if last else torch.contiguous_format
+        out = torch.empty(shape, memory_format=form)
+    out = out.to(x.dtype).fill_(float("nan"))
+    named = {"x": x, "w": w, "y": y} | {own: out}
+    if chosen.packed:
+        named["packed"] = new_workspace(chosen)
+    memory = allocations([x, w, y, *named.values()])
+    for launch in chosen.launches:
+        arguments = arguments_of(launch, **named)
+        emulated(launch.source).launch(
+            launch.grid, arguments, allocations=memory, schedule=schedule
+        )
     return out.sum(0) if direction == "weight_gradient" else out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,13 @@ from layer_cases import Case
 from scale_cases import SCALES, Ratios, Worst, operands, wanted
 from tconv.kernels import FAMILIES
 from tconv.plan import Candidate, Plan, candidates, family, make_plan
-from tconv.problem import Direction, Math
+from tconv.problem import Direction, Layout, Math
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
 MODES: tuple[Math, ...] = ("tf32", "ieee")
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "channels_last")
+ENGINE = ("sm90_forward", "sm90_input_gradient")
+"""Whose channels_last images are read as they lie."""
 
 # Small, but of several tiles and images; some rows begin on 16 bytes, some do not.
 CASES = (
@@ -55,6 +59,16 @@ CASES = (
     Case(2, 8, 40, 1, (6, 44), (5, 5), bias=False),
     Case(1, 5, 24, 2, (7, 36), (5, 6), (1, 1), (2, 2), bias=False),
 )
+
+_ROWS = "positions_are_rows"
+OF_FLOAT32 = {
+    *(("sm90_forward", each) for each in ((), ("alike",), (_ROWS,), (_ROWS, "shared"))),
+    *(("sm90_input_gradient", each) for each in ((), ("alike",), ("shared",), (_ROWS,))),
+    ("sm90_input_gradient", (_ROWS, "shared")),
+    ("sm90_weight_gradient", ()),
+    ("sm90_weight_gradient", ("stacked",)),
+}
+"""Kinds of tiles of 16-bit kernels that serve float32 too."""
 
 COUNTED = {
     "direct_forward": ("rows",),
@@ -87,7 +101,9 @@ class Pick:
 
     def __str__(self) -> str:
         tile = str(self.plan.tile).replace(" ", "/")
-        return f"{self.stem}-{tile}-{self.math}-{dataclasses.replace(self.case, bias=True)}"
+        layout = "-last" if self.plan.problem.x_layout == "channels_last" else ""
+        case = dataclasses.replace(self.case, bias=True)
+        return f"{self.stem}-{tile}-{self.math}{layout}-{case}"
 
     def _repr_pretty_(self, printer, cycle: bool) -> None:
         """What Hypothesis prints."""
@@ -95,6 +111,9 @@ class Pick:
 
     def run(self, first: Tensor, second: Tensor) -> Tensor:
         """The result on operands as `scale_cases.operands` returns them."""
+        if self.plan.problem.x_layout == "channels_last":
+            first = first.to(memory_format=torch.channels_last)
+            return emulated_plans.run_general(self.plan, x=first, w=second, y=first)
         if self.direction == "forward":
             empty = first.new_empty(0)
             return emulated_plans.run(
@@ -162,23 +181,23 @@ def picks(direction: Direction) -> tuple[Pick, ...]:
     the dearest in forward, where they differ most.
     """
     forward = direction == "forward"
-    serving: dict[tuple[str, Math, tuple[str, ...]], dict[int, list[Candidate]]]
+    serving: dict[tuple[str, Math, Layout, tuple[str, ...]], dict[int, list[Candidate]]]
     serving = defaultdict(lambda: defaultdict(list))
     for index, case in enumerate(CASES):
-        for math in MODES:
-            problem = case.layer.problem(direction, tf32=math == "tf32")
+        for math, layout in itertools.product(MODES, LAYOUTS):
+            problem = case.layer.problem(direction, layout=layout, tf32=math == "tf32")
             if problem.math != math:  # too few channels
                 continue
             for found in candidates(problem, HOPPER):
-                if found.refusal is None:
-                    key = (found.stem, math, kind(found.stem, found.tile))
+                if found.refusal is None and (found.stem in ENGINE or layout == "contiguous"):
+                    key = (found.stem, math, layout, kind(found.stem, found.tile))
                     serving[key][index].append(found)
     chosen = []
-    for turn, ((_, math, _), by_case) in enumerate(sorted(serving.items())):
+    for turn, ((_, math, layout, _), by_case) in enumerate(sorted(serving.items())):
         # Each kind begins with another case, so that together they take all.
         indices = [sorted(by_case)[(turn + i * len(by_case) // 2) % len(by_case)] for i in (0, 1)]
         for index, place in zip(dict.fromkeys(indices), (0, -1), strict=False):
-            problem = CASES[index].layer.problem(direction, tf32=math == "tf32")
+            problem = CASES[index].layer.problem(direction, layout=layout, tf32=math == "tf32")
             plan = make_plan(problem, HOPPER, by_case[index][place if forward else 0])
             chosen.append(Pick(plan, CASES[index]))
     # By cases, which keeps what they are held to in `wanted`'s memory.
@@ -197,7 +216,8 @@ def kinds_of_tables() -> set[tuple[str, tuple[str, ...]]]:
         if each.STEM not in OF_16_BITS
         and not each.STEM.startswith(("depthwise", "pointwise_forward"))
     ]
-    return {(each.STEM, kind(each.STEM, t)) for each in families for t in each.TILES}
+    kinds = {(each.STEM, kind(each.STEM, t)) for each in families for t in each.TILES}
+    return kinds | OF_FLOAT32
 
 
 def main() -> None:

@@ -218,9 +218,9 @@ class Problem:
         source_aligned: tensor maps can describe the images that are read, x by `forward`, y by
             `input_gradient`: columns are adjacent (channels, if they are channels_last), and all
             else starts on multiples of 16 bytes. Of `weight_gradient` those of x and y that are
-            channels_last with a multiple of 8 channels in a group, and those of 16 bits that are
-            contiguous with rows of a multiple of 8 pixels, as others are packed anyway.
-        source_dense: of 16 bits, the contiguous ones among the images that are read have no gaps
+            channels_last with a multiple of 8 channels in a group, and those that are contiguous
+            with rows of whole vectors of 16 bytes, but of float64; as others are packed anyway.
+        source_dense: contiguous ones among the images that are read, if not float64, have no gaps
             and start on 16 bytes, so that flat maps (`tconv.kernels.flat`) may describe them.
         weight_mapped: tensor maps can describe the weight of a 16-bit `forward` or
             `input_gradient`: output channels are adjacent, all else starts on multiples of 16
@@ -324,8 +324,8 @@ class Problem:
                 if _layout(of_image) == "channels_last" and count % 8 == 0
             )
             for of_image, shape in zip(strides[::2], shapes[::2], strict=True):
-                halves = ITEM_BYTES[dtype] == 2 and _layout(of_image) == "contiguous"
-                read += (of_image,) if halves and shape[3] % 8 == 0 else ()
+                whole = _layout(of_image) == "contiguous" and _on_lines(dtype, shape[3])
+                read += (of_image,) if whole else ()
         unread = {"forward": 2, "input_gradient": 0}.get(direction)
         images = [i for i in (0, 2) if i != unread and _layout(strides[i]) == "contiguous"]
         dense = all(strides[i] == dense_strides(shapes[i]) for i in images)
@@ -347,7 +347,7 @@ class Problem:
             y_layout=_layout(strides[2]),
             wide_offsets=any(map(_is_wide, shapes, strides)),
             source_aligned=vectors,
-            source_dense=aligned and ITEM_BYTES[dtype] == 2 and bool(images) and dense,
+            source_dense=aligned and ITEM_BYTES[dtype] <= 4 and bool(images) and dense,
             weight_mapped=mapped,
         )
 
@@ -364,17 +364,15 @@ class Problem:
 
     @property
     def x_mapped(self) -> bool:
-        """Whether tensor maps can describe a contiguous x of a 16-bit `weight_gradient`."""
+        """Whether tensor maps can describe a contiguous x of a `weight_gradient`, but float64."""
         contiguous = self.direction == "weight_gradient" and self.x_layout == "contiguous"
-        halves = ITEM_BYTES[self.dtype] == 2
-        return contiguous and halves and self.source_aligned and self.width.size % 8 == 0
+        return contiguous and self.source_aligned and _on_lines(self.dtype, self.width.size)
 
     @property
     def y_mapped(self) -> bool:
         """The same of a contiguous y."""
         contiguous = self.direction == "weight_gradient" and self.y_layout == "contiguous"
-        halves = ITEM_BYTES[self.dtype] == 2
-        return contiguous and halves and self.source_aligned and self.width.output_size % 8 == 0
+        return contiguous and self.source_aligned and _on_lines(self.dtype, self.width.output_size)
 
     @cached_property
     def layer(self) -> tuple[object, ...]:
@@ -540,6 +538,11 @@ def _layout(strides: Sizes) -> Layout:
     """Which axis is innermost in memory: the order in which a kernel's reads are coalesced."""
     _, channel, _, column = strides
     return "channels_last" if channel == 1 and column > 1 else "contiguous"
+
+
+def _on_lines(dtype: DType, columns: int) -> bool:
+    """Whether rows are whole vectors of 16 bytes; never of float64."""
+    return ITEM_BYTES[dtype] <= 4 and columns * ITEM_BYTES[dtype] % 16 == 0
 
 
 def _on_vectors(strides: Sizes, item_bytes: int) -> bool:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import deterministic
 
+from tconv.kernels.sm90_weight_gradient.layout import PART_POSITIONS
 from tconv.layers import DIRECTIONS, Layer
 from tconv.problem import Pair, float32_math
 
@@ -240,10 +241,14 @@ class Expected:
     def cuts(self) -> float:
         """The error of a tensor core that cuts, not rounds, its sum after every 8 products.
 
-        It is relative to the sum's magnitude. It is 0 for the maps that no tensor core computes.
+        It is relative to the sum's magnitude, and 0 for maps that no tensor core computes. The
+        weight's gradient takes its sums off the tensor cores after some thousand pixels.
         """
-        rounded = self.contract is not self.exact
-        return self.terms / 8 * 2.0**-23 if rounded and self.name == "forward" else 0.0
+        if self.contract is self.exact or self.name == "bias_gradient":
+            return 0.0
+        of_weight = self.name == "weight_gradient"
+        terms = min(self.terms, PART_POSITIONS) if of_weight else self.terms
+        return terms / 8 * 2.0**-23
 
     @property
     def sum_roundoff(self) -> float:

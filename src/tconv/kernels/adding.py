@@ -26,7 +26,7 @@ def addition(problem: Problem, kernel: Launch) -> Launch | None:
         problem: the call's.
         kernel: the kernel's launch.
     """
-    if not kernel.splits or ITEM_BYTES[problem.dtype] != 2:
+    if not kernel.splits or not (ITEM_BYTES[problem.dtype] == 2 or kernel.taps_first):
         return None
     channels = problem.out_channels_per_group
     outs, taps = min(MOST_OUTS, channels), min(MOST_TAPS, problem.taps)
@@ -41,7 +41,7 @@ def addition(problem: Problem, kernel: Launch) -> Launch | None:
         stem=STEM,
         constants=(
             ("Index", index),
-            ("Element", problem.dtype),
+            ("Element", family.ELEMENT_TYPES[problem.dtype]),
             ("in_channels", problem.in_channels),
             ("out_channels", channels),
             ("kernel_y", problem.height.kernel),

@@ -1,4 +1,4 @@
-"""Flat maps: contiguous images of 16 bits whose rows are off 16 bytes, as a tensor map has them.
+"""Flat maps: contiguous images whose rows are off 16 bytes, as a tensor map has them.
 
 Its strides are multiples of 16 bytes, so it cannot step over rows, nor over planes of any number of
 pixels. But `classes` planes together are such a multiple: they are the innermost dimension, the
@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 
 from tconv.kernels.launch import Address, Argument, Operand, Stride, TensorMap
-from tconv.problem import Problem
+from tconv.problem import ITEM_BYTES, Problem
 
 OCTET = 8
-"""Elements of 16 bytes."""
+"""Elements of 16 bits in 16 bytes."""
 
 MOST_PIXELS = (1 << 31) - 1024
 """Of neighbouring planes: with a line behind them, they have 32 bits."""
@@ -22,19 +22,21 @@ MOST_PIXELS = (1 << 31) - 1024
 
 def classes(problem: Problem, operand: Operand) -> int:
     """Planes that together take a multiple of 16 bytes: 1, 2, 4 or 8."""
-    return OCTET // math.gcd(OCTET, math.prod(_shape(problem, operand)[2:]))
+    octet = 16 // ITEM_BYTES[problem.dtype]
+    return octet // math.gcd(octet, math.prod(_shape(problem, operand)[2:]))
 
 
 def why_not(problem: Problem, operand: Operand, *, odd: bool = False) -> str | None:
     """One sentence if an image has no flat map, or lines off by odd numbers of pixels, else None.
 
-    Words of 4 bytes then have a pixel of each side, which some kernels (`odd`) make good.
+    Words of 4 bytes then have a pixel of each side, which some kernels (`odd`) make good. Those of
+    float32 have one pixel.
     """
     _, channels, height, width = _shape(problem, operand)
     planes = classes(problem, operand)
     if not problem.source_dense:
         return "reads dense images that start on 16 bytes, these have gaps or do not"
-    if width % 2 and not odd:
+    if width % 2 and not odd and ITEM_BYTES[problem.dtype] == 2:
         return f"reads rows of an even number of pixels, these have {width}"
     if channels // problem.groups % planes:
         return f"reads channels by {planes}, a group has {channels // problem.groups}"

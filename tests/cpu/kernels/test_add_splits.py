@@ -66,9 +66,12 @@ def test_sums_are_rounded_once(name, dtype, taps_first, channels_last):
     assert (apart <= bound + step * (wanted.abs() + bound) + 2.0**-24).all()
 
 
-def test_of_float32_pytorch_adds():
+def test_of_the_general_kernels_float32_pytorch_adds():
     problem = dataclasses.replace(problem_of(2, 3, 1, (2, 2)), dtype="float32")
-    assert addition(problem, kernel_of(problem, 2, True)) is None
+    assert addition(problem, kernel_of(problem, 2, False)) is None
+    launch = addition(problem, kernel_of(problem, 2, True))
+    assert launch is not None
+    assert dict(launch.source.constants)["Element"] == "float"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

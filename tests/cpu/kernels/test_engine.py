@@ -21,11 +21,12 @@ from emulated_plans import (
     expect_worse_code,
     plans,
 )
-from layer_cases import Case, by_taps, off_by, operands
+from layer_cases import Case, by_taps, off_by, operands, round_to_tf32
 from tconv.jit.target import Target
 from tconv.kernels import family as limits
 from tconv.kernels import sm90_forward, sm90_input_gradient
 from tconv.kernels.engine.layout import MOST_SOURCES, layout
+from tconv.kernels.engine.tiles import FLOAT32_TILES
 from tconv.plan import candidates
 from tconv.problem import Axis, Problem
 from tconv.reference import Expected, Operands, expected
@@ -105,7 +106,7 @@ class Setting(NamedTuple):
 
     @property
     def want(self) -> Expected:
-        return expected(self.case.layer, self.t)[DIRECTIONS.index(self.direction)]
+        return expected(self.case.layer, self.t, tf32=True)[DIRECTIONS.index(self.direction)]
 
     def with_read(self, values: Tensor) -> Setting:
         name = "x" if self.direction == "forward" else "grad_output"
@@ -203,7 +204,107 @@ def test_the_cases_serve_every_tile(direction):
         for made in LAYOUTS[:2]
         for chosen in served(problem_of(of_layout(direction, case, torch.bfloat16, made)))
     }
-    assert found == set(FAMILIES[direction].TILES)
+    assert found == set(FAMILIES[direction].TILES) - set(FLOAT32_TILES)
+
+
+# float32 for TF32: channels_last in both directions, and the input's gradient in any strides, whose
+# y is packed. With fewer than 16 channels to sum over it is full float32, which others serve.
+FLOAT32 = [
+    (direction, case, layout)
+    for layout in ("channels_last", "contiguous", "strided")
+    for direction in (DIRECTIONS if layout == "channels_last" else DIRECTIONS[1:])
+    for case in CASES[direction]
+    if (case.in_channels if direction == "forward" else case.out_channels) // case.groups >= 16
+]
+
+
+def of_float32(direction: str, case: Case, layout: str) -> Setting:
+    return Setting(direction, case, operands(case, torch.float32, layout, "cpu"))
+
+
+@pytest.mark.parametrize(("direction", "case", "layout"), FLOAT32, ids=str)
+def test_some_tiles_of_float32(direction, case, layout):
+    turn = FLOAT32.index((direction, case, layout))
+    given = of_float32(direction, case, layout)
+    every = served(problem_of(given))
+    assert_right(run(every[turn % len(every)], given), given)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("direction", "case", "layout"), FLOAT32, ids=str)
+def test_every_tile_of_float32(direction, case, layout):
+    given = of_float32(direction, case, layout)
+    want = given.want
+    for chosen in served(problem_of(given)):
+        assert_right(run(chosen, given), given, want)
+
+
+def test_the_cases_serve_every_tile_that_rounds():
+    for direction in DIRECTIONS:
+        problems = [problem_of(of_float32(*one)) for one in FLOAT32 if one[0] == direction]
+        found = {chosen.tile for problem in problems for chosen in served(problem)}
+        assert set(FLOAT32_TILES) <= found
+        assert all(tile.positions_are_rows for tile in FLOAT32_TILES)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_float32_does_not_depend_on_the_order_of_threads(direction):
+    given = of_float32(direction, SEVERAL[direction][0], "channels_last")
+    want = given.want
+    for target in (few(2), few(3)):
+        for number, chosen in enumerate(served(problem_of(given), target)):
+            first = run(chosen, given)
+            assert_right(first, given, want)
+            other = run(chosen, given, ("reverse", "random:1")[number % 2], sanitize=number == 1)
+            assert same_bits(first, other), str(chosen)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_float32_reads_and_writes_its_tensors_alone(direction):
+    t = operands(SEVERAL[direction][0], torch.float32, "strided", "cpu")
+    x, y = within_more(t.x), within_more(t.grad_output)
+    t = dataclasses.replace(t, x=x[0], grad_output=y[0])
+    given = Setting(direction, SEVERAL[direction][0], t)
+    problem, want = problem_of(given), given.want
+    assert problem.source_aligned
+    made, room = y if direction == "forward" else x
+    for chosen in served(problem, few()):
+        made.fill_(math.nan)
+        assert_right(run(chosen, given, out=made), given, want)
+        assert int(room.isnan().sum()) == room.numel() - made.numel(), str(chosen)
+
+
+def test_float32_is_rounded_to_nearest_ties_away():
+    """Each value alone, times one: what the tensor cores get is TF32."""
+    case = Case(1, 16, 16, 1, (1, 16), (1, 1), bias=False)
+    given = of_float32("forward", case, "channels_last")
+    bits = torch.randint(-(2**31), 2**31, (256,), generator=torch.Generator().manual_seed(0))
+    bits[:7] = torch.tensor([0x3F801000, 0x3F800FFF, -0x407FF000, 0x1000, 0, 1, 0x7F7FEFFF])
+    values = bits.to(torch.int32).view(torch.float32)
+    values = torch.where(values.isfinite(), values, 1.0)
+    x = values.view(1, 16, 1, 16).to(memory_format=torch.channels_last)
+    w = torch.eye(16)[:, :, None, None].contiguous()
+    given = given._replace(t=dataclasses.replace(given.t, x=x, w=w))
+    for chosen in served(problem_of(given)):
+        out = run(chosen, given)
+        assert torch.equal(out, round_to_tf32(x)), str(chosen)
+
+
+@pytest.mark.parametrize("value", (math.nan, math.inf))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_float32_pixel_that_is_not_finite_reaches_its_readers_alone(direction, value):
+    given = of_float32(direction, SEVERAL[direction][0], "channels_last")
+    values = given.read.clone(memory_format=torch.preserve_format)
+    values[1, 5, 2, 3] = value
+    marked = torch.zeros_like(values)
+    marked[1, 5, 2, 3] = 1
+    ones = given.with_read(marked)
+    ones = ones._replace(t=dataclasses.replace(ones.t, w=torch.ones_like(given.t.w), bias=None))
+    reached = ones.want.exact != 0
+    given = given.with_read(values)
+    for chosen in served(problem_of(given)):
+        out = run(chosen, given)
+        assert torch.equal(~out.isfinite(), reached), str(chosen)
 
 
 # Two blocks of channels of which the second is ragged, phases with and without taps, groups, and
@@ -725,7 +826,7 @@ def test_the_layers_compile_every_tile(direction):
         for made in LAYOUTS[:2]
         for chosen in served(case.layer.problem(direction, "bfloat16", made))
     }
-    assert found == set(FAMILIES[direction].TILES)
+    assert found == set(FAMILIES[direction].TILES) - set(FLOAT32_TILES)
 
 
 SMALL = Case(2, 16, 16, 1, (9, 9), (3, 3))
@@ -737,7 +838,7 @@ SMALL = Case(2, 16, 16, 1, (9, 9), (3, 3))
     (
         ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
         ({}, "sm_100a", "needs the tensor cores of sm_90a, the target is sm_100a"),
-        (dict(dtype="float32", math="ieee"), "sm_90a", "multiplies 16-bit values, not float32"),
+        (dict(dtype="float32", math="ieee"), "sm_90a", "this call's is full float32"),
         (dict(dtype="float64"), "sm_90a", "multiplies 16-bit values, not float64"),
         (dict(height=Axis(2, 3, 257)), "sm_90a", "lists 256 phases, the stride is 257x1"),
         (
@@ -825,6 +926,7 @@ def test_more_tiles_than_a_grid_has_are_refused(direction):
                 "reads and makes",
                 "fewer than SMs",
                 "there is one",
+                "none to round",
             )
         )
         for reason in refused

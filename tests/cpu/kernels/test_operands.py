@@ -30,6 +30,9 @@ CASES = [
         for layer in (LAYERS[:2] if direction == "forward" else LAYERS)
     ),
     ("weight_gradient", LAYERS[1].problem("weight_gradient", "float16", "channels_last")),
+    ("float32", LAYERS[1].problem("forward", "float32", "channels_last")),
+    ("float32", LAYERS[1].problem("weight_gradient", "float32")),
+    ("float32", LAYERS[0].problem("input_gradient", "float32", "channels_last")),
     ("overlap", Layer.parse("56,1,9,3,4,2", "16x64x64").problem("forward")),
     ("split", LAYERS[2].problem("forward", tf32=False)),
     ("tf32", LAYERS[2].problem("forward")),
@@ -39,6 +42,7 @@ OF_REGISTERS = {
     "forward": "/raw/",
     "input_gradient": "/raw/",
     "weight_gradient": "",
+    "float32": "",
     "overlap": "sm90_tf32_overlap_forward",
     "split": "sm90_split_forward",
     "tf32": "sm90_tf32_forward",

@@ -17,6 +17,7 @@ from tconv.kernels import sm90_weight_gradient as family
 from tconv.kernels.engine.layout import MOST_SOURCES, packed_size, packed_values
 from tconv.kernels.sm90_weight_gradient import launch
 from tconv.kernels.sm90_weight_gradient.layout import layout
+from tconv.kernels.sm90_weight_gradient.tiles import FLOAT32_TILES
 from tconv.memory_format import is_channels_last
 from tconv.problem import Axis, Problem
 from tconv.reference import expected
@@ -104,7 +105,8 @@ CASES = (
 )
 DTYPES = (torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "strided")
-RAW_TILES = {tile for tile in family.TILES if tile.columns}
+OF_16_BITS = [tile for tile in family.TILES if tile not in FLOAT32_TILES]
+RAW_TILES = {tile for tile in OF_16_BITS if tile.columns}
 
 
 def problem_of(case: Case, t, **options) -> Problem:
@@ -155,7 +157,7 @@ def run(chosen, t, schedule="forward", sanitize=False):
 
 
 def assert_right(out, case: Case, t) -> None:
-    wrong = expected(case.layer, t)[2].why_wrong(out)
+    wrong = expected(case.layer, t, tf32=True)[2].why_wrong(out)
     assert wrong is None, f"{case}: {wrong}"
 
 
@@ -170,6 +172,65 @@ def test_every_tile_that_serves(case, dtype, layout, of_splits):
         assert_right(run(plan_, t), case, t)
 
 
+# float32 for TF32, contiguous: rows of x of whole vectors, of y such rows or flat ones.
+FLOAT32 = (
+    Case(2, 40, 24, 1, (6, 12), (4, 4), (2, 2), (1, 1)),
+    Case(1, 16, 20, 2, (5, 4), (3, 3), (1, 1), (1, 1)),
+    Case(3, 20, 36, 1, (3, 20), (2, 2), (2, 2)),
+    Case(1, 24, 40, 1, (9, 36), (3, 3), (1, 1), (1, 1), (0, 0), (2, 1)),
+    Case(1, 72, 64, 1, (4, 16), (3, 5), (1, 2), (1, 2), (0, 1), (1, 3)),
+    Case(70, 16, 16, 1, (3, 64), (3, 3), (1, 1), (1, 1)),
+    *(case for case in (*RAW, *FLAT) if min(case.in_channels, case.out_channels) >= 16),
+)
+
+
+def of_float32(case: Case):
+    return operands(case, torch.float32, "contiguous", "cpu")
+
+
+@pytest.mark.parametrize("case", FLOAT32, ids=str)
+def test_every_tile_of_float32(case):
+    t = of_float32(case)
+    problem = problem_of(case, t)
+    assert problem.math == "tf32"
+    chosen = plans(problem, family.STEM)
+    assert chosen
+    for plan_ in chosen:
+        assert_right(run(plan_, t), case, t)
+
+
+def test_the_cases_serve_every_tile_of_float32():
+    served = {
+        plan_.tile
+        for case in FLOAT32
+        for plan_ in plans(problem_of(case, of_float32(case)), family.STEM)
+    }
+    lines = (32, 64, 128)
+    assert served == {t for t in family.TILES if 4 * t.columns in lines and t.consumers == 2}
+    assert set(FLOAT32_TILES) <= served
+
+
+@pytest.mark.parametrize("case", (FLOAT32[0], FLOAT32[3], FLOAT32[-2]), ids=str)
+def test_float32_does_not_depend_on_the_order_of_threads(case):
+    t = of_float32(case)
+    for plan_ in plans(problem_of(case, t), family.STEM, few()):
+        first = run(plan_, t, sanitize=True)
+        assert_right(first, case, t)
+        for schedule in ("reverse", "random:1"):
+            assert torch.equal(run(plan_, t, schedule), first)
+
+
+def test_float32_sums_of_several_parts(monkeypatch):
+    """A block adds each to what it wrote before."""
+    monkeypatch.setattr("tconv.kernels.sm90_weight_gradient.layout.PART_POSITIONS", 256)
+    case = FLOAT32[5]
+    t = of_float32(case)
+    for chosen in plans(problem_of(case, t), family.STEM, few()):
+        laid = layout(chosen.problem, chosen.tile)
+        assert laid.boxes // chosen.splits > 2 * laid.part_boxes
+        assert_right(run(chosen, t), case, t)
+
+
 def test_the_cases_serve_every_tile():
     of_contiguous = (RAW, "contiguous"), (FLAT, "contiguous")
     for cases, of_layout in ((CASES[:2], "channels_last"), *of_contiguous):
@@ -181,7 +242,7 @@ def test_the_cases_serve_every_tile():
             found |= of_case
         raw = RAW_TILES if of_layout == "contiguous" else set()
         assert found & RAW_TILES == raw
-        assert of_layout == "contiguous" or found == set(family.TILES) - RAW_TILES
+        assert of_layout == "contiguous" or found == set(OF_16_BITS) - RAW_TILES
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
@@ -213,7 +274,7 @@ def test_of_one_split_nothing_is_added(of_splits):
     for case in (CASES[1], MAPPED[0]):
         t = operands(case, torch.float16, "channels_last", "cpu")
         found = plans(problem_of(case, t), family.STEM)
-        assert {p.tile for p in found} == set(family.TILES) - RAW_TILES
+        assert {p.tile for p in found} == set(OF_16_BITS) - RAW_TILES
         for chosen in found:
             assert chosen.splits == chosen.tile.folded
             assert (chosen.addition is None) == (not chosen.tile.folded)
@@ -300,16 +361,22 @@ def test_raw_tiles_refuse_images_off_16_bytes(operand):
                 assert_right(run(chosen, found), RAW[0], found)
 
 
-@pytest.mark.parametrize("case", (RAW[0], RAW[1], RAW[7], RAW[11], *FLAT[1:6]), ids=str)
-def test_what_is_not_finite_reaches_its_channel_alone(case):
-    t = operands(case, torch.bfloat16, "contiguous", "cpu")
+NOT_FINITE = [
+    *((case, torch.bfloat16) for case in (RAW[0], RAW[1], RAW[7], RAW[11], *FLAT[1:6])),
+    *((case, torch.float32) for case in (FLOAT32[0], FLOAT32[3], RAW[11], *FLAT[1:4])),
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), NOT_FINITE, ids=str)
+def test_what_is_not_finite_reaches_its_channel_alone(case, dtype):
+    t = operands(case, dtype, "contiguous", "cpu")
     x, y = t.x.clone(), t.grad_output.clone()
     x[0, 3, 1, 2], y[-1, 4, 2, 5] = math.nan, math.inf
     spoiled = by_taps(case, x, t.w, None, y)[2].isfinite().logical_not()
     channels = spoiled.any(3).any(2).any(1), spoiled.any(3).any(2).any(0)
     may = channels[0][:, None] | channels[1][None]
     for chosen in plans(problem_of(case, t), family.STEM):
-        if chosen.tile in RAW_TILES:
+        if chosen.tile.columns:
             found = run(chosen, dataclasses.replace(t, x=x, grad_output=y)).isfinite()
             assert not (found & spoiled).any()
             rest = found.logical_not() & may.logical_not()[:, :, None, None]
@@ -374,7 +441,7 @@ def test_raw_tiles_do_not_read_pixels_of_phases_without_taps():
     ("changes", "target", "reason"),
     (
         ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
-        (dict(dtype="float32"), "sm_90a", "multiplies 16-bit values, not float32"),
+        (dict(dtype="float32"), "sm_90a", "this call's is full float32"),
         (dict(height=Axis(2, 3, 257)), "sm_90a", "lists 256 phases, the stride is 257x1"),
     ),
 )
@@ -437,7 +504,7 @@ def test_folded_tiles_serve_layers_each_of_whose_taps_meets_an_output():
     # Of the taps of phase 0 none does, but those of phase 1 at the same distance.
     case = Case(1, 8, 8, 1, (2, 2), (4, 4), (2, 2), (3, 0), (1, 0))
     problem = problem_of(case, operands(case, torch.bfloat16, "channels_last", "cpu"))
-    for tile in set(family.TILES) - RAW_TILES:
+    for tile in set(OF_16_BITS) - RAW_TILES:
         assert "some taps meet no output" in family.tile_why_not(problem, HOPPER, tile)
 
 

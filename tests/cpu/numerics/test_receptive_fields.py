@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from scale_cases import INF, NAN, SEEDS, SPOTS, Spot, assert_read_by_readers_alone, few, operands
 from scale_plans import DIRECTIONS, picks
 
-ALL = [pick for direction in DIRECTIONS for pick in picks(direction)]
+# NOTE: but for sm90_weight_gradient, in which what is not finite meets the zeros beside the other
+# image: it reaches its channel alone, as its own tests say (docs/numerics.md).
+ALL = [
+    pick
+    for direction in DIRECTIONS
+    for pick in picks(direction)
+    if pick.stem != "sm90_weight_gradient"
+]
 
 
 @pytest.mark.parametrize("pick", ALL, ids=str)

@@ -9,6 +9,8 @@
 namespace {
 
 struct FlatPlanes {
+    static constexpr int octet = 16 / sizeof(Layer::Element);  // elements of 16 bytes
+
     int classes, plane, width, height;
 
     template <typename Fields>
@@ -27,12 +29,12 @@ struct FlatPlanes {
     // image reads as zeros, like all behind the planes.
     TCONV_DEVICE int start(int of_class, int row, int x) const {
         bool inside = row >= 0 && row < height;
-        return inside ? (of_class * plane + row * width + x) & ~7 : classes * plane;
+        return inside ? (of_class * plane + row * width + x) & -octet : classes * plane;
     }
 
     // How many pixels before x that is, of any row.
     TCONV_DEVICE int shift(int of_class, int row, int x) const {
-        return int(unsigned(of_class) * plane + unsigned(row) * width + unsigned(x)) & 7;
+        return int(unsigned(of_class) * plane + unsigned(row) * width + unsigned(x)) & (octet - 1);
     }
 };
 

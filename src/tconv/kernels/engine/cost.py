@@ -26,7 +26,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.positions_are_rows:
         # Reading 64 rows takes as long as products with 32 columns.
         cycles *= max(laid.group_rows, 32) / 64
-    products = slots * cycles * laid.depth / 64 * fit.product
+    products = slots * cycles * laid.line_bytes / 128 * fit.product
     weights = 0 if laid.resident else slots * laid.weight_bytes
     stages *= laid.patch_loads(target)
     copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
@@ -106,6 +106,8 @@ def _longer(laid: Layout, tile: Tile) -> float:
     fit = _COSTS
     if laid.unfolds and laid.problem.groups > 1:
         return fit.unfolded_groups
+    if laid.rounds:
+        return fit.rounded * (64 / laid.group_rows) ** fit.rounded_rows
     if laid.unfolds or tile.raw or not tile.positions_are_rows or laid.group_rows <= 32:
         return 1.0
     return fit.few_positions if tile.columns < 256 else fit.many_rows

@@ -57,20 +57,20 @@ TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* fr
         if constexpr (vector == 1) {
             Layer::Index at = x + first.x;
             const auto* value = line + at * image.stride_w;
-            if (has_row && Count(at) < count) load_neighbours<1>(value, values + i);
+            if (has_row && Count(at) < count) load_neighbours<2>(value, values + i);
             continue;
         }
         Layer::Index at = Layer::Index(x) * fold_of_pixel + first.rest + behind;
         if constexpr (off_words) {
             bool begins = i == 0 || (channel + i) % fold_run == 0;
             if (begins && has_row && Count(at - 1) < count) {
-                load_neighbours<2>(line + at - 1, before + i / 2);
+                load_neighbours<4>(line + at - 1, before + i / 2);
             }
             if (has_row && Count(at + 1) < count) {
-                load_neighbours<2>(line + at + 1, values + i / 2);
+                load_neighbours<4>(line + at + 1, values + i / 2);
             }
         } else if (has_row && Count(at) < count) {
-            load_neighbours<vector>(line + at, values + i / 2);
+            load_neighbours<2 * vector>(line + at, values + i / 2);
         }
     }
 #pragma unroll

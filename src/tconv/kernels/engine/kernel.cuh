@@ -12,6 +12,7 @@
 
 #include <engine/raw_rows.cuh>
 #include <engine/share_sums.cuh>
+#include <engine/store_float32.cuh>
 #include <engine/turn.cuh>
 #include <ptx/setmaxnreg.cuh>
 
@@ -29,6 +30,8 @@ TCONV_DEVICE void consume(const Fields& arguments, Shared& shared, int consumer)
         multiplier.multiply(arguments, shared, at, sums, until_lead);
         if constexpr (shares_tiles) {
             write_share(arguments, tile, consumer, sums);
+        } else if constexpr (sizeof(Element) == 4) {
+            store_values<float>(arguments, at, consumer, sums);
         } else {
             store(arguments, shared, at, consumer, sums);
         }

@@ -14,6 +14,7 @@ from tconv.kernels.engine.layout import (
     PACK_THREADS,
     Layout,
     View,
+    chunk_values,
     layout,
     packed_size,
     read_before,
@@ -80,7 +81,7 @@ def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
     begins = tuple(itertools.accumulate((0, *map(len, laid.slots))))
     return (
         ("Index", _index(laid)),
-        ("Element", problem.dtype),
+        ("Element", family.ELEMENT_TYPES[problem.dtype]),
         ("groups", problem.groups),
         ("rows", laid.rows),
         ("group_rows", laid.group_rows),
@@ -137,6 +138,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument], share: int)
             ("raw_slot_result", tuple(result for _, result in laid.raw_slots)),
             ("raw_last", max(x for x, _ in laid.raw_slots)),
             ("turning_warps", laid.turning_warps),
+            ("rounds", laid.rounds),
             ("raw_pieces", laid.raw_pieces),
             ("raw_bytes", laid.raw_bytes),
             ("vector", laid.vector),
@@ -479,7 +481,7 @@ def image_map(
         )
         begin = (Stride(operand, 2, view_y.first), Stride(operand, 3, view_x.first))
         return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
-    line = -(-of_group // 8) * 8 * item
+    line = -(-of_group // chunk_values(problem)) * 16
     height, width = packed_size(problem, operand)
     pixel, row = groups * line, groups * line * width
     first = view_y.first, view_x.first

@@ -23,10 +23,10 @@ from typing import NamedTuple, TypeVar
 from tconv.jit.target import Target
 from tconv.kernels import family, flat
 from tconv.kernels.engine import fold
-from tconv.kernels.engine.tiles import CONSUMERS, GROUP_ROWS, Tile
+from tconv.kernels.engine.tiles import CONSUMERS, FLOAT32_TILES, GROUP_ROWS, Tile
 from tconv.kernels.launch import Operand
 from tconv.kernels.source import Constant
-from tconv.problem import Axis, Problem
+from tconv.problem import ITEM_BYTES, Axis, Problem
 
 PIECE_BYTES = 64 * 128
 MOST_SUMS = 128
@@ -238,11 +238,23 @@ class Layout:
         problem = self.problem
         return (problem.in_channels if self.forward else problem.out_channels) // problem.groups
 
+    @property
+    def item(self) -> int:
+        """Bytes of a value."""
+        return ITEM_BYTES[self.problem.dtype]
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether the tensor cores take values for TF32, not of 16 bits."""
+        return self.item == 4
+
     @functools.cached_property
     def depth(self) -> int:
         """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
         if self.tile.raw:
             return self.tile.depth
+        if self.is_float32:
+            return 16 if self.reduced <= 16 else 32
         if self.reduced <= 16 and len(self.stages) * self.tile_sums <= 32:
             return 16
         return 32 if self.reduced <= 32 else 64
@@ -250,7 +262,12 @@ class Layout:
     @property
     def line_bytes(self) -> int:
         """Bytes of a position in a stage, or of a row of weights."""
-        return 2 * self.depth
+        return self.item * self.depth
+
+    @property
+    def rounds(self) -> bool:
+        """Whether consumers round positions to TF32, in registers. A packed image is rounded."""
+        return self.is_float32 and not self.packs_image
 
     @property
     def chunks(self) -> int:
@@ -267,7 +284,8 @@ class Layout:
             return GROUP_ROWS
         if self.unfolds:
             return -(-self.block_rows // 8) * 8
-        most = MOST_SUMS * 128 // self.tile.columns if self.tile.raw else GROUP_ROWS
+        wide = self.tile.raw or self.rounds
+        most = min(256, MOST_SUMS * 128 // self.tile.columns) if wide else GROUP_ROWS
         if self.phases_in_turn > 1:
             of_phase = MOST_SUMS // (self.tile.columns // 64 * len(self.tapped))  # sums
             most = min(most, of_phase * 2 // 8 * 8) or GROUP_ROWS
@@ -526,7 +544,7 @@ class Layout:
     @property
     def maps_result(self) -> bool:
         """Whether tensor maps write the result, one for each of its phases."""
-        if self.contiguous or self.unfolds or self.rows % 8 != 0:
+        if self.contiguous or self.unfolds or self.rows % 8 != 0 or self.is_float32:
             return False
         return self.map_count + self.maps_weights + self.result_count <= MOST_MAPS
 
@@ -732,7 +750,12 @@ class Layout:
 
     @property
     def piece_bytes(self) -> int:
-        """Half the bytes that a consumer writes through: pieces, or all if the result is folded."""
+        """Half the bytes that a consumer writes through: pieces, or all if the result is folded.
+
+        It writes float32 results from registers.
+        """
+        if self.is_float32:
+            return 16
         if self.unfolds:
             return -(-self.tile.columns * self.group_rows // 1024) * 1024
         if self.interleaved and self.tile.positions_are_rows:
@@ -901,7 +924,7 @@ class Layout:
     @property
     def share_offset(self) -> int:
         """Bytes of the workspace before the sums of shares."""
-        return self.weight_pieces * self.weight_bytes + 2 * self.image_elements
+        return self.weight_pieces * self.weight_bytes + self.item * self.image_elements
 
     @property
     def part_taps(self) -> int:
@@ -929,7 +952,7 @@ class Layout:
         ins, outs = PACK_DEPTH, self.item_rows
         if not self.forward:
             ins, outs = outs, ins
-        return self.slot_bytes + 2 * ins * self.part_taps * (outs + 8)
+        return self.slot_bytes + self.item * ins * self.part_taps * (outs + 8)
 
     @property
     def pack_grid(self) -> int:
@@ -937,7 +960,7 @@ class Layout:
         depths = self.chunks * (self.depth // PACK_DEPTH)
         parts = -(-self.problem.taps // self.part_taps) * (self.group_rows // self.item_rows)
         items = self.problem.groups * self.row_blocks * depths * parts
-        return items + image_pack_grid(self.image_elements)
+        return items + image_pack_grid(self.item * self.image_elements // 2)
 
     @property
     def read_layout(self) -> str:
@@ -1015,7 +1038,7 @@ class Layout:
 
     @property
     def image_elements(self) -> int:
-        """16-bit values of the packed image."""
+        """Values of the packed image."""
         problem = self.problem
         return packed_values(problem, "x" if self.forward else "y") if self.packs_image else 0
 
@@ -1024,6 +1047,7 @@ class Layout:
         """Phases whose pixels follow each other in turn in a row of a contiguous result, or 1."""
         stride = self.problem.width.stride
         found = self.forward and self.contiguous and len(self.results[1]) == stride
+        found = found and not self.is_float32
         return stride if found and stride <= MOST_IN_TURN else 1
 
     @property
@@ -1064,7 +1088,9 @@ class Layout:
         """
         made = self.problem.width
         width = made.output_size if self.forward else made.size
-        return math.gcd(8, width) if self.contiguous and self.adjacent and not self.unfolds else 1
+        if not (self.contiguous and self.adjacent) or self.unfolds:
+            return 1
+        return math.gcd(2 if self.is_float32 else 8, width)
 
     @functools.cached_property
     def granule(self) -> int:
@@ -1076,12 +1102,20 @@ class Layout:
     @property
     def vector(self) -> int:
         """Channels that a thread writes at a time."""
-        return 1 if self.contiguous or self.unfolds else math.gcd(8, self.rows)
+        if self.contiguous or self.unfolds:
+            return 1
+        return math.gcd(2 if self.is_float32 else 8, self.rows)
 
 
 def packs(problem: Problem, channels: int, layout: str) -> bool:
     """Whether an image is packed: no tensor map can describe it. `channels` are of a group."""
-    return layout == "contiguous" or channels % 8 != 0 or not problem.pattern.source_aligned
+    lines = channels % chunk_values(problem) == 0 and problem.pattern.source_aligned
+    return layout == "contiguous" or not lines
+
+
+def chunk_values(problem: Problem) -> int:
+    """Values of 16 bytes."""
+    return 16 // ITEM_BYTES[problem.dtype]
 
 
 def packed_size(problem: Problem, operand: Operand) -> tuple[int, int]:
@@ -1094,24 +1128,26 @@ def packed_size(problem: Problem, operand: Operand) -> tuple[int, int]:
 
 
 def packed_values(problem: Problem, operand: Operand) -> int:
-    """16-bit values of a packed image: the pixels of each group on 16 bytes."""
-    groups = problem.groups
+    """Values of a packed image: the pixels of each group on 16 bytes."""
+    groups, chunk = problem.groups, chunk_values(problem)
     channels = problem.in_channels if operand == "x" else problem.out_channels
     pixels = problem.batch * math.prod(packed_size(problem, operand))
-    return pixels * groups * (-(-channels // (8 * groups)) * 8)
+    return pixels * groups * (-(-channels // (chunk * groups)) * chunk)
 
 
 def packing_bytes(problem: Problem, operand: Operand) -> float:
     """Bytes that packing an image moves. Columns that no tap reads share sectors with others."""
     width = problem.width.size if operand == "x" else problem.width.output_size
-    return 2 * packed_values(problem, operand) * (1 + width / packed_size(problem, operand)[1])
+    moved = 1 + width / packed_size(problem, operand)[1]
+    return ITEM_BYTES[problem.dtype] * packed_values(problem, operand) * moved
 
 
 def unread_bytes(problem: Problem, *, columns: bool) -> int:
     """Bytes of y in rows that no tap reads; with `columns` those in such columns too."""
     batch, channels, height, width = problem.y_shape
     rows, of_row = packed_size(problem, "y")
-    return 2 * batch * channels * (height * width - rows * (of_row if columns else width))
+    unread = height * width - rows * (of_row if columns else width)
+    return ITEM_BYTES[problem.dtype] * batch * channels * unread
 
 
 def read_pixels(
@@ -1147,15 +1183,39 @@ def layout(problem: Problem, tile: Tile) -> Layout:
 
 def why_not(problem: Problem, target: Target) -> str | None:
     """One sentence if no tile can serve, else None."""
+    return hopper_why_not(target) or of_16_bits_why_not(problem)
+
+
+def images_why_not(problem: Problem, target: Target) -> str | None:
+    """The same, of what makes an image: float32 is served too, but for some."""
+    if problem.dtype != "float32":
+        return why_not(problem, target)
+    return hopper_why_not(target) or _float32_why_not(problem) or _phases_why_not(problem)
+
+
+def _float32_why_not(problem: Problem) -> str | None:
+    if problem.math != "tf32":
+        return "multiplies float32 for TF32, this call's is full float32"
+    if problem.direction == "forward" and problem.y_layout == "contiguous":
+        return "makes no contiguous float32 output"
+    return None
+
+
+def hopper_why_not(target: Target) -> str | None:
+    """One sentence if it is no Hopper GPU, else None."""
     if target.arch != "sm_90a":
         return f"needs the tensor cores of sm_90a, the target is {target.arch}"
-    return of_16_bits_why_not(problem)
+    return None
 
 
 def of_16_bits_why_not(problem: Problem) -> str | None:
     """The same, of what all kernels of 16-bit tensors ask for, whatever the target."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"multiplies 16-bit values, not {problem.dtype}"
+    return _phases_why_not(problem)
+
+
+def _phases_why_not(problem: Problem) -> str | None:
     strides = (problem.height.stride, problem.width.stride)
     if strides[0] * strides[1] > MOST_PHASES:
         return f"lists {MOST_PHASES} phases, the stride is {strides[0]}x{strides[1]}"
@@ -1186,7 +1246,13 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
+    if problem.dtype == "float32" and (tile.folded or tile.turned or tile.raw or tile.paired):
+        return "takes values of 16 bits"
     laid = layout(problem, tile)
+    if laid.rounds and not tile.positions_are_rows:
+        return "does not round float32 positions, which come as they are"
+    if tile in FLOAT32_TILES and not laid.rounds:
+        return "rounds float32 positions, there are none to round"
     if tile.paired and laid.phases_in_turn != 2:
         return "pairs the pixels of two phases in x of a contiguous result, there are no such two"
     if tile.turned and laid.read_layout != "contiguous":

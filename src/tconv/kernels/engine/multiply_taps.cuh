@@ -6,9 +6,11 @@
 // ptx/wgmma.cuh says; rows are channels, or positions if `positions_are_rows`.
 #pragma once
 
+#include <common/element.cuh>
 #include <engine/stages.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/griddepcontrol.cuh>
+#include <ptx/ldmatrix.cuh>
 #include <ptx/registers.cuh>
 #include <ptx/wgmma.cuh>
 
@@ -106,7 +108,7 @@ TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int rin
 }
 
 // Whether the stages of each row set follow each other.
-constexpr bool stages_in_turn() {
+TCONV_DEVICE constexpr bool stages_in_turn() {
     constexpr int count = sizeof(Layer::kind_begin) / sizeof(int) - 1;
     for (int kind = 0; kind < count; ++kind) {
         for (int i = Layer::kind_begin[kind] + 1; i < Layer::kind_begin[kind + 1]; ++i) {
@@ -143,6 +145,50 @@ struct Multiplier {
         for (auto& of_block : sums) ptx::fence_registers(of_block);
     }
 
+    // The products of a slot whose positions are rounded to TF32 in registers, as the tensor cores
+    // cut what they get, which errs twice as much. `position`: the first of the patch.
+    TCONV_DEVICE void multiply_rounded(Block (&sums)[blocks], uint64_t weight,
+                                       const unsigned char* patch, int position) {
+        constexpr int steps = line_bytes / 32, line_chunks = line_bytes / 16;
+        // Blocks whose operands are in registers: with four, products had too few.
+        constexpr int together = blocks < 2 ? blocks : 2;
+        int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+        position += warp * 16 + lane % 16;
+        // NOTE: blocks are a multiple of 8 positions apart, so that chunks are exchanged alike.
+        int exchanged = position / (128 / line_bytes) % line_chunks;
+        patch += position * line_bytes;
+#pragma unroll
+        for (int first = 0; first < blocks; first += together) {
+            uint32_t a[together][steps][4];
+            // NOTE: to ptxas, registers that a product reads are free once it is issued.
+            ptx::wgmma_wait_group<0>();
+#pragma unroll
+            for (int block = 0; block < together; ++block) {
+                const unsigned char* of_block = patch + (first + block) * 64 * line_bytes;
+#pragma unroll
+                for (int step = 0; step < steps; ++step) {
+                    int chunk = (step * 2 + lane / 16) ^ exchanged;
+                    ptx::ldmatrix_x4(a[block][step], of_block + chunk * 16);
+                }
+#pragma unroll
+                for (auto& of_step : a[block]) {
+#pragma unroll
+                    for (uint32_t& value : of_step) value = tf32_bits(__uint_as_float(value));
+                }
+            }
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int block = 0; block < together; ++block) {
+#pragma unroll
+                for (int step = 0; step < steps; ++step) {
+                    ptx::wgmma_m64k8_tf32<products_columns>(sums[first + block], a[block][step],
+                                                            ptx::advance(weight, step * 32), true);
+                }
+            }
+            ptx::wgmma_commit_group();
+        }
+    }
+
     // The products of a slot.
     TCONV_DEVICE void multiply(Block (&sums)[blocks], uint64_t weight, uint64_t patch) {
 #pragma unroll
@@ -151,13 +197,18 @@ struct Multiplier {
             constexpr bool a_turned = Layer::rows_adjacent && !positions_are_rows;
             constexpr bool b_turned = Layer::rows_adjacent && positions_are_rows;
 #pragma unroll
-            for (int k = 0; k < depth; k += 16) {
-                uint64_t of_k = ptx::advance(weight, k * (Layer::rows_adjacent ? weight_line : 2));
-                uint64_t pixels = ptx::advance(of_block, k * 2);
+            for (int byte = 0; byte < line_bytes; byte += 32) {
+                uint64_t of_k =
+                    ptx::advance(weight, Layer::rows_adjacent ? byte / 2 * weight_line : byte);
+                uint64_t pixels = ptx::advance(of_block, byte);
                 uint64_t a = positions_are_rows ? pixels : of_k;
                 uint64_t b = positions_are_rows ? of_k : pixels;
-                ptx::wgmma_m64k16<Layer::bfloat, products_columns, a_turned, b_turned>(sums[block],
-                                                                                       a, b, true);
+                if constexpr (sizeof(Element) == 4) {
+                    ptx::wgmma_m64k8_tf32<products_columns>(sums[block], a, b, true);
+                } else {
+                    ptx::wgmma_m64k16<Layer::bfloat, products_columns, a_turned, b_turned>(
+                        sums[block], a, b, true);
+                }
             }
         }
     }
@@ -218,10 +269,17 @@ struct Multiplier {
                     uint64_t weight =
                         ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
                     uint64_t shifted = ptx::advance(patch, start / line_bytes * line_bytes);
+                    int position = start / line_bytes;
                     find_start(slot + 1);
-                    ptx::wgmma_fence();
-                    multiply(sums[result], weight, shifted);
-                    ptx::wgmma_commit_group();
+                    if constexpr (Layer::rounds) {
+                        multiply_rounded(sums[result], weight,
+                                         patch_of(arguments, shared, patches.stage),
+                                         first_position(arguments, consumer) + position);
+                    } else {
+                        ptx::wgmma_fence();
+                        multiply(sums[result], weight, shifted);
+                        ptx::wgmma_commit_group();
+                    }
                     if (!Layer::resident || tile_sums > 1 || used_patch >= 0) {
                         ptx::wgmma_wait_group<1>();
                         hand_back_weights(used_weights);

@@ -1,8 +1,9 @@
 // Packs an image of any strides as [image][row][column][group][channel], each pixel of a group on
 // 16 bytes, so that tensor maps can describe it.
 //
-// An octet is 8 channels of a group. A unit is an octet of some pixels, which one thread takes: of
-// each channel a vector of neighbouring pixels, turned in registers into 16 bytes for each pixel.
+// An octet is 8 channels of a group, or 4 of float32, which are rounded to TF32. A unit is an octet
+// of some pixels, which one thread takes: of each channel a vector of neighbouring pixels, turned
+// in registers into 16 bytes for each pixel.
 // If channels are adjacent in the source, it is an octet of one pixel. Neither shared memory nor
 // a barrier is needed, and a thread's loads are all under way together.
 //
@@ -32,20 +33,20 @@ struct UnsignedOf<long long> {
     using type = unsigned long long;
 };
 
-// 1 to 8 neighbours of 16 bits, in words.
-template <int count>
+// Neighbours of some bytes, in words.
+template <int bytes>
 TCONV_DEVICE void load_neighbours(const void* from, uint32_t* words) {
-    if constexpr (count == 8) {
+    if constexpr (bytes == 16) {
         uint4 found = *static_cast<const uint4*>(from);
         words[0] = found.x;
         words[1] = found.y;
         words[2] = found.z;
         words[3] = found.w;
-    } else if constexpr (count == 4) {
+    } else if constexpr (bytes == 8) {
         uint2 found = *static_cast<const uint2*>(from);
         words[0] = found.x;
         words[1] = found.y;
-    } else if constexpr (count == 2) {
+    } else if constexpr (bytes == 4) {
         words[0] = *static_cast<const uint32_t*>(from);
     } else {
         words[0] = *static_cast<const uint16_t*>(from);
@@ -105,14 +106,17 @@ struct ImagePacking {
     using Index = Layer::Index;
     using Count = UnsignedOf<Index>::type;
 
-    static constexpr int octets = (channels + 7) / 8;  // of a group
+    static constexpr bool words_each = sizeof(Element) == 4;  // a value is a word
+    static constexpr int of_octet = words_each ? 4 : 8;
+    static constexpr int octets = (channels + of_octet - 1) / of_octet;  // of a group
     static constexpr int all_octets = octets * groups;
     // The longest vector. A vector of channels lies in a group. For a single octet, pixels are 16
     // bytes apart in the result: with longer vectors of pixels, a warp would write 16 bytes here
     // and there.
-    static constexpr int longest = channels_last ? (channels % 8 == 0 ? 8 : channels & -channels)
-                                   : all_octets == 1 ? 2
-                                                     : 8;
+    static constexpr int longest =
+        channels_last     ? (channels % of_octet == 0 ? of_octet : channels & -channels)
+        : all_octets == 1 ? 2
+                          : of_octet;
 
     // All units of the launch.
     TCONV_DEVICE static void pack(const Image& image) {
@@ -150,16 +154,17 @@ struct ImagePacking {
         int columns = Columns::place(size);
         // Vectors of a row that neighbouring threads take before the next octet's: they read 64
         // bytes, and write the octets of few pixels.
-        constexpr int run = channels_last ? 1 : vector == 1 ? 16 : 32 / vector;
-        constexpr int units = vector == 8 ? 1 : vector == 4 ? 2 : 4;  // of a thread at a time
-        constexpr int words = (pixels + 1) / 2;
+        constexpr int run = channels_last ? 1 : vector == 1 ? 16 : 4 * of_octet / vector;
+        constexpr int words = words_each ? pixels : (pixels + 1) / 2;
+        // Of a thread at a time.
+        constexpr int units = vector == 8 ? 1 : vector == 4 ? 2 : 4;
         // Of a row, vectors of all columns, or the columns that are packed.
         Count vectors = channels_last ? columns : size / pixels;
         Count runs = (vectors + run - 1) / run;
         Count count = runs * (run * all_octets) * rows * image.batch;
         for (Count first = Count(image.block) * (units * Layer::threads) + threadIdx.x;
              first < count; first += Count(image.blocks) * (units * Layer::threads)) {
-            uint32_t values[units][channels_last ? 4 : 8][words];
+            uint32_t values[units][channels_last ? 4 : of_octet][words];
             uint4* to[units];
             int at[units];  // the first pixel
 #pragma unroll
@@ -174,7 +179,7 @@ struct ImagePacking {
                 at[k] = channels_last ? Columns::pixel(number) : int(number) * pixels;
                 to[k] = reinterpret_cast<uint4*>(image.destination) +
                         (Index(next) * columns + Columns::place(at[k])) * all_octets + octet;
-                int channel = octet % octets * 8, exist = channels - channel;
+                int channel = octet % octets * of_octet, exist = channels - channel;
                 const Element* from = image.source + Index(n) * image.stride_n +
                                       Index(Rows::pixel(row)) * image.stride_h +
                                       Index(at[k]) * image.stride_w +
@@ -199,6 +204,7 @@ struct ImagePacking {
     template <int vector, int count, int words>
     TCONV_DEVICE static void load(const Element* from, Index stride_c, int exist,
                                   uint32_t (&values)[count][words]) {
+        constexpr int bytes = vector * sizeof(Element);
 #pragma unroll
         for (auto& of_channel : values) {
 #pragma unroll
@@ -206,28 +212,39 @@ struct ImagePacking {
         }
         if constexpr (!channels_last) {
 #pragma unroll
-            for (int channel = 0; channel < 8; ++channel) {
-                if (channel >= channels || (channels % 8 != 0 && channel >= exist)) continue;
-                load_neighbours<vector>(from + channel * stride_c, values[channel]);
+            for (int channel = 0; channel < of_octet; ++channel) {
+                if (channel >= channels || (channels % of_octet != 0 && channel >= exist)) continue;
+                load_neighbours<bytes>(from + channel * stride_c, values[channel]);
             }
         } else {
 #pragma unroll
-            for (int channel = 0; channel < 8; channel += vector) {
-                if (channel >= channels || (channels % 8 != 0 && channel >= exist)) continue;
-                uint32_t found[vector > 1 ? vector / 2 : 1];
-                load_neighbours<vector>(from + channel * stride_c, found);
+            for (int channel = 0; channel < of_octet; channel += vector) {
+                if (channel >= channels || (channels % of_octet != 0 && channel >= exist)) continue;
+                constexpr int words_found = (bytes + 3) / 4;
+                uint32_t found[words_found];
+                load_neighbours<bytes>(from + channel * stride_c, found);
 #pragma unroll
-                for (int word = 0; word < (vector + 1) / 2; ++word) {
-                    values[channel / 2 + word][0] |= found[word] << channel % 2 * 16;
+                for (int word = 0; word < words_found; ++word) {
+                    if constexpr (words_each) {
+                        values[channel + word][0] = found[word];
+                    } else {
+                        values[channel / 2 + word][0] |= found[word] << channel % 2 * 16;
+                    }
                 }
             }
         }
     }
 
-    // A pixel's 8 channels.
+    // A pixel's octet.
     template <int count, int words>
     TCONV_DEVICE static uint4 octet_of(const uint32_t (&values)[count][words], int pixel) {
-        if constexpr (channels_last) {
+        if constexpr (words_each) {
+            int at = channels_last ? 0 : pixel;
+            return {tf32_bits(__uint_as_float(values[0][at])),
+                    tf32_bits(__uint_as_float(values[1][at])),
+                    tf32_bits(__uint_as_float(values[2][at])),
+                    tf32_bits(__uint_as_float(values[3][at]))};
+        } else if constexpr (channels_last) {
             return {values[0][0], values[1][0], values[2][0], values[3][0]};
         } else {
             return turned_octet(values, pixel);

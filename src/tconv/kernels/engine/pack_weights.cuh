@@ -18,8 +18,10 @@ using Index = Layer::Index;
 using Element = Layer::Element;
 
 constexpr int group_rows = Layer::group_rows, item_rows = Layer::item_rows, item_depth = 16;
-constexpr int octets = Layer::line_bytes / 16;  // of a line
-constexpr int depth = octets * 8;
+constexpr int chunk_values = 16 / int(sizeof(Element));  // 8, or 4 of float32
+constexpr int line_chunks = Layer::line_bytes / 16;
+constexpr int depth = line_chunks * chunk_values;
+constexpr int item_chunks = item_depth / chunk_values;
 constexpr int block_rows = Layer::block_rows;
 constexpr int row_blocks = (Layer::rows + block_rows - 1) / block_rows;
 constexpr int row_parts = group_rows / item_rows;
@@ -98,7 +100,15 @@ TCONV_DEVICE void copy(const Arguments& arguments, Element* staged, const Item& 
     }
 }
 
-// Writes lines of an item: 32 bytes of each row and slot, by two threads.
+// As the tensor cores take it: float32 rounded to TF32.
+TCONV_DEVICE float as_operand(float value) { return operand<true>(value); }
+
+template <typename Value>
+TCONV_DEVICE Value as_operand(Value value) {
+    return value;
+}
+
+// Writes lines of an item: the channels of each row and slot, by a thread for each 16 bytes.
 template <bool taps_adjacent>
 TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, const Slot* slots,
                          const Item& item) {
@@ -106,23 +116,27 @@ TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, cons
     constexpr int of_row = Layer::turned ? Placed::in : Placed::out;
     constexpr int of_channel = Layer::turned ? Placed::out : Placed::in;
     Index first_piece = Index(item.group * row_blocks + item.block) * Layer::all_slots * chunks;
-    for (int i = threadIdx.x; i < 2 * item_rows * Layer::all_slots; i += Layer::threads) {
-        int octet = i % 2, row = i / 2 / all_slots;
-        Slot slot = slots[i / 2 - row * all_slots];
+    constexpr int count = item_chunks * item_rows * Layer::all_slots;
+    for (int i = threadIdx.x; i < count; i += Layer::threads) {
+        int chunk = i % item_chunks, row = i / item_chunks / all_slots;
+        Slot slot = slots[i / item_chunks - row * all_slots];
         if (tap_parts > 1 && (slot.tap < 0 || slot.tap >= part_taps)) continue;
+        int channel = item.channel + chunk * chunk_values;
         const Element* from =
-            staged + row * of_row + octet * 8 * of_channel + slot.tap * Placed::tap;
+            staged + row * of_row + chunk * chunk_values * of_channel + slot.tap * Placed::tap;
         bool exists =
             item.row + row < block_rows && item.block * block_rows + item.row + row < Layer::rows;
-        int left = exists ? Layer::reduced - item.channel - octet * 8 : 0;
+        int left = exists ? Layer::reduced - channel : 0;
         struct alignas(16) {
-            Element values[8];
+            Element values[chunk_values];
         } line;
 #pragma unroll
-        for (int k = 0; k < 8; ++k) line.values[k] = k < left ? from[k * of_channel] : Element{};
-        int to_row = item.row + row, first_octet = item.channel % depth / 8;
-        int at = (first_octet + octet) ^ (to_row / (8 / octets) % octets);
-        Index to = ((first_piece + slot.piece) * group_rows + to_row) * octets + at;
+        for (int k = 0; k < chunk_values; ++k) {
+            line.values[k] = k < left ? as_operand(from[k * of_channel]) : Element{};
+        }
+        int to_row = item.row + row, to_chunk = channel % depth / chunk_values;
+        int at = to_chunk ^ (to_row / (8 / line_chunks) % line_chunks);
+        Index to = ((first_piece + slot.piece) * group_rows + to_row) * line_chunks + at;
         static_cast<decltype(line)*>(arguments.packed)[to] = line;
     }
 }
@@ -140,17 +154,19 @@ TCONV_DEVICE void pack(const Arguments& arguments, unsigned char* memory, int nu
                     begin * chunks + item.channel / depth * count + i - begin};
     }
     // Vectors lie on 16 bytes, and no vector has weights that the tensor lacks.
+    constexpr int vector = chunk_values;
     bool on_vectors = !is_folded && reinterpret_cast<uintptr_t>(arguments.weight) % 16 == 0 &&
-                      arguments.weight_stride_in % 8 == 0 && (tap_parts == 1 || taps % 8 == 0);
+                      arguments.weight_stride_in % vector == 0 &&
+                      (tap_parts == 1 || taps % vector == 0);
     bool taps_adjacent = arguments.weight_stride_w == 1 &&
                          arguments.weight_stride_h == Layer::kernel_x &&
                          arguments.weight_stride_out == taps;
     bool outs_adjacent = arguments.weight_stride_out == 1 &&
-                         (arguments.weight_stride_h | arguments.weight_stride_w) % 8 == 0;
-    if (on_vectors && taps_adjacent && (out_limit % 8 == 0 || part_taps % 8 == 0)) {
-        copy<8, true>(arguments, staged, item);
-    } else if (on_vectors && outs_adjacent && out_limit % 8 == 0) {
-        copy<8, false>(arguments, staged, item);
+                         (arguments.weight_stride_h | arguments.weight_stride_w) % vector == 0;
+    if (on_vectors && taps_adjacent && (out_limit % vector == 0 || part_taps % vector == 0)) {
+        copy<vector, true>(arguments, staged, item);
+    } else if (on_vectors && outs_adjacent && out_limit % vector == 0) {
+        copy<vector, false>(arguments, staged, item);
         __syncthreads();
         return gather<false>(arguments, staged, slots, item);
     } else {

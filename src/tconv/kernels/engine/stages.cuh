@@ -1,6 +1,6 @@
 // What the parts of an engine kernel share: sizes, shared memory, and the walk through the tiles.
 //
-// Patches are [position][channels] of 16-bit values, 64, 32 or 16 channels, swizzled. A tile
+// Patches are [position][channels], lines of 128, 64 or 32 bytes, swizzled. A tile
 // is a box of images, rows and columns of the result. Its positions follow each other in the patch,
 // with those between two rows of the box. A result is one phase of the large side (forward), or the
 // small side (input gradient); a source likewise.
@@ -23,9 +23,9 @@ using Index = Layer::Index;
 constexpr int warpgroup = 128;
 constexpr int consumers = 2;
 constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of weights
-constexpr int depth = line_bytes / 2;  // channels of a stage
+constexpr int depth = line_bytes / int(sizeof(Layer::Element));  // channels of a stage
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
-constexpr ptx::Swizzle swizzle_of(int line) {
+TCONV_DEVICE constexpr ptx::Swizzle swizzle_of(int line) {
     return line == 128  ? ptx::Swizzle::bytes_128
            : line == 64 ? ptx::Swizzle::bytes_64
                         : ptx::Swizzle::bytes_32;

@@ -84,6 +84,12 @@ TILES = (
     *(Tile(columns, "tap", positions_are_rows=True, folded=True) for columns in (256, 64)),
 )
 
+FLOAT32_TILES = (
+    Tile(64, "column", positions_are_rows=True),
+    *(Tile(columns, "tap", positions_are_rows=True, shared=True) for columns in (128, 64)),
+)
+"""Of float32 positions that are rounded in registers. They have up to 256 channels."""
+
 RAW = Tile(64, positions_are_rows=True, raw=True, depth=32)
 
 INPUT_GRADIENT_TILES = (
@@ -92,6 +98,7 @@ INPUT_GRADIENT_TILES = (
     Tile(128, positions_are_rows=True, raw=True, depth=32),
     *(Tile(columns, positions_are_rows=True, raw=True, depth=16) for columns in (256, 128)),
     *(Tile(columns, "tap", shared=True) for columns in (128, 64)),
+    *FLOAT32_TILES,
 )
 
 FORWARD_TILES = (
@@ -108,4 +115,5 @@ FORWARD_TILES = (
         Tile(columns, "image", positions_are_rows=True, folded=True, turned=True)
         for columns in (256, 128)
     ),
+    *FLOAT32_TILES,
 )

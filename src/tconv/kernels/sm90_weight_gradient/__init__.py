@@ -1,8 +1,8 @@
-"""`sm90_weight_gradient`: the weight's gradient of 16-bit tensors in channels_last, on Hopper."""
+"""`sm90_weight_gradient`: the weight's gradient of 16-bit tensors, and contiguous float32."""
 
 from __future__ import annotations
 
-from tconv.kernels.engine.layout import why_not
+from tconv.kernels.engine.layout import images_why_not as why_not
 from tconv.kernels.sm90_weight_gradient.cost import cost
 from tconv.kernels.sm90_weight_gradient.launch import STEM, launches
 from tconv.kernels.sm90_weight_gradient.layout import tile_why_not

@@ -8,7 +8,7 @@ from tconv.jit.target import Target
 from tconv.kernels import costs, flat
 from tconv.kernels.engine.layout import packing_bytes, unread_bytes
 from tconv.kernels.launch import Operand
-from tconv.kernels.sm90_weight_gradient.layout import Layout, layout
+from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import Tile
 from tconv.problem import Problem
 
@@ -35,9 +35,13 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     if tile.columns:
         start = fit.raw_start + fit.raw_stride * (laid.problem.width.stride - 1)
         of_tap, taps = laid.in_block * laid.stacked / 2 + start, laid.row_taps
-    products = tile.consumers * taps * tile.positions / 16 * of_tap
+    products = tile.consumers * taps * tile.positions / laid.step * of_tap
     if tile.columns:
         of_box = max(products, _line_cycles(laid)) + fit.raw_box
+        if laid.item == 4:
+            of_box *= fit.float32 * (1 if laid.problem.width.stride > 1 else fit.float32_dense)
+            few = laid.stages(target) < 3 and laid.item * tile.columns == LINE_BYTES
+            of_box *= fit.few_stages if few else 1
     else:
         copies = laid.stage_bytes / fit.rate
         # From one turn of the ring to the next, a stage is copied and multiplied.
@@ -73,7 +77,7 @@ def _line_cycles(laid: Layout) -> float:
     patches = n * max(map(len, laid.set_sources))
     y_lines = laid.out_block * patches
     far = 2 * math.prod(problem.y_shape[2:]) >= PAGE_BYTES
-    lines = x_lines + rows * y_lines * max(1.0, columns / 64)
+    lines = x_lines + rows * y_lines * max(1.0, columns * laid.item / LINE_BYTES)
     turns = x_lines + rows * y_lines if far else 0
     copies = rows * patches * flat.classes(problem, "y") if laid.flat else 0
     return max(lines * fit.line + turns * (fit.far_line - fit.line), copies * fit.copy)

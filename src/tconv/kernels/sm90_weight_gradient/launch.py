@@ -53,6 +53,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stages": laid.stages(target),
         "splits": splits,
         **({"x_bytes": laid.x_bytes} if tile.columns else {}),
+        **({"part_boxes": laid.part_boxes} if laid.item == 4 else {}),
         **(flat.arguments(problem, "y") if laid.flat else {}),
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
         # tiles of many taps spilled.
@@ -62,6 +63,7 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         stem=STEM,
         constants=(
             ("Index", family.index_type(problem, problem.in_channels * _columns(problem))),
+            ("Element", family.ELEMENT_TYPES[problem.dtype]),
             ("bfloat", problem.dtype == "bfloat16"),
             ("maps_x", laid.maps_x),
             ("raw", tile.columns > 0),

@@ -25,10 +25,12 @@ from tconv.kernels.engine.layout import (
     phase_view,
 )
 from tconv.kernels.launch import Operand
-from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, Tile
-from tconv.problem import Problem
+from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, FLOAT32_TILES, Tile
+from tconv.problem import ITEM_BYTES, Problem
 
 LINE_BYTES = 128
+STEP_BYTES = 32
+"""Of positions of a product, of one channel."""
 IN_BLOCK = 64
 OUT_BLOCK = 64
 MOST_TAPS = 12
@@ -40,6 +42,9 @@ RAW_REGISTERS = {2: (160, 208), 3: (116, 116)}
 By consumers.
 """
 
+ROUNDING_REGISTERS = 48
+"""So many fewer of several steps where float32 is rounded: with 24, one of three taps spilled."""
+
 RAW_START = 12
 """Cycles of a product whose operand is in registers, beside a half for each column."""
 
@@ -48,6 +53,12 @@ GRADIENT_BYTES = 96 << 10
 
 LINE_CYCLES = 3
 """Those of a copied line, about."""
+
+PART_POSITIONS = 4096
+"""Those whose float32 products are summed before the sums are added to what a block has in memory.
+
+A tensor core cuts a sum after each 8 of them, by half a unit in the last place on the average.
+"""
 
 MOST_STAGES = 8
 MOST_SPLITS = 1024
@@ -76,6 +87,26 @@ class Layout:
     problem: Problem
     tile: Tile
     call: Problem
+
+    @property
+    def item(self) -> int:
+        """Bytes of a value."""
+        return ITEM_BYTES[self.problem.dtype]
+
+    @property
+    def octet(self) -> int:
+        """Values of 16 bytes: 8, or 4 of float32."""
+        return 16 // self.item
+
+    @property
+    def step(self) -> int:
+        """Positions of a product."""
+        return STEP_BYTES // self.item
+
+    @property
+    def line(self) -> float:
+        """What takes as long to copy as a line of y, in lines of 128 bytes."""
+        return max(1.0, self.item * self.problem.width.stride * self.tile.columns / LINE_BYTES)
 
     @functools.cached_property
     def _found(self) -> tuple[tuple[tuple[View, View], ...], tuple[Tap, ...]]:
@@ -147,7 +178,10 @@ class Layout:
         rows = sum(len(of_view) for _, of_view in self._raw_views)
         most = RAW_REGISTERS[self.tile.consumers][0]
         best = (math.inf, 0, 8, width)
-        most_channels = IN_BLOCK * (2 if self.tile.stacked else 1)
+        wide = self.tile.stacked or self.item == 4
+        most_channels = IN_BLOCK * (2 if wide else 1)
+        # Lines of y for one of x: of float32 they are long, and read for a row of taps each.
+        y_lines = self.out_block * min(self.takers, rows) * self.line if self.item == 4 else 0.0
         for widest in range(8, most_channels + 1, 8):
             blocks = -(-channels // widest)
             block = -(-channels // (8 * blocks)) * 8
@@ -155,10 +189,11 @@ class Layout:
             for taps in range(1, width + 1):
                 of_set = min(self.call.taps, self.takers * taps * self.stacked)
                 fits = taps * sums <= self.tile.sums and taps * (sums + 4) <= most and sums <= 128
-                if fits and 2 * block * (of_set * self.out_block + 72) <= GRADIENT_BYTES:
+                gradient = 2 * block * (of_set * self.out_block + 72)
+                if fits and (self.item == 4 or gradient <= GRADIENT_BYTES):
                     sets = -(-rows * -(-width // taps) // self.takers)
                     products = self.tile.consumers * taps * (sums + RAW_START)
-                    lines = (block + self.out_block) * 16 / self.tile.columns
+                    lines = (block + (y_lines or self.out_block)) * self.step / self.tile.columns
                     all_sets = blocks * sets
                     cycles = all_sets * max(products, LINE_CYCLES * lines)
                     best = min(best, (cycles, all_sets, block, taps))
@@ -177,7 +212,7 @@ class Layout:
     @functools.cached_property
     def origins(self) -> tuple[tuple[int, int], ...]:
         """The least distances of each source, where its patch begins: raw, at an octet."""
-        every, octet = self._found[1], 8 if self.tile.columns else 1
+        every, octet = self._found[1], self.octet if self.tile.columns else 1
         return tuple(
             (
                 min(tap.y for tap in every if tap.source == source),
@@ -226,14 +261,15 @@ class Layout:
 
     @property
     def steps(self) -> int:
-        """Products of 16 positions, of a tap, whose operands a consumer has at a time."""
-        steps = self.tile.positions // 16
+        """Products of a tap whose operands a consumer has at a time."""
+        steps = self.tile.positions // self.step
         if not self.tile.columns:
             return steps
         most = RAW_REGISTERS[self.tile.consumers][1] - self.consumer_taps * self.in_block // 2
+        most -= ROUNDING_REGISTERS if self.item == 4 else 0
         # A stride takes registers for words, as many as a tap.
         room = most // (4 * (self.row_taps + self.problem.width.stride - 1))
-        room = max(1, min(room, 16 // self.tile.consumers))
+        room = max(1, min(room, 4 if self.item == 4 else 16 // self.tile.consumers))
         return max(k for k in range(1, steps + 1) if steps % k == 0 and k <= room)
 
     @functools.cached_property
@@ -326,13 +362,16 @@ class Layout:
     @property
     def shifts(self) -> range:
         """How many pixels a line of y may be off by."""
-        return range(0, 8, 2 - self.call.pattern.width.output_size % 2) if self.flat else range(1)
+        if not self.flat:
+            return range(1)
+        return range(0, self.octet, 2 - self.call.pattern.width.output_size % 2)
 
     @property
     def swizzled(self) -> bool:
         """Whether lines of y are swizzled: each octet of positions has pixels of its own."""
         stride = self.problem.width.stride
-        whole = self.reach[1] < stride and 2 * stride * self.tile.columns == LINE_BYTES
+        line = self.item * stride * self.tile.columns
+        whole = self.reach[1] < stride and line == LINE_BYTES
         return whole and not self.flat
 
     @property
@@ -377,7 +416,7 @@ class Layout:
     def _raw_cycles(self, boxes: int, lines: int) -> int:
         """Cycles of boxes of so many lines, about."""
         of_tap = self.in_block * self.stacked // 2 + RAW_START
-        products = self.tile.consumers * self.row_taps * self.tile.positions // 16 * of_tap
+        products = self.tile.consumers * self.row_taps * self.tile.positions // self.step * of_tap
         return boxes * max(products, LINE_CYCLES * lines)
 
     def _counts(self, box: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -406,13 +445,14 @@ class Layout:
         if self.tile.columns:
             shift = max(self.shifts)
             last = self.problem.width.stride * (self.tile.columns - 1) + self.reach[1] + shift
-            columns = LINE_BYTES // 2 if self.swizzled else (last // 8 + 1 | 1) * 8
+            octets = last // self.octet + 1 | 1
+            columns = LINE_BYTES // self.item if self.swizzled else octets * self.octet
         return rows, columns
 
     @property
     def patch_bytes(self) -> int:
         """Bytes of a patch of y."""
-        of_pixel = 2 * self.out_block if self.tile.columns else LINE_BYTES
+        of_pixel = self.item * self.out_block if self.tile.columns else LINE_BYTES
         return self.box[0] * math.prod(self.pitch) * of_pixel
 
     @property
@@ -424,7 +464,7 @@ class Layout:
     def x_bytes(self) -> int:
         """Bytes of x in a stage."""
         rows = self.box[0] * (self.stacked - 1) * self.box[2]
-        return 2 * (self.tile.positions + rows) * self.in_block
+        return self.item * (self.tile.positions + rows) * self.in_block
 
     @property
     def stage_bytes(self) -> int:
@@ -476,7 +516,12 @@ class Layout:
 
         Not where phases are channels: their lines have weights all over the gradient.
         """
-        return splits == 1 and not self.tile.folded
+        return splits == 1 and not self.tile.folded and self.item == 2
+
+    @property
+    def part_boxes(self) -> int:
+        """Boxes whose float32 sums are left to the tensor cores, which cut them, at most."""
+        return max(1, PART_POSITIONS // self.tile.positions)
 
 
 @functools.lru_cache(maxsize=family.TILES_REMEMBERED)
@@ -490,6 +535,13 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
     laid = layout(problem, tile)
+    line = laid.item * tile.columns
+    if laid.item == 4 and (line == 0 or tile.consumers > CONSUMERS):
+        return "takes values of 16 bits"
+    if line and line not in (32, 64, 128):
+        return f"reads lines of 32, 64 or 128 bytes, {tile.columns} positions have {line}"
+    if laid.item == 2 and tile in FLOAT32_TILES:
+        return "reads lines of float32"
     if tile.columns and (reason := _raw_why_not(laid)):
         return reason
     if sum(tap.weight >= 0 for tap in Layout(problem, tile, problem).taps) < problem.taps:
@@ -529,7 +581,7 @@ def _flat_why_not(laid: Layout) -> str | None:
     width, columns = laid.problem.width, laid.tile.columns
     if laid.call.y_layout != "contiguous":
         return "reads contiguous images, y is none"
-    if reason := flat.why_not(laid.call, "y", odd=len(laid.shifts) == 8):
+    if reason := flat.why_not(laid.call, "y", odd=len(laid.shifts) == laid.octet):
         return reason
     if width.padding or width.size % columns:
         return f"has no zeros beside flat rows: x is {width.size}, its padding {width.padding}"

@@ -8,6 +8,9 @@
 // each other may be columns of one product, which then serves the taps of a column of the kernel.
 // A taker has `row_taps` neighbouring taps of a row.
 //
+// float32 is rounded to TF32: y in registers, where a word is a pixel and nothing is taken apart; x
+// where it lies, by warps.
+//
 // A flat y (<common/flat_planes.cuh>) has lines [row][class][channel], off by a few pixels: other
 // words, of a row and class.
 //
@@ -23,12 +26,16 @@
 
 namespace {
 
+constexpr int value_bytes = sizeof(Layer::Element);
+constexpr bool is_float32 = value_bytes == 4;
+constexpr int step_positions = 32 / value_bytes;  // of a product
+
 constexpr int raw_taps = Layer::row_taps;
 constexpr int raw_channels = Layer::raw ? Layer::out_block : 16;
 constexpr int raw_rows = Layer::positions / Layer::columns;
-constexpr int raw_line_bytes = 2 * Layer::line_pixels;
+constexpr int raw_line_bytes = value_bytes * Layer::line_pixels;
 constexpr int raw_row_bytes = raw_channels * raw_line_bytes;
-constexpr int x_row_bytes = Layer::in_block * 2 * Layer::columns;
+constexpr int x_row_bytes = Layer::in_block * value_bytes * Layer::columns;
 
 // Words, two pixels, that the taps of a thread's two positions read, from a multiple of
 // `word_vector` on: so many are loaded at a time. A taker's first pixel is the word's second, or
@@ -107,6 +114,31 @@ TCONV_DEVICE void load_words(const unsigned char* at, bool odd, bool late,
     for (int i = 0; i + 1 < word_count; ++i) words[i] = late ? words[i + 1] : words[i];
 }
 
+// A position of each tap in float32, the first tap's at `pixel`. Of every second pixel two at a
+// time: of single ones, lanes would meet half of the banks.
+TCONV_DEVICE void load_pixels(const unsigned char* line, int pixel, float (&values)[raw_taps]) {
+    constexpr int last = (raw_taps - 1) * Layer::dilation_x;
+    if constexpr (Layer::stride_x == 2 && Layer::dilation_x == 1) {
+        bool odd = known_or(Layer::odd_pixel, pixel % 2);
+        constexpr int pairs = (last + may_be_odd) / 2 + 1;
+        float words[2 * pairs + 1];
+#pragma unroll
+        for (int i = 0; i < pairs; ++i) {
+            // Not behind the last that a tap needs, where a line may end.
+            int from = 2 * i <= last + odd ? i : i - 1;
+            float2 pair = reinterpret_cast<const float2*>(line)[pixel / 2 + from];
+            words[2 * i] = pair.x;
+            words[2 * i + 1] = pair.y;
+        }
+#pragma unroll
+        for (int tap = 0; tap < raw_taps; ++tap) values[tap] = odd ? words[tap + 1] : words[tap];
+    } else {
+        const auto* pixels = reinterpret_cast<const float*>(line) + pixel;
+#pragma unroll
+        for (int tap = 0; tap < raw_taps; ++tap) values[tap] = pixels[tap * Layer::dilation_x];
+    }
+}
+
 // Two neighbouring positions of a tap.
 TCONV_DEVICE uint32_t two_positions(const uint32_t (&words)[word_count], int tap, bool odd) {
     constexpr int last = word_count - 1;
@@ -174,13 +206,25 @@ struct RawPlaces {
                            uint32_t (&a)[count][raw_taps][4]) {
 #pragma unroll
         for (int step = 0; step < count; ++step) {
-            int position = (first + step) * 16, row = position / Layer::columns;
+            int position = (first + step) * step_positions, row = position / Layer::columns;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int column = position % Layer::columns + i / 2 * 8;
-                int pixel = first_pixel, of_line = column * Layer::stride_x * 2;
+                int column = position % Layer::columns + i / 2 * (step_positions / 2);
+                int pixel = first_pixel, of_line = column * Layer::stride_x * value_bytes;
                 if constexpr (Layer::flat) {
-                    pixel += int(class_pixels[i % 2] + row_pixels[row] + box_pixels) & 7;
+                    pixel += int(class_pixels[i % 2] + row_pixels[row] + box_pixels) &
+                             (FlatPlanes::octet - 1);
+                }
+                if constexpr (is_float32) {
+                    int at = of_channel[i % 2];
+                    at = Layer::swizzled ? at ^ of_line : at + of_line;
+                    float values[raw_taps];
+                    load_pixels(y + of_row[row] + at, pixel, values);
+#pragma unroll
+                    for (int tap = 0; tap < raw_taps; ++tap) {
+                        a[step][tap][i] = tf32_bits(values[tap]);
+                    }
+                    continue;
                 }
                 bool odd = known_or(Layer::odd_pixel, pixel % 2);
                 bool late = known_or(Layer::late_word, pixel / 2 % 2);
@@ -198,19 +242,19 @@ struct RawPlaces {
 
     // Where a step begins in x.
     TCONV_DEVICE int x_step(int step) const {
-        int position = step * 16;
-        return x_row[position / Layer::columns] + position % Layer::columns * 2;
+        int position = step * step_positions;
+        return x_row[position / Layer::columns] + position % Layer::columns * value_bytes;
     }
 };
 
 // x, in lines that are swizzled by their length.
 TCONV_DEVICE uint64_t raw_x(const unsigned char* x) {
-    constexpr int line = Layer::columns;
-    constexpr ptx::Swizzle swizzle = line == 16   ? ptx::Swizzle::bytes_32
-                                     : line == 32 ? ptx::Swizzle::bytes_64
+    constexpr int line = Layer::columns * value_bytes;
+    constexpr ptx::Swizzle swizzle = line == 32   ? ptx::Swizzle::bytes_32
+                                     : line == 64 ? ptx::Swizzle::bytes_64
                                                   : ptx::Swizzle::bytes_128;
-    static_assert(!Layer::raw || line == 16 || line == 32 || line == 64);
-    return ptx::matrix_descriptor(x, 0, 8 * 2 * line, swizzle);
+    static_assert(!Layer::raw || line == 32 || line == 64 || line == 128);
+    return ptx::matrix_descriptor(x, 0, 8 * line, swizzle);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include <common/element.cuh>
 #include <engine/fold.cuh>
 #include <ptx/barrier.cuh>
+#include <ptx/bulk.cuh>
 #include <ptx/convert.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
@@ -45,10 +46,11 @@ constexpr int in_blocks = (Layer::in_channels + in_block - 1) / in_block;
 constexpr int out_blocks = (Layer::out_channels + out_block - 1) / out_block;
 constexpr int consumer_taps = Layer::consumer_taps;  // at most
 constexpr int takers = Layer::takers;  // of the taps of a set: the consumers, or parts of them
-constexpr int all_steps = Layer::positions / 16;  // of 16 positions, in a box
+constexpr int all_steps = Layer::positions / step_positions;  // of a box
 constexpr int steps = Layer::steps;  // at a time
 constexpr int operands = Layer::raw ? raw_taps : 1;  // of a step
-constexpr int x_box_bytes = 2 * Layer::positions * in_block;
+constexpr int x_box_bytes = value_bytes * Layer::positions * in_block;
+constexpr int rounding_warps = 3;  // of warpgroup 0, if x is float32
 
 // Bytes before y.
 TCONV_DEVICE int x_room(const Arguments& arguments) {
@@ -57,6 +59,7 @@ TCONV_DEVICE int x_room(const Arguments& arguments) {
 
 struct Shared {
     uint64_t full[Layer::most_stages];
+    uint64_t landed[Layer::most_stages];  // of float32: x is not rounded yet
     uint64_t empty[Layer::most_stages];
     int row[Layer::most_stages];  // a box's first, of a flat y
 };
@@ -94,7 +97,7 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         int image = rest / arguments.boxes_y;
         int y = (rest - image * arguments.boxes_y) * arguments.box_y;
         image *= arguments.box_n;
-        uint64_t* full = &shared.full[turn.stage];
+        uint64_t* full = is_float32 ? &shared.landed[turn.stage] : &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
         int patches = count * arguments.patch_bytes;
         unsigned char* to = stage_of(arguments, memory, turn.stage);
@@ -129,6 +132,38 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
     }
 }
 
+// Rounds x of float32 to TF32 where it lies.
+TCONV_DEVICE void round_x(const Arguments& arguments, Shared& shared, unsigned char* memory) {
+    constexpr int together = 4;  // vectors of a thread, whose loads do not wait for each other
+    constexpr int step = rounding_warps * 32;
+    int vectors = x_bytes(arguments, x_box_bytes) / int(sizeof(float4));
+    Share share;
+    CountedTurn turn;
+    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
+        ptx::mbarrier_wait_parity(&shared.landed[turn.stage], turn.parity);
+        auto* x = reinterpret_cast<float4*>(stage_of(arguments, memory, turn.stage));
+        for (int first = threadIdx.x - 32; first < vectors; first += together * step) {
+            float4 values[together];
+#pragma unroll
+            for (int i = 0; i < together; ++i) {
+                if (first + i * step < vectors) values[i] = x[first + i * step];
+            }
+#pragma unroll
+            for (int i = 0; i < together; ++i) {
+                uint4 rounded = {tf32_bits(values[i].x), tf32_bits(values[i].y),
+                                 tf32_bits(values[i].z), tf32_bits(values[i].w)};
+                if (first + i * step < vectors) {
+                    reinterpret_cast<uint4*>(x)[first + i * step] = rounded;
+                }
+            }
+        }
+        ptx::fence_proxy_async_shared();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.full[turn.stage]);
+        turn.advance(arguments.stages);
+    }
+}
+
 // x of each step, as the wgmma takes it from registers. A stage has 8 channels of a position in a
 // row of a matrix. Of a contiguous x it has 8 positions of a channel, [row][channel][column], and
 // the tensor map swizzled the channels' lines of `octets` rows of a matrix.
@@ -151,6 +186,12 @@ TCONV_DEVICE void load_x(const unsigned char* x, int octets, uint32_t (&a)[count
             ptx::ldmatrix_x4_trans(a[step][0], x + step * 16 * line_bytes);
         }
     }
+}
+
+// The box behind the last whose sums are left to the tensor cores, which cut them, from `box` on.
+template <typename Fields>
+TCONV_DEVICE int part_end(const Fields& arguments, int box) {
+    return min(arguments.boxes, box + arguments.part_boxes * arguments.splits);
 }
 
 using Sums = float[consumer_taps / Layer::stacked][columns / 2];
@@ -181,9 +222,9 @@ struct Pair {
 };
 
 // As [split][tap][in][out]: four lanes write a whole sector. Taps and channels of a folded y are
-// those of the layer again.
+// those of the layer again. `adds`: to what the thread wrote before.
 TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int first, int count,
-                        const Sums& sums) {
+                        const Sums& sums, bool adds) {
     constexpr int vector = Layer::out_channels % 2 == 0 && !is_folded ? 2 : 1;
     constexpr int all_in = Layer::groups * Layer::in_channels;
     int of_group = share.group * Layer::in_channels;
@@ -207,6 +248,11 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
             Index of_tap = Index(share.split) * Layer::taps + row + x * Layer::fold_x + of.x;
             float* to = partial + (of_tap * all_in + of_group + in) * Layer::fold_channels;
             to += of.channel;
+            if (is_float32 && adds) {
+                auto before = *reinterpret_cast<Vector<float, vector>*>(to);
+#pragma unroll
+                for (int k = 0; k < vector; ++k) values.values[k] += before.values[k];
+            }
             *reinterpret_cast<Vector<float, vector>*>(to) = values;
         }
     }
@@ -286,6 +332,15 @@ TCONV_DEVICE void write_gradient(const Arguments& arguments, unsigned char* memo
     }
 }
 
+// The product of a step and a tap.
+TCONV_DEVICE void multiply(float (&sums)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (is_float32) {
+        ptx::wgmma_m64k8_tf32<columns>(sums, a, b, true);
+    } else {
+        ptx::wgmma_m64k16<Layer::bfloat, columns, !Layer::raw>(sums, a, b, true);
+    }
+}
+
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned char* memory,
                           int consumer) {
     Share share;
@@ -316,57 +371,66 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         row += image * (arguments.pitch_y - arguments.box_y);
         of_step[step] = (row * arguments.pitch_x + x) * line_bytes;
     }
-    Sums sums;
+    int lane = threadIdx.x % 32, box = share.split;
+    bool adds = false;
+    do {
+        Sums sums;
 #pragma unroll
-    for (auto& of_tap : sums) {
+        for (auto& of_tap : sums) {
 #pragma unroll
-        for (float& sum : of_tap) sum = 0.0f;
-    }
-    int lane = threadIdx.x % 32;
+            for (float& sum : of_tap) sum = 0.0f;
+        }
+        int end = arguments.boxes;
+        if constexpr (is_float32) end = part_end(arguments, box);
 #pragma unroll 1
-    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
-        ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
-        const unsigned char* stage = stage_of(arguments, memory, turn.stage);
-        uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
-        if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
-#pragma unroll
-        for (int first = 0; first < all_steps; first += steps) {
-            uint32_t a[steps][operands][4];
-            if constexpr (Layer::raw) {
-                places.load(arguments, stage + starts[0], first, a);
-            } else {
-                // NOTE: opaque, so that no register remembers where each step begins.
-                load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
+        for (; box < end; box += arguments.splits) {
+            if constexpr (is_float32) {
+                ptx::mbarrier_wait_parity(&shared.landed[turn.stage], turn.parity);
             }
-            ptx::wgmma_fence();
-            // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas serialises
-            // products that a branch may leave out (C7519).
+            ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
+            const unsigned char* stage = stage_of(arguments, memory, turn.stage);
+            uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
+            if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
 #pragma unroll
-            for (int tap = 0; tap < consumer_taps / Layer::stacked; ++tap) {
-#pragma unroll
-                for (int step = 0; step < steps; ++step) {
-                    auto& of_tap = a[step][Layer::raw ? tap : 0];
-                    int at = Layer::raw ? places.x_step(first + step) : starts[tap] + of_step[step];
-                    uint64_t b = ptx::advance(operand, at);
-                    ptx::wgmma_m64k16<Layer::bfloat, columns, !Layer::raw>(sums[tap], of_tap, b,
-                                                                           true);
+            for (int first = 0; first < all_steps; first += steps) {
+                uint32_t a[steps][operands][4];
+                if constexpr (Layer::raw) {
+                    places.load(arguments, stage + starts[0], first, a);
+                } else {
+                    // NOTE: opaque, so that no register remembers where each step begins.
+                    load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
                 }
-            }
-            ptx::wgmma_commit_group();
-            ptx::wgmma_wait_group<0>();
-        }
-        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
-        turn.advance(arguments.stages);
-    }
+                ptx::wgmma_fence();
+                // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas
+                // serialises products that a branch may leave out (C7519).
 #pragma unroll
-    for (auto& of_tap : sums) ptx::fence_registers(of_tap);
-    if constexpr (!is_folded) {
-        if (arguments.splits == 1) {
-            write_gradient(arguments, memory, share, first, count, sums);
-            return;
+                for (int tap = 0; tap < consumer_taps / Layer::stacked; ++tap) {
+#pragma unroll
+                    for (int step = 0; step < steps; ++step) {
+                        auto& of_tap = a[step][Layer::raw ? tap : 0];
+                        int at =
+                            Layer::raw ? places.x_step(first + step) : starts[tap] + of_step[step];
+                        uint64_t b = ptx::advance(operand, at);
+                        multiply(sums[tap], of_tap, b);
+                    }
+                }
+                ptx::wgmma_commit_group();
+                ptx::wgmma_wait_group<0>();
+            }
+            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
+            turn.advance(arguments.stages);
         }
-    }
-    write(arguments, share, first, count, sums);
+#pragma unroll
+        for (auto& of_tap : sums) ptx::fence_registers(of_tap);
+        if constexpr (!is_folded && !is_float32) {
+            if (arguments.splits == 1) {
+                write_gradient(arguments, memory, share, first, count, sums);
+                return;
+            }
+        }
+        write(arguments, share, first, count, sums, adds);
+        adds = true;
+    } while (is_float32 && box < arguments.boxes);
 }
 
 }  // namespace
@@ -381,7 +445,8 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     if (0 <= map && map < maps) ptx::prefetch_tensormap(&arguments.x + map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < arguments.stages; ++stage) {
-            ptx::mbarrier_init(&shared.full[stage], 1);
+            ptx::mbarrier_init(&shared.full[stage], is_float32 ? rounding_warps : 1);
+            if constexpr (is_float32) ptx::mbarrier_init(&shared.landed[stage], 1);
             ptx::mbarrier_init(&shared.empty[stage], consumers * warpgroup / 32);
         }
         ptx::fence_mbarrier_init();
@@ -391,10 +456,13 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<consumers == 2 ? 24 : 32>();
+        ptx::setmaxnreg_dec<is_float32 ? 40 : consumers == 2 ? 24 : 32>();
         if (threadIdx.x < (Layer::flat ? 32 : 1)) bring(arguments, shared, memory);
+        if constexpr (is_float32) {
+            if (threadIdx.x >= 32) round_x(arguments, shared, memory);
+        }
     } else {
-        ptx::setmaxnreg_inc<consumers == 2 ? 240 : 160>();
+        ptx::setmaxnreg_inc<is_float32 ? 232 : consumers == 2 ? 240 : 160>();
         consume(arguments, shared, memory, role - 1);
     }
 }

@@ -36,6 +36,13 @@ class Tile:
         return f"{self.positions}/{self.sums}{kind}{of}"
 
 
+FLOAT32_TILES = (
+    Tile(64, 128, columns=8),
+    Tile(32, 128, columns=32),
+    Tile(64, 128, columns=32, stacked=True),
+)
+"""Of float32 alone, whose lines have half as many pixels."""
+
 TILES = (
     Tile(128, 128),
     Tile(64, 160),
@@ -45,4 +52,5 @@ TILES = (
     Tile(64, 128, columns=32),
     Tile(128, 128, columns=64, stacked=True),
     Tile(128, 96, columns=64, stacked=True, consumers=3),
+    *FLOAT32_TILES,
 )
