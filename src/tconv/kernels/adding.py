@@ -1,4 +1,5 @@
-"""The launch that adds the partial results of a weight's gradient, of 16-bit tensors.
+"""The launch that adds the partial results of a weight's gradient, but of the general kernels'
+float32 and float64.
 
 PyTorch's `sum` and `to` would be two, and read and write the sums once more.
 """

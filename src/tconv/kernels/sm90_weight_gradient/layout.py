@@ -181,7 +181,7 @@ class Layout:
         wide = self.tile.stacked or self.item == 4
         most_channels = IN_BLOCK * (2 if wide else 1)
         # Lines of y for one of x: of float32 they are long, and read for a row of taps each.
-        y_lines = self.out_block * min(self.takers, rows) * self.line if self.item == 4 else 0.0
+        y_lines = self.out_block * (min(self.takers, rows) * self.line if self.item == 4 else 1)
         for widest in range(8, most_channels + 1, 8):
             blocks = -(-channels // widest)
             block = -(-channels // (8 * blocks)) * 8
@@ -193,7 +193,7 @@ class Layout:
                 if fits and (self.item == 4 or gradient <= GRADIENT_BYTES):
                     sets = -(-rows * -(-width // taps) // self.takers)
                     products = self.tile.consumers * taps * (sums + RAW_START)
-                    lines = (block + (y_lines or self.out_block)) * self.step / self.tile.columns
+                    lines = (block + y_lines) * self.step / self.tile.columns
                     all_sets = blocks * sets
                     cycles = all_sets * max(products, LINE_CYCLES * lines)
                     best = min(best, (cycles, all_sets, block, taps))

@@ -1,4 +1,4 @@
-// The weight's gradient of 16-bit tensors in channels_last, on Hopper's tensor cores:
+// The weight's gradient of 16-bit tensors, and of contiguous float32, on Hopper's tensor cores:
 //
 //   sums[tap][64 in][out] += x[positions][64 in]^T * y[positions + shift][out]
 //
