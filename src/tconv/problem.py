@@ -56,7 +56,10 @@ VECTOR = 4
 """float32 values of 16 bytes: kernels that copy or store so many at once need aligned rows."""
 
 TF32_LEAST_CHANNELS = 16
-"""From so many channels of a group to sum over on, TF32 is taken."""
+"""From so many channels of a group to sum over on, TF32 is taken.
+
+`weight_gradient` sums over positions: there one side has as many, or tensor cores would be idle.
+"""
 
 TF32_LEAST_PRODUCTS = 96
 """With fewer channels, forward takes TF32 if an output sums so many products.
@@ -88,7 +91,7 @@ def float32_math(
     reduced = {
         "forward": in_channels,
         "input_gradient": out_channels,
-        "weight_gradient": min(in_channels, out_channels),
+        "weight_gradient": max(in_channels, out_channels),
     }[direction]
     enough = reduced >= TF32_LEAST_CHANNELS or (
         direction == "forward"
@@ -218,7 +221,7 @@ class Problem:
         source_aligned: tensor maps can describe the images that are read, x by `forward`, y by
             `input_gradient`: columns are adjacent (channels, if they are channels_last), and all
             else starts on multiples of 16 bytes. Of `weight_gradient` those of x and y that are
-            channels_last with a multiple of 8 channels in a group, and those that are contiguous
+            channels_last with groups of whole vectors of 16 bytes, and those that are contiguous
             with rows of whole vectors of 16 bytes, but of float64; as others are packed anyway.
         source_dense: contiguous ones among the images that are read, if not float64, have no gaps
             and start on 16 bytes, so that flat maps (`tconv.kernels.flat`) may describe them.
@@ -321,7 +324,7 @@ class Problem:
             read = tuple(
                 of_image
                 for of_image, count in zip(strides[::2], channels, strict=True)
-                if _layout(of_image) == "channels_last" and count % 8 == 0
+                if _layout(of_image) == "channels_last" and count * ITEM_BYTES[dtype] % 16 == 0
             )
             for of_image, shape in zip(strides[::2], shapes[::2], strict=True):
                 whole = _layout(of_image) == "contiguous" and _on_lines(dtype, shape[3])

@@ -393,7 +393,7 @@ def use_tf32(x: torch.Tensor, channels: int, phase_taps: int = 0) -> bool:
 
     Args:
         x: one of them.
-        channels: those that are summed over.
+        channels: those that are summed over; of the weight's gradient the more of both sides.
         phase_taps: of forward, the most taps of an output.
     """
     enough = channels >= TF32_LEAST_CHANNELS or (
@@ -634,7 +634,7 @@ class WeightGradientMap(torch.autograd.Function):
         if grad_output.numel() == 0:
             zeros = torch.zeros(tuple(shape), dtype=x.dtype, device=x.device)
             return zeros.contiguous(memory_format=layout)
-        tf32 = use_tf32(x, min(shape[0] // parameters.groups, shape[1]))
+        tf32 = use_tf32(x, max(shape[0] // parameters.groups, shape[1]))
         operands = {"x": x, "w": None, "y": grad_output, "bias": None}
         planned = planned_call("weight_gradient", operands, shape, parameters, tf32)
         if planned is None:

@@ -148,9 +148,10 @@ LAYERS = {
 }
 
 
-def compiled(problem: Problem, arch: str = "sm_90a") -> int:
+def compiled(problem: Problem, arch: str = "sm_90a", turn: int = 0, step: int = 1) -> int:
+    """How many tiles compile: every `step`-th."""
     count = 0
-    for chosen in plans(problem, Target.named(arch)):
+    for chosen in plans(problem, Target.named(arch))[turn % step :: step]:
         assert_compiled_well(chosen, arch)
         count += 1
     return count
@@ -158,12 +159,15 @@ def compiled(problem: Problem, arch: str = "sm_90a") -> int:
 
 @pytest.mark.parametrize("name", quick(LAYERS, 0, 4))
 def test_nothing_spills_on_hopper(name):
-    assert compiled(problem_of(LAYERS[name])) > 0
+    assert compiled(problem_of(LAYERS[name]), turn=list(LAYERS).index(name), step=2) > 0
 
 
-@pytest.mark.parametrize("arch", quick(("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"), 0))
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a")
+
+
+@pytest.mark.parametrize("arch", quick(ARCHS, 0))
 def test_nothing_spills_elsewhere(arch):
-    assert compiled(problem_of(LAYERS["3x5 s2x3, 4 groups"]), arch) > 0
+    assert compiled(problem_of(LAYERS["3x5 s2x3, 4 groups"]), arch, ARCHS.index(arch), 3) > 0
 
 
 @pytest.mark.parametrize(
@@ -172,5 +176,5 @@ def test_nothing_spills_elsewhere(arch):
     ids=str,
 )
 def test_nothing_spills_in_any_variant(changes):
-    for name in ("3x5 s2x3, 4 groups", "3x3 s5 d2"):
-        assert compiled(problem_of(LAYERS[name], **changes)) > 0
+    for turn, name in enumerate(("3x5 s2x3, 4 groups", "3x3 s5 d2")):
+        assert compiled(problem_of(LAYERS[name], **changes), turn=turn, step=3) > 0

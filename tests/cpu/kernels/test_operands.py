@@ -32,6 +32,7 @@ CASES = [
     ("weight_gradient", LAYERS[1].problem("weight_gradient", "float16", "channels_last")),
     ("float32", LAYERS[1].problem("forward", "float32", "channels_last")),
     ("float32", LAYERS[1].problem("weight_gradient", "float32")),
+    ("float32", LAYERS[1].problem("weight_gradient", "float32", "channels_last")),
     ("float32", LAYERS[0].problem("input_gradient", "float32", "channels_last")),
     ("overlap", Layer.parse("56,1,9,3,4,2", "16x64x64").problem("forward")),
     ("split", LAYERS[2].problem("forward", tf32=False)),

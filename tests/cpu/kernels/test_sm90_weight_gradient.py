@@ -16,7 +16,7 @@ from tconv.jit.target import Target
 from tconv.kernels import sm90_weight_gradient as family
 from tconv.kernels.engine.layout import MOST_SOURCES, packed_size, packed_values
 from tconv.kernels.sm90_weight_gradient import launch
-from tconv.kernels.sm90_weight_gradient.layout import layout
+from tconv.kernels.sm90_weight_gradient.layout import Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import FLOAT32_TILES
 from tconv.memory_format import is_channels_last
 from tconv.problem import Axis, Problem
@@ -161,40 +161,69 @@ def assert_right(out, case: Case, t) -> None:
     assert wrong is None, f"{case}: {wrong}"
 
 
+def layout_of(chosen) -> Layout:
+    return layout(chosen.problem, chosen.tile)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_tile_that_serves(case, dtype, layout, of_splits):
-    t = operands(case, dtype, layout, "cpu")
+def test_every_tile_that_serves(case, layout, of_splits):
+    """Of one of the types, in turn: a type is the operands' rounding and a product's name."""
+    t = operands(case, DTYPES[(CASES.index(case) + LAYOUTS.index(layout)) % 2], layout, "cpu")
     chosen = plans(problem_of(case, t), family.STEM)
     assert chosen
     for plan_ in chosen:
         assert_right(run(plan_, t), case, t)
 
 
-# float32 for TF32, contiguous: rows of x of whole vectors, of y such rows or flat ones.
-FLOAT32 = (
+# float32 for TF32. Contiguous: rows of x of whole vectors, of y such rows or flat ones, which are
+# read as they lie.
+FLOAT32_LINES = (
     Case(2, 40, 24, 1, (6, 12), (4, 4), (2, 2), (1, 1)),
     Case(1, 16, 20, 2, (5, 4), (3, 3), (1, 1), (1, 1)),
     Case(3, 20, 36, 1, (3, 20), (2, 2), (2, 2)),
     Case(1, 24, 40, 1, (9, 36), (3, 3), (1, 1), (1, 1), (0, 0), (2, 1)),
     Case(1, 72, 64, 1, (4, 16), (3, 5), (1, 2), (1, 2), (0, 1), (1, 3)),
     Case(70, 16, 16, 1, (3, 64), (3, 3), (1, 1), (1, 1)),
-    *(case for case in (*RAW, *FLAT) if min(case.in_channels, case.out_channels) >= 16),
+    *(case for case in (*RAW, *FLAT) if max(case.in_channels, case.out_channels) >= 16),
 )
+# What is packed as lines, or comes as channels_last in several blocks of channels and taps.
+FLOAT32_MORE = (
+    Case(2, 130, 70, 1, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Case(2, 20, 17, 2, (5, 7), (3, 3), (2, 2), (1, 1)),
+    Case(1, 24, 40, 1, (9, 14), (4, 4), (4, 4)),
+    Case(2, 17, 21, 1, (5, 6), (9, 9), (3, 3), (4, 4), (2, 2)),
+    Case(1, 20, 24, 1, (5, 6), (3, 3), (5, 5), (1, 1), (0, 0), (2, 2)),
+    Case(2, 16, 16, 1, (3, 4), (16, 16), (8, 8), (4, 4)),
+    Case(5, 16, 20, 1, (3, 3), (2, 2)),
+    Case(9, 40, 136, 1, (4, 4), (4, 4), (2, 2), (1, 1)),
+    Case(2, 64, 3, 1, (6, 8), (4, 4), (2, 2), (1, 1)),
+    Case(2, 24, 1, 2, (5, 9), (9, 9), (3, 3), (4, 4), (2, 2)),
+    Case(1, 3, 32, 1, (7, 21), (3, 4), (1, 2), (1, 1)),
+    Case(257, 8, 16, 1, (1, 2), (2, 2), (2, 2)),
+    Case(1, 16, 8, 1, (20, 37), (2, 3), (1, 1), (1, 1)),
+)
+FLOAT32 = [
+    *((case, "contiguous") for case in FLOAT32_LINES),
+    *((case, "channels_last") for case in (*FLOAT32_LINES[:6], *FLOAT32_MORE)),
+    *((case, "contiguous") for case in FLOAT32_MORE),
+    *((case, "strided") for case in (*FLOAT32_LINES[:3], *FLOAT32_MORE[:3], FLOAT32_MORE[8])),
+]
+TURNED = [tile for tile in FLOAT32_TILES if tile.turned]
 
 
-def of_float32(case: Case):
-    return operands(case, torch.float32, "contiguous", "cpu")
+def of_float32(case: Case, layout: str = "contiguous"):
+    return operands(case, torch.float32, layout, "cpu")
 
 
-@pytest.mark.parametrize("case", FLOAT32, ids=str)
-def test_every_tile_of_float32(case):
-    t = of_float32(case)
+@pytest.mark.parametrize(("case", "layout"), FLOAT32, ids=str)
+def test_every_tile_of_float32(case, layout):
+    t = of_float32(case, layout)
     problem = problem_of(case, t)
     assert problem.math == "tf32"
     chosen = plans(problem, family.STEM)
-    assert chosen
+    by_phases = set(TURNED) <= {plan_.tile for plan_ in chosen}
+    assert by_phases == (math.prod(case.stride) <= MOST_SOURCES or case.kernel == (3, 3))
     for plan_ in chosen:
         assert_right(run(plan_, t), case, t)
 
@@ -202,17 +231,25 @@ def test_every_tile_of_float32(case):
 def test_the_cases_serve_every_tile_of_float32():
     served = {
         plan_.tile
-        for case in FLOAT32
-        for plan_ in plans(problem_of(case, of_float32(case)), family.STEM)
+        for case, layout in FLOAT32
+        for plan_ in plans(problem_of(case, of_float32(case, layout)), family.STEM)
     }
     lines = (32, 64, 128)
-    assert served == {t for t in family.TILES if 4 * t.columns in lines and t.consumers == 2}
+    of_lines = {t for t in family.TILES if 4 * t.columns in lines and t.consumers == 2}
+    assert served == of_lines | set(TURNED)
     assert set(FLOAT32_TILES) <= served
 
 
-@pytest.mark.parametrize("case", (FLOAT32[0], FLOAT32[3], FLOAT32[-2]), ids=str)
-def test_float32_does_not_depend_on_the_order_of_threads(case):
-    t = of_float32(case)
+ORDERS = [
+    *((FLOAT32_LINES[at], "contiguous") for at in (0, 3, -2)),
+    *((FLOAT32_MORE[at], "channels_last") for at in (0, 2, 7)),
+    (FLOAT32_MORE[1], "contiguous"),
+]
+
+
+@pytest.mark.parametrize(("case", "layout"), ORDERS, ids=str)
+def test_float32_does_not_depend_on_the_order_of_threads(case, layout):
+    t = of_float32(case, layout)
     for plan_ in plans(problem_of(case, t), family.STEM, few()):
         first = run(plan_, t, sanitize=True)
         assert_right(first, case, t)
@@ -220,15 +257,46 @@ def test_float32_does_not_depend_on_the_order_of_threads(case):
             assert torch.equal(run(plan_, t, schedule), first)
 
 
-def test_float32_sums_of_several_parts(monkeypatch):
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_float32_sums_of_several_parts(layout, monkeypatch):
     """A block adds each to what it wrote before."""
     monkeypatch.setattr("tconv.kernels.sm90_weight_gradient.layout.PART_POSITIONS", 256)
-    case = FLOAT32[5]
-    t = of_float32(case)
+    case = FLOAT32_LINES[5]
+    t = of_float32(case, layout)
     for chosen in plans(problem_of(case, t), family.STEM, few()):
-        laid = layout(chosen.problem, chosen.tile)
+        laid = layout_of(chosen)
         assert laid.boxes // chosen.splits > 2 * laid.part_boxes
         assert_right(run(chosen, t), case, t)
+
+
+def test_random_layers_of_float32():
+    """In any layout of each image, with gaps or off vectors, by a tile or two of each."""
+    draw = random.Random(29)
+    forms = torch.contiguous_format, torch.channels_last
+    for _ in range(30):
+        kernel = draw.randint(1, 7), draw.randint(1, 7)
+        case = Case(
+            draw.choice((1, 2, 5)),
+            draw.choice((16, 17, 20, 64, 70)),
+            draw.choice((1, 3, 8, 20, 64, 72)),
+            draw.choice((1, 1, 2)),
+            (draw.randint(1, 9), draw.choice((1, 3, 4, 8, 14, 32, 37))),
+            kernel,
+            (draw.choice((1, 2, 3)), draw.choice((1, 2, 3, 4))),
+            tuple(draw.choice((0, 0, min(2, k - 1))) for k in kernel),
+            (0, 0),
+            (draw.choice((1, 1, 2)), draw.choice((1, 1, 3))),
+        )
+        if min(case.output_size) < 1:
+            continue
+        t = of_float32(case)
+        x, y = (v.to(memory_format=draw.choice(forms)) for v in (t.x, t.grad_output))
+        if draw.random() < 0.3:
+            x = torch.nn.functional.pad(x, (1, 0))[..., 1:]
+        t = dataclasses.replace(t, x=x, grad_output=y)
+        chosen = plans(problem_of(case, t), family.STEM, draw.choice((HOPPER, few())))
+        for plan_ in draw.sample(chosen, min(2, len(chosen))):
+            assert_right(run(plan_, t), case, t)
 
 
 def test_the_cases_serve_every_tile():
@@ -363,7 +431,7 @@ def test_raw_tiles_refuse_images_off_16_bytes(operand):
 
 NOT_FINITE = [
     *((case, torch.bfloat16) for case in (RAW[0], RAW[1], RAW[7], RAW[11], *FLAT[1:6])),
-    *((case, torch.float32) for case in (FLOAT32[0], FLOAT32[3], RAW[11], *FLAT[1:4])),
+    *((case, torch.float32) for case in (*FLOAT32_LINES[0:4:3], RAW[11], *FLAT[1:4])),
 ]
 
 
@@ -475,7 +543,7 @@ def test_refusals_of_tiles(case, reason):
 @pytest.mark.parametrize("spoiled", ("x", "grad_output"))
 def test_what_is_not_finite_reaches_its_readers_alone(spoiled, dtype):
     halves = dtype == torch.bfloat16
-    case = CASES[1] if halves else FLOAT32[0]
+    case = CASES[1] if halves else FLOAT32_LINES[0]
     t = operands(case, dtype, "channels_last" if halves else "contiguous", "cpu")
     values = getattr(t, spoiled).clone(memory_format=torch.preserve_format)
     values[0, 0, 0, 0] = values[-1, -1, -1, -1] = math.inf
@@ -534,22 +602,25 @@ LAYERS = {
 @pytest.mark.parametrize("name", quick(LAYERS, 1))
 @pytest.mark.parametrize("of_layout", ("channels_last", "contiguous"))
 def test_compiles_without_spills_or_serialised_products(name, of_layout):
-    case = LAYERS[name]
-    problem = Problem.of(
-        "weight_gradient",
-        case.layer.x_shape,
-        case.layer.w_shape,
-        case.geometry,
-        dtype="bfloat16",
-    )
-    problem = dataclasses.replace(
-        problem,
-        x_layout=of_layout,
-        y_layout=of_layout,
-        source_aligned=True,
-        source_dense=of_layout == "contiguous",
-    )
-    chosen = plans(problem, family.STEM)
-    assert chosen
-    for plan_ in chosen:
-        assert_compiled_well(plan_)
+    """In 16 bits, and of every second layer in float32."""
+    case, turn = LAYERS[name], list(LAYERS).index(name)
+    for dtype in ("bfloat16", "float32")[: 2 if turn % 2 else 1]:
+        problem = Problem.of(
+            "weight_gradient",
+            case.layer.x_shape,
+            case.layer.w_shape,
+            case.geometry,
+            dtype=dtype,
+            tf32=True,
+        )
+        problem = dataclasses.replace(
+            problem,
+            x_layout=of_layout,
+            y_layout=of_layout,
+            source_aligned=True,
+            source_dense=of_layout == "contiguous",
+        )
+        chosen = plans(problem, family.STEM)
+        assert chosen
+        for plan_ in chosen:
+            assert_compiled_well(plan_)

@@ -16,6 +16,7 @@ from tconv.kernels.engine.layout import (
     View,
     chunk_values,
     layout,
+    line_bytes,
     packed_size,
     read_before,
     read_phases,
@@ -379,6 +380,7 @@ def contiguous_map(
     step: int,
     box: tuple[int, ...],
     plain: bool = False,
+    packed: int | None = None,
 ) -> TensorMap:
     """A contiguous image: columns, channels, rows, images, groups.
 
@@ -388,18 +390,25 @@ def contiguous_map(
         view, step: the pixels of height.
         box: of one copy. Lines of 32, 64 or 128 bytes are swizzled by their length.
         plain: no line is.
+        packed: where its lines lie in the workspace, in bytes, if it is packed.
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
     of_group = shape[1] // problem.groups
     dims = (shape[3], of_group, view.size, problem.batch, problem.groups)
+    item = ITEM_BYTES[problem.dtype]
+    swizzle = box[0] * item if box[0] * item in (32, 64, 128) and not plain else 0
+    if packed is not None:
+        line = line_bytes(shape[3], item)
+        plane = shape[2] * line
+        address = Address("packed", packed + view.first * line)
+        of_bytes = (plane, step * line, shape[1] * plane, of_group * plane)
+        return TensorMap(address, dims, of_bytes, box, swizzle, problem.dtype)
     of_strides = (
         Stride(operand, 1),
         Stride(operand, 2, step),
         Stride(operand, 0),
         Stride(operand, 1, of_group),
     )
-    line = box[0] * ITEM_BYTES[problem.dtype]
-    swizzle = line if line in (32, 64, 128) and not plain else 0
     begin = (Stride(operand, 2, view.first),)
     return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
 

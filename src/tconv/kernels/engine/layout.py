@@ -1118,6 +1118,11 @@ def chunk_values(problem: Problem) -> int:
     return 16 // ITEM_BYTES[problem.dtype]
 
 
+def line_bytes(pixels: int, item: int) -> int:
+    """Bytes from a line of a packed image to the next: whole vectors of 16 bytes."""
+    return -(-item * pixels // 16) * 16
+
+
 def packed_size(problem: Problem, operand: Operand) -> tuple[int, int]:
     """Rows and columns of a packed image: of y those that taps read."""
     y, x = problem.height, problem.width

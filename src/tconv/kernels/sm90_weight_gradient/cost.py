@@ -6,9 +6,9 @@ import math
 
 from tconv.jit.target import Target
 from tconv.kernels import costs, flat
-from tconv.kernels.engine.layout import packing_bytes, unread_bytes
+from tconv.kernels.engine.layout import unread_bytes
 from tconv.kernels.launch import Operand
-from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, Layout, layout
+from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, SHARED_RATE, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import Tile
 from tconv.problem import Problem
 
@@ -35,6 +35,8 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     if tile.columns:
         start = fit.raw_start + fit.raw_stride * (laid.problem.width.stride - 1)
         of_tap, taps = laid.in_block * laid.stacked / 2 + start, laid.row_taps
+    elif tile.turned:
+        of_tap = laid.in_block / 2 + fit.raw_start
     products = tile.consumers * taps * tile.positions / laid.step * of_tap
     if tile.columns:
         of_box = max(products, _line_cycles(laid)) + fit.raw_box
@@ -43,10 +45,12 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
             few = laid.stages(target) < 3 and laid.item * tile.columns == LINE_BYTES
             of_box *= fit.few_stages if few else 1
     else:
-        copies = laid.stage_bytes / fit.rate
+        copies = laid.copied_bytes / fit.rate
         # From one turn of the ring to the next, a stage is copied and multiplied.
         turn = (products + copies + fit.stage) / max(1, laid.stages(target))
         of_box = max(products + fit.box, copies, turn)
+        if tile.turned:
+            of_box = max(of_box, laid.moved_bytes / SHARED_RATE) * fit.float32
     waves = -(-laid.units * splits // target.multiprocessors)
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
     memory = (problem.bytes - unread_bytes(problem, columns=not tile.columns)) / (fit.memory * 1e12)
@@ -60,7 +64,7 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     for operand, at in zip(operands, laid.packed[:2], strict=True):
         rate = fit.folding if operand == "y" and tile.folded else fit.packing
         if at is not None:
-            packing += packing_bytes(laid.problem, operand) / (rate * 1e12)
+            packing += laid.packing_bytes(operand) / (rate * 1e12)
     launches = (2 if packing else 1) * fit.launch * 1e-6
     return max(cycles / fit.clock, memory) + packing + sums + launches
 

@@ -23,6 +23,9 @@ from tconv.problem import Problem
 
 STEM = "sm90_weight_gradient"
 PACK_STEM = "sm90_pack_images"
+LINES_STEM = "sm90_pack_lines"
+UNIT_VALUES = 16
+"""Of a unit of `sm90_pack_lines`, one for each thread."""
 
 
 def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]:
@@ -47,12 +50,13 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "pitch_x": pitch_x,
         # From 8 positions of x to the next: in a row, or those of the next row.
         "group_stride": LINE_BYTES * (8 if x > 8 else pitch_x),
-        "patch_bytes": laid.patch_bytes,
+        "patch_bytes": laid.patch_bytes * laid.patch_lines,
         "patch_stride": laid.patch_stride,
         "stage_bytes": laid.stage_bytes,
         "stages": laid.stages(target),
         "splits": splits,
-        **({"x_bytes": laid.x_bytes} if tile.columns else {}),
+        **({"x_bytes": laid.x_bytes} if tile.y_in_registers else {}),
+        **({"line_stride": laid.line_stride} if tile.turned else {}),
         **({"part_boxes": laid.part_boxes} if laid.item == 4 else {}),
         **(flat.arguments(problem, "y") if laid.flat else {}),
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
@@ -66,8 +70,11 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("Element", family.ELEMENT_TYPES[problem.dtype]),
             ("bfloat", problem.dtype == "bfloat16"),
             ("maps_x", laid.maps_x),
-            ("raw", tile.columns > 0),
-            ("columns", tile.columns or tile.positions),
+            ("raw", tile.y_in_registers),
+            ("turned", tile.turned),
+            ("packs_x", laid.packed[0] is not None),
+            ("packs_y", laid.packed[1] is not None),
+            ("columns", LINE_BYTES // laid.item if tile.turned else tile.columns or tile.positions),
             ("flat", laid.flat),
             ("swizzled", laid.swizzled),
             ("stacked", laid.stacked),
@@ -147,8 +154,9 @@ def _x_map(laid: Layout) -> TensorMap:
     problem, channels, (n, y, x) = laid.problem, laid.in_block, laid.box
     views = View(0, 0, problem.height.size), View(0, 0, problem.width.size)
     if laid.maps_x:
-        return contiguous_map(problem, "x", views[0], 1, (x, channels, y + laid.stacked - 1, n, 1))
-    return image_map(problem, "x", views, (1, 1), _box(n, y, x), laid.packed[0])
+        box = (x, channels, y + laid.stacked - 1, n, 1)
+        return contiguous_map(problem, "x", views[0], 1, box, packed=laid.packed[0])
+    return image_map(problem, "x", views, (1, 1), _box(laid.item, n, y, x), laid.packed[0])
 
 
 def _y_maps(laid: Layout) -> dict[str, Argument]:
@@ -160,18 +168,18 @@ def _y_maps(laid: Layout) -> dict[str, Argument]:
     found: dict[str, Argument] = {}
     for i, views in enumerate(laid.sources):
         if not laid.tile.columns:
-            box, step = _box(n, rows, columns), _strides(problem)
+            box, step = _box(laid.item, n, rows, columns), _strides(problem)
             found[f"y_{i}"] = image_map(problem, "y", views, step, box, laid.packed[1])
             continue
         box = (columns, laid.out_block, rows, n, 1)
         found[f"y_{i}"] = contiguous_map(
-            problem, "y", views[0], problem.height.stride, box, not laid.swizzled
+            problem, "y", views[0], problem.height.stride, box, not laid.swizzled, laid.packed[1]
         )
     return found
 
 
-def _box(n: int, y: int, x: int) -> tuple[int, ...]:
-    return LINE_BYTES // 2, x, y, n, 1
+def _box(item: int, n: int, y: int, x: int) -> tuple[int, ...]:
+    return LINE_BYTES // item, x, y, n, 1
 
 
 def _strides(problem: Problem) -> tuple[int, int]:
@@ -184,7 +192,7 @@ def _columns(problem: Problem) -> int:
 
 def _pack(laid: Layout) -> Launch:
     """The packing of what no tensor map can describe."""
-    problem = laid.problem
+    problem, lines = laid.problem, laid.tile.columns > 0
     arguments: dict[str, Argument] = {"batch": problem.batch}
     operands: tuple[Operand, Operand] = ("x", "y")
     shapes = (laid.call.x_shape, laid.call.y_shape)
@@ -197,7 +205,7 @@ def _pack(laid: Layout) -> Launch:
                 f"{operand}_height": shape[2],
                 f"{operand}_width": shape[3],
             }
-    if laid.tile.folded:
+    if laid.tile.folded or (lines and laid.packed[1] is not None):
         arguments |= {
             "image_height": problem.height.output_size,
             "image_width": problem.width.output_size,
@@ -205,10 +213,10 @@ def _pack(laid: Layout) -> Launch:
     # NOTE: of rows of one pixel, the packing counts as many units as there are bytes.
     index = family.index_type(problem, laid.packed[2])
     source = KernelSource(
-        stem=PACK_STEM,
+        stem=LINES_STEM if lines else PACK_STEM,
         constants=(
             ("Index", index),
-            ("Element", problem.dtype),
+            ("Element", family.ELEMENT_TYPES[problem.dtype]),
             ("groups", problem.groups),
             ("in_channels", problem.in_channels_per_group),
             ("out_channels", problem.out_channels_per_group),
@@ -237,7 +245,8 @@ def _pack(laid: Layout) -> Launch:
         shared_bytes=0,
         threads=PACK_THREADS,
     )
-    blocks = image_pack_grid(laid.packed[2] // 2)
+    values = laid.packed[2] // laid.item
+    blocks = -(-values // (PACK_THREADS * UNIT_VALUES)) if lines else image_pack_grid(values)
     does = "lays images out"
     words = -(-laid.packed[2] // 4)
     return Launch("packing", source, blocks, arguments, does, packed=words)

@@ -20,7 +20,9 @@ from tconv.kernels.engine.layout import (
     MOST_BOX,
     MOST_SOURCES,
     View,
+    line_bytes,
     packed_values,
+    packing_bytes,
     packs,
     phase_view,
 )
@@ -54,6 +56,11 @@ GRADIENT_BYTES = 96 << 10
 LINE_CYCLES = 3
 """Those of a copied line, about."""
 
+COPY_RATE = 40
+SHARED_RATE = 128
+BOX_CYCLES = 200
+"""Bytes of a cycle that are copied, and that shared memory moves; cycles of a box beside, about."""
+
 PART_POSITIONS = 4096
 """Those whose float32 products are summed before the sums are added to what a block has in memory.
 
@@ -63,6 +70,9 @@ A tensor core cuts a sum after each 8 of them, by half a unit in the last place 
 MOST_STAGES = 8
 MOST_SPLITS = 1024
 MOST_PARTIAL_BYTES = 256 << 20
+
+
+_IMAGES: tuple[Operand, Operand] = ("x", "y")
 
 
 class Tap(NamedTuple):
@@ -199,9 +209,64 @@ class Layout:
                     best = min(best, (cycles, all_sets, block, taps))
         return best[2:]
 
+    @functools.cached_property
+    def _turned_blocks(self) -> tuple[int, int]:
+        """Input channels of a turned tile's block, and taps of a taker.
+
+        Those of the fewest cycles of a box, of all sets.
+        """
+        pattern, channels = self.call.pattern, self.problem.in_channels_per_group
+        if pattern is not self.call:
+            return layout(pattern, self.tile)._turned_blocks
+        count, most = len(self.taps), RAW_REGISTERS[self.tile.consumers][0]
+        best = (math.inf, 0, 8, 1)
+        for widest in range(8, 2 * IN_BLOCK + 1, 8):
+            blocks = -(-channels // widest)
+            block = -(-channels // (8 * blocks)) * 8
+            for at_most in range(1, min(MOST_TAPS, max(1, count)) + 1):
+                sets = -(-max(1, count) // (self.takers * at_most))
+                taps = -(-max(1, count) // (self.takers * sets))
+                if taps * block // 2 > self.tile.sums or taps * (block // 2 + 4) > most:
+                    continue
+                size = self.takers * taps
+                of_sets = (self.taps[i : i + size] for i in range(0, count, size))
+                sources = max((some[-1].source - some[0].source + 1 for some in of_sets), default=1)
+                copied = self._turned_x_bytes(block) + sources * self.patch_stride
+                stage = copied + self.item * self.tile.positions * block
+                if 2 * stage > hopper.TARGET.shared_per_block - 2048:
+                    continue
+                products = self.tile.positions // self.step * taps * (block // 2 + RAW_START)
+                moved = self._turned_moved(block, taps, copied)
+                cycles = max(
+                    self.tile.consumers * products, copied / COPY_RATE, moved / SHARED_RATE
+                )
+                cycles += BOX_CYCLES
+                best = min(best, (blocks * sets * cycles, blocks * sets, block, taps))
+        return best[2:]
+
+    def _turned_moved(self, block: int, taps: int, copied: int) -> int:
+        """Bytes of shared memory that a box reads and writes: copies, turning, and operands.
+
+        A product reads its columns of x there, and 64 rows of y on their way to registers.
+        """
+        of_x = self.item * self.tile.positions * block
+        products = self.tile.consumers * taps * self.tile.positions // self.step
+        return copied + 2 * of_x + products * STEP_BYTES * (block + 64)
+
+    @property
+    def moved_bytes(self) -> int:
+        """The same of this tile, if it is turned."""
+        return self._turned_moved(self.in_block, self.row_taps, self.copied_bytes)
+
+    def _turned_x_bytes(self, block: int) -> int:
+        """Bytes of x as it is copied: lines of 32 channels."""
+        return -(-block * self.item // LINE_BYTES) * LINE_BYTES * self.tile.positions
+
     @property
     def row_taps(self) -> int:
-        """Taps of a raw tile's taker, in a row."""
+        """Taps of a taker whose operands are in registers: of a raw tile those of a row."""
+        if self.tile.turned:
+            return self._turned_blocks[1]
         return self._raw_blocks[1] if self.tile.columns else 1
 
     @property
@@ -240,7 +305,7 @@ class Layout:
     def out_block(self) -> int:
         """Output channels of a block."""
         channels = self.problem.out_channels_per_group
-        if self.tile.columns:  # warps' rows: 16 channels
+        if self.tile.y_in_registers:  # warps' rows: 16 channels
             return 16 if channels <= 16 else 32 if channels <= 32 else OUT_BLOCK
         blocks = -(-channels // OUT_BLOCK)
         return -(-channels // (8 * blocks)) * 8
@@ -248,27 +313,30 @@ class Layout:
     @property
     def in_block(self) -> int:
         """Input channels of a block."""
+        if self.tile.turned:
+            return self._turned_blocks[0]
         return self._raw_blocks[0] if self.tile.columns else IN_BLOCK
 
     @property
     def takers(self) -> int:
         """Sets of taps are shared out among so many: the consumers.
 
-        Of raw tiles, their warps of the same channels.
+        Where y is in registers, their warps of the same channels.
         """
-        consumers = self.tile.consumers
-        return consumers * OUT_BLOCK // self.out_block if self.tile.columns else consumers
+        consumers, in_registers = self.tile.consumers, self.tile.y_in_registers
+        return consumers * OUT_BLOCK // self.out_block if in_registers else consumers
 
     @property
     def steps(self) -> int:
         """Products of a tap whose operands a consumer has at a time."""
         steps = self.tile.positions // self.step
-        if not self.tile.columns:
+        if not self.tile.y_in_registers:
             return steps
         most = RAW_REGISTERS[self.tile.consumers][1] - self.consumer_taps * self.in_block // 2
         most -= ROUNDING_REGISTERS if self.item == 4 else 0
         # A stride takes registers for words, as many as a tap.
-        room = most // (4 * (self.row_taps + self.problem.width.stride - 1))
+        words = self.problem.width.stride - 1 if self.tile.columns else 0
+        room = most // (4 * (self.row_taps + words))
         room = max(1, min(room, 4 if self.item == 4 else 16 // self.tile.consumers))
         return max(k for k in range(1, steps + 1) if steps % k == 0 and k <= room)
 
@@ -280,7 +348,7 @@ class Layout:
         Fewer, if a stage would otherwise have patches of too many sources to fit twice.
         """
         pattern, count = self.call.pattern, len(self.taps)
-        if self.tile.columns:
+        if self.tile.y_in_registers:
             return self.row_taps * self.stacked
         if pattern is not self.call:
             return layout(pattern, self.tile).consumer_taps
@@ -354,10 +422,22 @@ class Layout:
             for weights in self.set_weights
         )
 
+    @functools.cached_property
+    def packs_lines(self) -> tuple[bool, bool]:
+        """Whether x and y are packed as lines (`sm90_pack_lines`): float32 that no map describes.
+
+        And a folded y.
+        """
+        pattern = self.call.pattern
+        if not self.tile.columns or self.item != 4:
+            return False, False
+        mapped = pattern.y_mapped or _flat_why_not(layout(pattern, self.tile)) is None
+        return not pattern.x_mapped, self.tile.folded or not mapped
+
     @property
     def flat(self) -> bool:
         """Whether y has a flat map (`kernels/flat.py`)."""
-        return self.tile.columns > 0 and not self.call.pattern.y_mapped
+        return self.tile.columns > 0 and not (self.call.pattern.y_mapped or self.packs_lines[1])
 
     @property
     def shifts(self) -> range:
@@ -376,8 +456,8 @@ class Layout:
 
     @property
     def maps_x(self) -> bool:
-        """Whether a contiguous x is copied as it lies, by a tensor map."""
-        return self.call.pattern.x_mapped
+        """Whether x is copied as lines of pixels, by a tensor map."""
+        return not self.tile.turned and (self.call.pattern.x_mapped or self.packs_lines[0])
 
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
@@ -388,7 +468,7 @@ class Layout:
         """
         positions = self.tile.positions
         best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
-        x = 8
+        x = 4 if self.tile.turned else 8
         last = min(positions, LINE_BYTES // 2) if self.maps_x else positions
         if self.tile.columns:
             x = last = self.tile.columns
@@ -396,8 +476,8 @@ class Layout:
             rows = positions // x
             for y in (1 << k for k in range(rows.bit_length())):
                 n = rows // y
-                # Two groups of 8 must not lie in two images.
-                odd = x == 8 and y % 2 and not self.tile.columns
+                # Positions of a product must not lie in two images.
+                odd = x < self.step and y % 2 and not self.tile.columns
                 high = (y + self.reach[0] + self.stacked - 1, x + self.reach[1], n)
                 if not odd and max(high) <= MOST_BOX:
                     counts = self._counts((n, y, x))
@@ -451,18 +531,30 @@ class Layout:
 
     @property
     def patch_bytes(self) -> int:
-        """Bytes of a patch of y."""
-        of_pixel = self.item * self.out_block if self.tile.columns else LINE_BYTES
-        return self.box[0] * math.prod(self.pitch) * of_pixel
+        """Bytes of a patch of y, or of each of its parts."""
+        pixels = self.box[0] * math.prod(self.pitch)
+        return pixels * (self.item * self.out_block if self.tile.columns else LINE_BYTES)
 
     @property
-    def patch_stride(self) -> int:
-        """Bytes from one patch of a stage to the next: swizzles begin on 1024."""
+    def patch_lines(self) -> int:
+        """Parts of a patch, of as many channels as a line holds: several of turned tiles."""
+        return -(-self.out_block * self.item // LINE_BYTES) if self.tile.turned else 1
+
+    @property
+    def line_stride(self) -> int:
+        """Bytes from one part of a patch to the next: swizzles begin on 1024."""
         return -(-self.patch_bytes // 1024) * 1024
 
     @property
+    def patch_stride(self) -> int:
+        """Bytes from one patch of a stage to the next."""
+        return self.patch_lines * self.line_stride
+
+    @property
     def x_bytes(self) -> int:
-        """Bytes of x in a stage."""
+        """Bytes of x in a stage, as they are copied."""
+        if self.tile.turned:
+            return self._turned_x_bytes(self.in_block)
         rows = self.box[0] * (self.stacked - 1) * self.box[2]
         return self.item * (self.tile.positions + rows) * self.in_block
 
@@ -470,7 +562,14 @@ class Layout:
     def stage_bytes(self) -> int:
         """Bytes of a stage."""
         patches = max(map(len, self.set_sources)) * self.patch_stride
-        return -(-self.x_bytes // 1024) * 1024 + patches
+        turned = self.item * self.tile.positions * self.in_block if self.tile.turned else 0
+        return -(-self.x_bytes // 1024) * 1024 + patches + turned
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of a stage that are copied, with gaps."""
+        turned = self.item * self.tile.positions * self.in_block if self.tile.turned else 0
+        return self.stage_bytes - turned
 
     def stages(self, target: Target) -> int:
         """Stages that fit."""
@@ -484,16 +583,33 @@ class Layout:
         """
         problem, end = self.problem, 0
         found: list[int | None] = []
+        if self.tile.columns:
+            for operand, is_packed in zip(_IMAGES, self.packs_lines, strict=True):
+                found.append(end if is_packed else None)
+                end += self.lines_bytes(operand) if is_packed else 0
+            return found[0], found[1], end
         sides: tuple[tuple[Operand, int, str, bool], ...] = (
             ("x", problem.in_channels_per_group, problem.x_layout, False),
             ("y", problem.out_channels_per_group, problem.y_layout, self.tile.folded),
         )
         for operand, channels, of_image, folds in sides:
-            mapped = self.maps_x if operand == "x" else self.tile.columns > 0
+            mapped = self.maps_x if operand == "x" else False
             is_packed = folds or (not mapped and packs(problem, channels, of_image))
             found.append(end if is_packed else None)
-            end += 2 * packed_values(problem, operand) if is_packed else 0
+            end += self.item * packed_values(problem, operand) if is_packed else 0
         return found[0], found[1], end
+
+    def lines_bytes(self, operand: Operand) -> int:
+        """Bytes of an image that is packed as lines."""
+        shape = self.problem.x_shape if operand == "x" else self.problem.y_shape
+        return math.prod(shape[:3]) * line_bytes(shape[3], self.item)
+
+    def packing_bytes(self, operand: Operand) -> float:
+        """Bytes that packing an image moves."""
+        if not self.tile.columns:
+            return packing_bytes(self.problem, operand)
+        shape = self.call.x_shape if operand == "x" else self.call.y_shape
+        return self.lines_bytes(operand) + self.item * math.prod(shape)
 
     @property
     def units(self) -> int:
@@ -536,7 +652,7 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
         return reason
     laid = layout(problem, tile)
     line = laid.item * tile.columns
-    if laid.item == 4 and (line == 0 or tile.consumers > CONSUMERS):
+    if laid.item == 4 and (not tile.y_in_registers or tile.consumers > CONSUMERS):
         return "takes values of 16 bits"
     if line and line not in (32, 64, 128):
         return f"reads lines of 32, 64 or 128 bytes, {tile.columns} positions have {line}"
@@ -559,12 +675,12 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
 
 def _raw_why_not(laid: Layout) -> str | None:
     """The same, of what reads contiguous images as they lie."""
-    pattern, width, tile = laid.call.pattern, laid.problem.width, laid.tile
-    if not pattern.x_mapped:
+    width, tile = laid.problem.width, laid.tile
+    if not laid.maps_x:
         return "reads a contiguous x of rows on multiples of 16 bytes, this is none"
     if laid.flat and (reason := _flat_why_not(laid)):
         return reason
-    if width.stride > 2:
+    if width.stride > 2 and laid.item == 2:
         return f"takes one pixel of y or every second one, the stride along x is {width.stride}"
     if laid.tile.stacked and laid.stacked == 1:
         return "multiplies rows of x at once, each tap has a row of its own"
@@ -581,7 +697,8 @@ def _flat_why_not(laid: Layout) -> str | None:
     width, columns = laid.problem.width, laid.tile.columns
     if laid.call.y_layout != "contiguous":
         return "reads contiguous images, y is none"
-    if reason := flat.why_not(laid.call, "y", odd=len(laid.shifts) == laid.octet):
+    odd = laid.call.pattern.width.output_size % 2 == 1
+    if reason := flat.why_not(laid.call, "y", odd=odd):
         return reason
     if width.padding or width.size % columns:
         return f"has no zeros beside flat rows: x is {width.size}, its padding {width.padding}"

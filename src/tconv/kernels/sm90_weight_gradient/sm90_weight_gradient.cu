@@ -1,4 +1,4 @@
-// The weight's gradient of 16-bit tensors, and of contiguous float32, on Hopper's tensor cores:
+// The weight's gradient of 16-bit tensors, and of float32 for TF32, on Hopper's tensor cores:
 //
 //   sums[tap][64 in][out] += x[positions][64 in]^T * y[positions + shift][out]
 //
@@ -12,7 +12,8 @@
 //
 // An x that is contiguous need not be turned: its tensor map copies lines of positions. Raw tiles
 // read a contiguous y as it lies too: y goes to registers and x stays (<raw.cuh>), so that the
-// product's rows are output channels.
+// product's rows are output channels. So do turned ones of float32 in channels_last
+// (<turned.cuh>).
 //
 // A block has channels, taps and a share of the boxes, and writes its sums as float32. If it has
 // all boxes, it writes the gradient.
@@ -31,6 +32,7 @@
 #include <ptx/tensor_map.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90_weight_gradient/raw.cuh>
+#include <sm90_weight_gradient/turned.cuh>
 
 namespace {
 
@@ -50,16 +52,26 @@ constexpr int all_steps = Layer::positions / step_positions;  // of a box
 constexpr int steps = Layer::steps;  // at a time
 constexpr int operands = Layer::raw ? raw_taps : 1;  // of a step
 constexpr int x_box_bytes = value_bytes * Layer::positions * in_block;
-constexpr int rounding_warps = 3;  // of warpgroup 0, if x is float32
+// x of float32 is rounded where it lies, or turned, by warps of warpgroup 0.
+constexpr bool prepares_x = rounds_x || Layer::turned;
+constexpr int preparing_warps = 3;
 
 // Bytes before y.
 TCONV_DEVICE int x_room(const Arguments& arguments) {
+    if constexpr (Layer::turned) return x_box_bytes;
     return (x_bytes(arguments, x_box_bytes) + 1023) / 1024 * 1024;
+}
+
+// Bytes before x as it is copied: turned tiles have it behind y.
+template <typename Fields>
+TCONV_DEVICE int x_copy(const Fields& arguments) {
+    if constexpr (Layer::turned) return arguments.stage_bytes - arguments.x_bytes;
+    return 0;
 }
 
 struct Shared {
     uint64_t full[Layer::most_stages];
-    uint64_t landed[Layer::most_stages];  // of float32: x is not rounded yet
+    uint64_t landed[Layer::most_stages];  // x is not prepared yet
     uint64_t empty[Layer::most_stages];
     int row[Layer::most_stages];  // a box's first, of a flat y
 };
@@ -97,7 +109,7 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         int image = rest / arguments.boxes_y;
         int y = (rest - image * arguments.boxes_y) * arguments.box_y;
         image *= arguments.box_n;
-        uint64_t* full = is_float32 ? &shared.landed[turn.stage] : &shared.full[turn.stage];
+        uint64_t* full = prepares_x ? &shared.landed[turn.stage] : &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
         int patches = count * arguments.patch_bytes;
         unsigned char* to = stage_of(arguments, memory, turn.stage);
@@ -109,8 +121,13 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
                 ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, x, share.in, top,
                                                               image, share.group, full);
             } else {
-                ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, share.in, x, y,
-                                                              image, share.group, full);
+                unsigned char* line = to + x_copy(arguments);
+#pragma unroll
+                for (int i = 0; i < (Layer::turned ? x_lines : 1); ++i) {
+                    ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                        line + i * x_line_bytes, &arguments.x, share.in + i * line_channels, x, y,
+                        image, share.group, full);
+                }
             }
         }
         to += x_room(arguments);
@@ -123,11 +140,31 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
                 to += arguments.patch_stride;
                 continue;
             }
-            ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                to, maps + source, Layer::raw ? pixel : channel, Layer::raw ? channel : pixel, row,
-                image, share.group, full);
+            constexpr bool lines = Layer::raw && !Layer::turned;
+#pragma unroll
+            for (int i = 0; i < (Layer::turned ? y_lines : 1); ++i) {
+                ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                    to + i * line_stride(arguments), maps + source, lines ? pixel : channel,
+                    lines ? channel : pixel, row, image, share.group, full);
+                channel += line_channels;
+            }
             to += arguments.patch_stride;
         }
+        turn.advance(arguments.stages);
+    }
+}
+
+// Turns x of each stage.
+TCONV_DEVICE void turn_x(const Arguments& arguments, Shared& shared, unsigned char* memory) {
+    Share share;
+    CountedTurn turn;
+    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
+        ptx::mbarrier_wait_parity(&shared.landed[turn.stage], turn.parity);
+        unsigned char* stage = stage_of(arguments, memory, turn.stage);
+        turn_positions(stage + x_copy(arguments), stage, threadIdx.x / 32 - 1, preparing_warps);
+        ptx::fence_proxy_async_shared();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.full[turn.stage]);
         turn.advance(arguments.stages);
     }
 }
@@ -135,7 +172,7 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
 // Rounds x of float32 to TF32 where it lies.
 TCONV_DEVICE void round_x(const Arguments& arguments, Shared& shared, unsigned char* memory) {
     constexpr int together = 4;  // vectors of a thread, whose loads do not wait for each other
-    constexpr int step = rounding_warps * 32;
+    constexpr int step = preparing_warps * 32;
     int vectors = x_bytes(arguments, x_box_bytes) / int(sizeof(float4));
     Share share;
     CountedTurn turn;
@@ -210,7 +247,7 @@ struct Pair {
         int column = sum / 4 * 8 + lane % 4 * 2;
         in = Layer::raw ? column + pair % 2 : row + pair % 2 * 8;
         out = Layer::raw ? raw_channel(0, classes) / 2 * 2 : column;
-        swapped = Layer::raw && classes == 1 && lane >= 16;
+        swapped = Layer::raw && !Layer::turned && classes == 1 && lane >= 16;
     }
 
     TCONV_DEVICE float value(const Sums& sums, int tap, int i) const {
@@ -332,6 +369,19 @@ TCONV_DEVICE void write_gradient(const Arguments& arguments, unsigned char* memo
     }
 }
 
+// Where a taker's taps read a stage: `count` from `first` on. A taker without one reads what the
+// first of the set does.
+template <typename Fields>
+TCONV_DEVICE auto places_of(const Fields& arguments, const Share& share, int first, int count) {
+    int other = entry(Layer::set_tap, share.set * takers);
+    if constexpr (Layer::turned) {
+        return TurnedPlaces(arguments, x_room(arguments), first, count, other,
+                            entry(Layer::set_source, share.set));
+    } else {
+        return RawPlaces(arguments, count > 0 ? first : other);
+    }
+}
+
 // The product of a step and a tap.
 TCONV_DEVICE void multiply(float (&sums)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
     if constexpr (is_float32) {
@@ -363,7 +413,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         starts[tap] = x_room(arguments) + source * arguments.patch_stride;
         if (!Layer::raw) starts[tap] += position * line_bytes;
     }
-    RawPlaces places(arguments, count > 0 ? first : entry(Layer::set_tap, share.set * takers));
+    auto places = places_of(arguments, share, first, count);
 #pragma unroll
     for (int step = 0; step < all_steps; ++step) {
         int row = step * 16 / arguments.box_x, x = step * 16 - row * arguments.box_x;
@@ -384,7 +434,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         if constexpr (is_float32) end = part_end(arguments, box);
 #pragma unroll 1
         for (; box < end; box += arguments.splits) {
-            if constexpr (is_float32) {
+            if constexpr (prepares_x) {
                 ptx::mbarrier_wait_parity(&shared.landed[turn.stage], turn.parity);
             }
             ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
@@ -395,7 +445,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
             for (int first = 0; first < all_steps; first += steps) {
                 uint32_t a[steps][operands][4];
                 if constexpr (Layer::raw) {
-                    places.load(arguments, stage + starts[0], first, a);
+                    places.load(arguments, stage + (Layer::turned ? 0 : starts[0]), first, a);
                 } else {
                     // NOTE: opaque, so that no register remembers where each step begins.
                     load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
@@ -445,8 +495,8 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     if (0 <= map && map < maps) ptx::prefetch_tensormap(&arguments.x + map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < arguments.stages; ++stage) {
-            ptx::mbarrier_init(&shared.full[stage], is_float32 ? rounding_warps : 1);
-            if constexpr (is_float32) ptx::mbarrier_init(&shared.landed[stage], 1);
+            ptx::mbarrier_init(&shared.full[stage], prepares_x ? preparing_warps : 1);
+            if constexpr (prepares_x) ptx::mbarrier_init(&shared.landed[stage], 1);
             ptx::mbarrier_init(&shared.empty[stage], consumers * warpgroup / 32);
         }
         ptx::fence_mbarrier_init();
@@ -458,8 +508,14 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     if (role == 0) {
         ptx::setmaxnreg_dec<is_float32 ? 40 : consumers == 2 ? 24 : 32>();
         if (threadIdx.x < (Layer::flat ? 32 : 1)) bring(arguments, shared, memory);
-        if constexpr (is_float32) {
-            if (threadIdx.x >= 32) round_x(arguments, shared, memory);
+        if constexpr (prepares_x) {
+            if (threadIdx.x >= 32) {
+                if constexpr (Layer::turned) {
+                    turn_x(arguments, shared, memory);
+                } else {
+                    round_x(arguments, shared, memory);
+                }
+            }
         }
     } else {
         ptx::setmaxnreg_inc<is_float32 ? 232 : consumers == 2 ? 240 : 160>();

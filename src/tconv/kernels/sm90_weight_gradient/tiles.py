@@ -19,6 +19,7 @@ class Tile:
         columns: of a box, where contiguous images are read as they lie (`raw.cuh`); else 0.
         stacked: whether rows of x are columns of one product, for all taps of a kernel's column.
         consumers: warpgroups that multiply.
+        turned: whether float32 in channels_last is turned in shared memory (`turned.cuh`).
     """
 
     positions: int
@@ -27,11 +28,18 @@ class Tile:
     columns: int = 0
     stacked: bool = False
     consumers: int = CONSUMERS
+    turned: bool = False
+
+    @property
+    def y_in_registers(self) -> bool:
+        """Whether y goes to registers, so that rows of products are output channels."""
+        return self.columns > 0 or self.turned
 
     def __str__(self) -> str:
         """Positions of a box, and sums of a thread."""
-        kind = "/folded" if self.folded else f"/raw{self.columns}" if self.columns else ""
-        kind += "/stacked" if self.stacked else ""
+        kind = "/folded" if self.folded else ""
+        kind += f"/raw{self.columns}" if self.columns else ""
+        kind += "/stacked" if self.stacked else "/turned" if self.turned else ""
         of = f"/of {self.consumers}" if self.consumers != CONSUMERS else ""
         return f"{self.positions}/{self.sums}{kind}{of}"
 
@@ -40,6 +48,10 @@ FLOAT32_TILES = (
     Tile(64, 128, columns=8),
     Tile(32, 128, columns=32),
     Tile(64, 128, columns=32, stacked=True),
+    Tile(64, 128, folded=True, columns=8),
+    Tile(32, 128, folded=True, columns=32),
+    Tile(64, 128, turned=True),
+    Tile(32, 128, turned=True),
 )
 """Of float32 alone, whose lines have half as many pixels."""
 
