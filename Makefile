@@ -1,6 +1,7 @@
 # make demo       the demonstration, on the GPU if there is one, else on the CPU
 # make test       ruff, clang-format, mypy, and the quick tests of tests/cpu; needs no GPU
-# make test-all   the same with every test of tests/cpu: what CI runs
+# make test-ci    the same with one in eight of the thorough tests: what CI runs
+# make test-all   the same with every test of tests/cpu
 # make test-gpu   pytest tests/gpu, on a machine with a CUDA device
 # make test-matrix   the quick tests on several versions of torch, and a table of them
 # make docs       the documentation as a site, in site/
@@ -41,7 +42,7 @@ SETUP := $(STAMP)
 RUN := $(VENV)/bin/python
 endif
 
-.PHONY: help demo test test-all lint types test-cpu test-cpu-quick test-gpu test-matrix docs format setup clean
+.PHONY: help demo test test-ci test-all lint types test-cpu test-cpu-quick test-gpu test-matrix docs format setup clean
 .DEFAULT_GOAL := help
 
 help:
@@ -62,6 +63,9 @@ demo: $(SETUP)
 	@$(RUN) -m tconv demo $(ARGS)
 
 test: lint types test-cpu-quick
+
+test-ci: ARGS += --thorough=8
+test-ci: lint types test-cpu
 
 test-all: lint types test-cpu
 

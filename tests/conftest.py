@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 # NOTE: before torch is imported. Under xdist each worker has one of the cores, not all of them.
@@ -36,8 +37,31 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), inherited)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies under tests/gpu. Skip it where there is no device, or fail if one must be."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How many of the thorough tests run."""
+    parser.addoption(
+        "--thorough",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one in N of the thorough tests, always the same ones (default: all)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what lies under tests/gpu. Skip it where there is no device, or fail if one must be.
+
+    Leave out what `--thorough` leaves out.
+    """
+    one_in = config.getoption("thorough")
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("thorough") and zlib.crc32(item.nodeid.encode()) % one_in
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     no_device = pytest.mark.skip(reason="no CUDA device on this machine")
     missing = not torch.cuda.is_available()
     if missing and os.environ.get("TESTS_NEED_GPU") == "1":  # `make test-gpu`
