@@ -17,7 +17,7 @@ from tconv.export.cuda_text import CudaText, NamedKernel
 from tconv.export.layer import Layer
 from tconv.export.problem_file import Call, ExportError, Rewritten
 from tconv.jit.target import Target
-from tconv.kernels.launch import Launch
+from tconv.kernels.launch import Launch, TensorMap
 from tconv.kernels.source import KernelSource
 from tconv.plan import Plan, family, plan
 from tconv.problem import Direction, DType, Problem
@@ -354,6 +354,24 @@ def _constant(name: str, text: str) -> str:
     return f'{name} = r"""\n{text.strip(chr(10))}\n"""\n'
 
 
+def _is_for_dense_tensors(chosen: Plan) -> bool:
+    """Whether a plan counts on tensors that are dense, as those it was made for.
+
+    Of 16 bits any does; of float32 those of gradients whose tensor maps describe a tensor. The x
+    that forward's describe is checked for itself.
+    """
+    if chosen.problem.dtype != "float32":
+        return True
+    maps = (
+        argument
+        for launch in chosen.launches
+        for argument in launch.arguments.values()
+        if isinstance(argument, TensorMap)
+    )
+    described = any(one.address.operand != "packed" for one in maps)
+    return described and chosen.problem.direction != "forward"
+
+
 def _planned_call(planned: Planned) -> str:
     """The call and its launches, as Python."""
     chosen, problem = planned.plan, planned.plan.problem
@@ -371,8 +389,7 @@ def _planned_call(planned: Planned) -> str:
         "has_bias": problem.bias,
         "tf32": problem.math == "tf32",
         "wide_offsets": problem.wide_offsets,
-        # Of 16 bits, what a plan counts on is that tensors are as it was made for.
-        "dense": problem.dtype != "float32",
+        "dense": _is_for_dense_tensors(chosen),
         "x_aligned": problem.dtype == "float32" and problem.rows_aligned,
         "y_aligned": any(launch.aligned for launch in chosen.launches),
         "whole_rows": any(launch.whole_rows for launch in chosen.launches),
