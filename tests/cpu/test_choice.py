@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import runpy
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ from tconv import aten, choice, counts, functional, tuning
 from tconv.choice import Ahead, Race, Timed, Verdict, verdict
 from tconv.jit.target import Target
 from tconv.layers import Layer
-from tconv.plan import FAMILIES, candidates, make_plan, plan
+from tconv.plan import FAMILIES, candidates, family, make_plan, plan
 from tconv.run import binding, calls, choosing, execution
 from tconv.tuning import PYTORCH
 
@@ -800,6 +801,33 @@ def test_tuning_weighs_pytorch_too(gpu, monkeypatch):
     flags = (False, True, "cudnn")  # not deterministic, TF32
     assert asked == [(d, flags) for d in ("forward", "input_gradient", "weight_gradient")]
     assert {reason for _, _, reason in served()} == {"tuned"}
+
+
+def test_kernels_that_no_device_has_run_are_left_to_pytorch():
+    layer = Layer.parse("64,64,4,2,1", "8x32x32")
+    for direction, layout, words, unseen in (
+        ("input_gradient", "contiguous", "raw", True),
+        ("input_gradient", "contiguous", "image", False),
+        ("input_gradient", "channels_last", "tap", False),
+        ("weight_gradient", "contiguous", "raw", False),
+        ("weight_gradient", "contiguous", "turned", True),
+        ("weight_gradient", "channels_last", "turned", True),
+        ("weight_gradient", "channels_last", "raw", True),
+    ):
+        problem = layer.problem(direction, "float32", layout)
+        families = (family(f"sm90_{direction}"),)
+        every = [c for c in candidates(problem, HOPPER, families) if c.refusal is None]
+        every = [c for c in every if words in str(c.tile) and "folded" not in str(c.tile)]
+        plans = [make_plan(problem, HOPPER, c) for c in every]
+        assert plans
+        want = Verdict("pytorch", "unseen") if unseen else Verdict("timed", "timed")
+        assert {verdict(made, "any") for made in plans} == {want}, (direction, layout, words)
+        # They are left out where another serves, and else the only ones but general kernels.
+        tiles = {c.tile for c in candidates(problem, HOPPER) if c.refusal is None}
+        served = layout == "contiguous" or direction == "input_gradient"
+        assert (every[0].tile in tiles) == (not unseen or not served)
+    wide = dataclasses.replace(problem, wide_offsets=True)
+    assert verdict(plan(wide, HOPPER), "any") == Verdict("timed", "timed")
 
 
 def test_the_rules(monkeypatch):
