@@ -68,7 +68,13 @@ Twice those of KernelBench #75 (8 channels, 6 taps), whose check TF32 fails: cuD
 cuDNN was seen to take TF32 for 8 channels with 120 and 128 products.
 """
 
-TF32_FEWEST_CHANNELS = 4
+TF32_LEAST_GRADIENT_PRODUCTS = 48
+"""The same of `input_gradient`, where channels are made enough.
+
+cuDNN was seen to take TF32 for 3 channels with 48 products. No check asks for more of a gradient.
+"""
+
+TF32_FEWEST_CHANNELS = {"forward": 4, "input_gradient": 3}
 """With fewer channels, tensor cores, which multiply 8, would be no faster than multiply-adds."""
 
 
@@ -77,6 +83,7 @@ def float32_math(
     in_channels: int,
     out_channels: int,
     phase_taps: int,
+    kernel_taps: int,
     *,
     tf32_allowed: bool,
 ) -> Math:
@@ -86,6 +93,7 @@ def float32_math(
         direction: which of the three maps.
         in_channels, out_channels: channels of one group.
         phase_taps: the most taps of a phase, of both axes together.
+        kernel_taps: all taps.
         tf32_allowed: whether PyTorch's flags allow TF32.
     """
     reduced = {
@@ -93,11 +101,14 @@ def float32_math(
         "input_gradient": out_channels,
         "weight_gradient": max(in_channels, out_channels),
     }[direction]
-    enough = reduced >= TF32_LEAST_CHANNELS or (
-        direction == "forward"
-        and in_channels >= TF32_FEWEST_CHANNELS
-        and in_channels * phase_taps >= TF32_LEAST_PRODUCTS
-    )
+    enough = reduced >= TF32_LEAST_CHANNELS
+    if direction == "forward":
+        products = reduced * phase_taps
+        enough |= reduced >= TF32_FEWEST_CHANNELS[direction] and products >= TF32_LEAST_PRODUCTS
+    elif direction == "input_gradient" and in_channels >= TF32_LEAST_CHANNELS:
+        products = reduced * kernel_taps
+        fewest = TF32_FEWEST_CHANNELS[direction]
+        enough |= reduced >= fewest and products >= TF32_LEAST_GRADIENT_PRODUCTS
     return "tf32" if tf32_allowed and enough else "ieee"
 
 
@@ -317,8 +328,9 @@ class Problem:
             strides = (dense_strides(x_shape), dense_strides(w_shape), dense_strides(shapes[2]))
         in_channels, out_channels = x_shape[1], w_shape[1] * groups
         allowed = tf32 and dtype == "float32"
-        channels, taps = (in_channels // groups, w_shape[1]), height.phase_taps * width.phase_taps
-        math = float32_math(direction, *channels, taps, tf32_allowed=allowed)
+        channels = (in_channels // groups, w_shape[1])
+        taps = height.phase_taps * width.phase_taps, height.kernel * width.kernel
+        math = float32_math(direction, *channels, *taps, tf32_allowed=allowed)
         read: tuple[Sizes, ...] = strides[:1] if direction == "forward" else strides[2:]
         if direction == "weight_gradient":
             read = tuple(
@@ -435,7 +447,7 @@ class Problem:
             height=dataclasses.replace(self.height, size=height),
             width=axis,
             source_aligned=all(count * ITEM_BYTES[self.dtype] % 16 == 0 for count in read),
-            source_dense=ITEM_BYTES[self.dtype] == 2 and "contiguous" in of_read,
+            source_dense=ITEM_BYTES[self.dtype] <= 4 and "contiguous" in of_read,
         )
 
     @property

@@ -314,10 +314,11 @@ def expected(
     exact = wanted(t.x, t.w, t.bias, t.grad_output)
     contract = exact
     in_channels, out_channels = layer.in_channels // layer.groups, layer.w_shape[1]
-    phase_taps = layer.axes[0].phase_taps * layer.axes[1].phase_taps
+    height, width = layer.axes
+    phase_taps, taps = height.phase_taps * width.phase_taps, height.kernel * width.kernel
     allowed = tf32 and t.x.dtype == torch.float32
     maths = [
-        float32_math(direction, in_channels, out_channels, phase_taps, tf32_allowed=allowed)
+        float32_math(direction, in_channels, out_channels, phase_taps, taps, tf32_allowed=allowed)
         for direction in DIRECTIONS
     ]
     if "tf32" in maths:
@@ -328,7 +329,6 @@ def expected(
         ] + exact[3:]
     absolute_bias = None if t.bias is None else t.bias.abs()
     magnitude = wanted(t.x.abs(), t.w.abs(), absolute_bias, t.grad_output.abs())
-    taps = layer.kernel_size[0] * layer.kernel_size[1]
     terms = (
         in_channels * taps,
         out_channels * taps,

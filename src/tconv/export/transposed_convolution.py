@@ -368,11 +368,13 @@ def has_wide_offsets(tensor: "torch.Tensor | None") -> bool:
 
 
 # The maps below take float32 operands as TF32 where PyTorch's flags allow it and there are at least
-# this many channels to sum over. Forward also takes it with fewer, if there are enough products to
-# sum for an output.
+# this many channels to sum over. Forward and the input's gradient also take it with fewer, if there
+# are enough products to sum for a value.
 TF32_LEAST_CHANNELS = 16
 TF32_FEWEST_CHANNELS = 4
 TF32_LEAST_PRODUCTS = 96
+TF32_FEWEST_GRADIENT_CHANNELS = 3
+TF32_LEAST_GRADIENT_PRODUCTS = 48
 
 # Read once, as cuDNN and cuBLAS do.
 TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
@@ -388,17 +390,22 @@ def tf32_allowed() -> bool:
     return flags.fp32_precision == "tf32"
 
 
-def use_tf32(x: torch.Tensor, channels: int, phase_taps: int = 0) -> bool:
+def use_tf32(
+    x: torch.Tensor,
+    channels: int,
+    taps: int = 0,
+    fewest: int = TF32_FEWEST_CHANNELS,
+    least: int = TF32_LEAST_PRODUCTS,
+) -> bool:
     """Whether operands are rounded to TF32.
 
     Args:
         x: one of them.
         channels: those that are summed over; of the weight's gradient the more of both sides.
-        phase_taps: of forward, the most taps of an output.
+        taps: of a value, at most; 0 if they do not count.
+        fewest, least: channels, and products of a value, from which fewer channels are enough.
     """
-    enough = channels >= TF32_LEAST_CHANNELS or (
-        channels >= TF32_FEWEST_CHANNELS and channels * phase_taps >= TF32_LEAST_PRODUCTS
-    )
+    enough = channels >= TF32_LEAST_CHANNELS or (channels >= fewest and channels * taps >= least)
     return x.dtype == torch.float32 and enough and tf32_allowed()
 
 
@@ -601,7 +608,14 @@ class InputGradientMap(torch.autograd.Function):
         )
         if grad_x.numel() == 0:
             return grad_x
-        tf32 = use_tf32(grad_output, weight.shape[1])
+        made = weight.shape[0] // parameters.groups
+        tf32 = use_tf32(
+            grad_output,
+            weight.shape[1],
+            weight[0, 0].numel() if made >= TF32_LEAST_CHANNELS else 0,
+            TF32_FEWEST_GRADIENT_CHANNELS,
+            TF32_LEAST_GRADIENT_PRODUCTS,
+        )
         operands = {"x": grad_x, "w": weight, "y": grad_output, "bias": None}
         planned = planned_call("input_gradient", operands, weight.shape, parameters, tf32)
         if planned is None:

@@ -166,7 +166,7 @@ def layout_of(chosen) -> Layout:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", quick(CASES, *range(0, len(CASES), 3)), ids=str)
 def test_every_tile_that_serves(case, layout, of_splits):
     """Of one of the types, in turn: a type is the operands' rounding and a product's name."""
     t = operands(case, DTYPES[(CASES.index(case) + LAYOUTS.index(layout)) % 2], layout, "cpu")
@@ -216,7 +216,7 @@ def of_float32(case: Case, layout: str = "contiguous"):
     return operands(case, torch.float32, layout, "cpu")
 
 
-@pytest.mark.parametrize(("case", "layout"), FLOAT32, ids=str)
+@pytest.mark.parametrize(("case", "layout"), quick(FLOAT32, *range(0, len(FLOAT32), 2)), ids=str)
 def test_every_tile_of_float32(case, layout):
     t = of_float32(case, layout)
     problem = problem_of(case, t)
@@ -267,6 +267,25 @@ def test_float32_sums_of_several_parts(layout, monkeypatch):
         laid = layout_of(chosen)
         assert laid.boxes // chosen.splits > 2 * laid.part_boxes
         assert_right(run(chosen, t), case, t)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_float32_kernels_for_another_size_are_right(layout):
+    """Turned, packed as lines, and folded ones, by the constants of one size."""
+    case = FLOAT32_MORE[0] if layout == "contiguous" else FLOAT32_LINES[0]
+    like = problem_of(case, of_float32(case, layout))
+    sources = {c.tile: c.kernel.source for c in plans(like, family.STEM)}
+    for batch, size in ((1, (3, 4)), (3, (7, 21)), (2, (1, 6))):
+        other = dataclasses.replace(case, batch=batch, size=size)
+        t = of_float32(other, layout)
+        problem = problem_of(other, t).by(like)
+        if problem is None:
+            continue
+        chosen = plans(problem, family.STEM)
+        assert set(TURNED) <= {c.tile for c in chosen}
+        for one in chosen:
+            assert one.kernel.source == sources[one.tile]
+            assert_right(run(one, t), other, t)
 
 
 def test_random_layers_of_float32():

@@ -73,7 +73,7 @@ def _raw(laid: Layout, patch_stages: int) -> float:
     fit = _COSTS
     stages = laid.chunks * len(laid.stages)
     rows = laid.chunks * laid.slot_count / (laid.stage_slots * laid.set_count)
-    products = rows * laid.stage_slots * laid.depth / 16 * laid.positions / 64
+    products = rows * laid.stage_slots * laid.line_bytes / 32 * laid.positions / 64
     products *= fit.raw_product + fit.raw_column * laid.group_rows
     weights = 0 if laid.resident else rows * laid.weight_stage_bytes
     of_stage = laid.raw_lines(laid.box)
@@ -106,7 +106,7 @@ def _longer(laid: Layout, tile: Tile) -> float:
     fit = _COSTS
     if laid.unfolds and laid.problem.groups > 1:
         return fit.unfolded_groups
-    if laid.rounds:
+    if laid.rounds and not tile.raw:
         return fit.rounded * (64 / laid.group_rows) ** fit.rounded_rows
     if laid.unfolds or tile.raw or not tile.positions_are_rows or laid.group_rows <= 32:
         return 1.0

@@ -1,8 +1,9 @@
 // Packs y folded, as [image][row][column][group][channel], each pixel of a group on 16 bytes, with
 // zeros where there is no pixel and behind the channels (<engine/fold.cuh>).
 //
-// A thread takes octets, 8 channels of a folded pixel of a group: all of a pixel if they are few,
-// as the place of each value is known then when the kernel is compiled.
+// A thread takes octets, 8 channels of a folded pixel of a group, or 4 of float32, rounded to TF32:
+// all of a pixel if they are few, as the place of each value is known then when the kernel is
+// compiled.
 #pragma once
 
 #include <common/element.cuh>
@@ -19,6 +20,8 @@ struct FoldedImage {
     unsigned block = blockIdx.x, blocks = gridDim.x;  // of those that pack it
 };
 
+constexpr bool folds_floats = sizeof(Layer::Element) == 4;
+constexpr int fold_of_octet = folds_floats ? 4 : 8;
 // Values of a row of y that follow each other: those of a pixel, and those before the first line.
 constexpr int fold_of_pixel = Layer::fold_channels_last ? Layer::fold_channels : 1;
 constexpr int fold_cut = Layer::cut_x * fold_of_pixel;
@@ -27,7 +30,8 @@ constexpr int fold_vector_of_run = fold_run % 8 == 0 ? 8 : fold_run & -fold_run;
 constexpr int fold_vector_of_cut = fold_cut % 8 == 0 ? 8 : fold_cut & -fold_cut;
 // Lines of pairs, each of which begins in the middle of a word.
 constexpr bool fold_off_words = fold_vector_of_cut == 1 && fold_vector_of_run > 1;
-constexpr int fold_longest = fold_off_words                            ? 2
+constexpr int fold_longest = folds_floats                              ? 1
+                             : fold_off_words                          ? 2
                              : fold_vector_of_run < fold_vector_of_cut ? fold_vector_of_run
                                                                        : fold_vector_of_cut;
 
@@ -43,8 +47,8 @@ TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* fr
     uint32_t values[8] = {};  // words, or values of a word each
     uint32_t before[4] = {};  // the words in the middle of which lines begin
 #pragma unroll
-    for (int i = 0; i < 8; i += vector) {
-        if (folded_channels % 8 != 0 && channel + i >= folded_channels) continue;
+    for (int i = 0; i < fold_of_octet; i += vector) {
+        if (folded_channels % fold_of_octet != 0 && channel + i >= folded_channels) continue;
         // Where lines are whole octets, all of an octet is of one.
         int behind = vector > 1 && fold_run % 8 == 0 ? i : 0;
         Unfolded first(channel + i - behind);
@@ -57,7 +61,9 @@ TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* fr
         if constexpr (vector == 1) {
             Layer::Index at = x + first.x;
             const auto* value = line + at * image.stride_w;
-            if (has_row && Count(at) < count) load_neighbours<2>(value, values + i);
+            if (has_row && Count(at) < count) {
+                load_neighbours<sizeof(Layer::Element)>(value, values + i);
+            }
             continue;
         }
         Layer::Index at = Layer::Index(x) * fold_of_pixel + first.rest + behind;
@@ -79,6 +85,8 @@ TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* fr
             bool begins = i == 0 || (channel + 2 * i) % fold_run == 0;
             words[i] =
                 __byte_perm(begins ? before[i] : values[i > 0 ? i - 1 : 0], values[i], 0x5432);
+        } else if constexpr (folds_floats) {
+            words[i] = tf32_bits(__uint_as_float(values[i]));
         } else if constexpr (vector == 1) {
             words[i] = values[2 * i] | values[2 * i + 1] << 16;
         } else {
@@ -117,7 +125,8 @@ template <int vector>
 TCONV_DEVICE void fold_octets(const FoldedImage& image) {
     using Index = Layer::Index;
     using Count = UnsignedOf<Index>::type;
-    constexpr int octets = (folded_channels + 7) / 8, all_octets = octets * Layer::groups;
+    constexpr int octets = (folded_channels + fold_of_octet - 1) / fold_of_octet;
+    constexpr int all_octets = octets * Layer::groups;
     constexpr int own = octets <= 4 ? octets : 1;  // of a thread
     constexpr int parts = all_octets / own;  // of a pixel
     // Neighbouring threads have so many pixels of an octet before the next octet's: of a contiguous
@@ -147,7 +156,7 @@ TCONV_DEVICE void fold_octets(const FoldedImage& image) {
 #pragma unroll
             for (int i = 0; i < own; ++i) {
                 // With all octets of a pixel, a constant.
-                int channel = own == octets ? i * 8 : octet % octets * 8;
+                int channel = (own == octets ? i : octet % octets) * fold_of_octet;
                 load_folded<vector>(image, from, y * Layer::fold_y - Layer::cut_y,
                                     x * Layer::fold_x - Layer::cut_x, channel, words[k][i]);
             }

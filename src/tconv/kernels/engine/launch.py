@@ -339,7 +339,7 @@ def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
     """The image that a kernel reads as it lies, and the lines of a patch."""
     problem, n, depth = laid.problem, laid.box[0], laid.depth
     lines = laid.raw_lines(laid.box)
-    line = 2 * lines.pixels
+    line = laid.item * lines.pixels
     # Bytes of a stage from one to the next.
     if laid.flat:
         classes = flat.classes(problem, operand)
@@ -353,7 +353,9 @@ def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
         copy = n * image
         box = (lines.pixels, depth, lines.rows, n, 1)
         maps = {
-            f"source_{i}": contiguous_map(problem, operand, view, laid.source_step[0], box)
+            f"source_{i}": contiguous_map(
+                problem, operand, view, laid.source_step[0], box, not laid.swizzled
+            )
             for i, view in enumerate(laid.row_views)
         }
     return {

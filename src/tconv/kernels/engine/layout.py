@@ -138,17 +138,19 @@ class Lines(NamedTuple):
         segments: parts of a row of the tile, a line each.
         columns: positions of a segment.
         pixels: of a line.
+        item: bytes of a pixel.
     """
 
     rows: int
     segments: int
     columns: int
     pixels: int
+    item: int
 
     @property
     def copied(self) -> int:
         """What takes as long to copy as so many lines of 128 bytes."""
-        return self.rows * self.segments * -(-self.pixels // 64)
+        return self.rows * self.segments * -(-self.pixels * self.item // 128)
 
 
 class Stage(NamedTuple):
@@ -628,7 +630,7 @@ class Layout:
         reach_y, reach_x = self._stages[2]
         if self.swizzled:
             columns = SWIZZLED_LINE // self.source_step[1]
-            return Lines(box[1] + reach_y, -(-box[2] // columns), columns, SWIZZLED_LINE)
+            return Lines(box[1] + reach_y, -(-box[2] // columns), columns, SWIZZLED_LINE, 2)
         classes = flat.classes(self.problem, "y") if self.flat else 1
         for segments in range(1, box[2] // 8 + 2):
             even = 2 if segments == 1 else 8
@@ -637,7 +639,7 @@ class Layout:
             line = flat.line_pixels(pixels, classes, self.raw_grain)
             if line <= MOST_BOX:
                 break
-        return Lines(box[1] + reach_y, segments, columns, line)
+        return Lines(box[1] + reach_y, segments, columns, line, self.item)
 
     def _raw_fits(self, box: tuple[int, int, int]) -> bool:
         lines = self.raw_lines(box)
@@ -648,13 +650,13 @@ class Layout:
     def _raw_bytes(self, box: tuple[int, int, int]) -> int:
         """Bytes of a stage of a raw tile."""
         lines = self.raw_lines(box)
-        return 2 * lines.pixels * self.depth * lines.rows * lines.segments * box[0]
+        return self.item * lines.pixels * self.depth * lines.rows * lines.segments * box[0]
 
     def _raw_copied(self, box: tuple[int, int, int]) -> float:
         """What copying lines takes of a raw tile's products, at three cycles for 128 bytes."""
         lines = box[0] * self.raw_lines(box).copied * len(self.stages)
         products = max(1, self.slot_count) * self.positions / 64 * self.group_rows / 2
-        return 3 * 16 * lines / products
+        return 3 * (32 // self.item) * lines / products
 
     @property
     def flat(self) -> bool:
@@ -671,7 +673,7 @@ class Layout:
         of, step = self.problem.pattern, self.source_step[1]
         width = of.x_shape[3] if self.forward else of.y_shape[3]
         own = self.stages[0].x == 0 and self._stages[2][1] < step and SWIZZLED_LINE % step == 0
-        return own and not self.flat and width % SWIZZLED_LINE == 0
+        return own and not self.flat and not self.is_float32 and width % SWIZZLED_LINE == 0
 
     @property
     def raw_grain(self) -> int:
@@ -1247,11 +1249,20 @@ def _raw_why_not(laid: Layout) -> str | None:
     return None
 
 
+def seen(problem: Problem, tile: Tile) -> bool:
+    """Whether a device has run such a kernel: of float32 no raw, folded or few-channel gradient."""
+    if problem.dtype != "float32" or problem.direction == "forward":
+        return True
+    return problem.out_channels_per_group >= 16 and not (tile.raw or tile.folded)
+
+
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
-    if problem.dtype == "float32" and (tile.folded or tile.turned or tile.raw or tile.paired):
+    forward = problem.direction == "forward"
+    of_16_bits = tile.turned or tile.paired or ((tile.raw or tile.folded) and forward)
+    if problem.dtype == "float32" and of_16_bits:
         return "takes values of 16 bits"
     laid = layout(problem, tile)
     if laid.rounds and not tile.positions_are_rows:

@@ -9,6 +9,10 @@
 // A thread's two rows are neighbouring positions of a row of the tile, an even one first, so that
 // taps share words. A row's products are those of the taps of a row of the kernel, whose weights
 // are a stage.
+//
+// Of float32 a word is a pixel of a channel, and is rounded to TF32. Vectors are of 4 words at even
+// strides and of 2 at odd ones, with which lanes that load at a time meet all banks up to a stride
+// of 3. At 4 they meet half, as they do where a flat map has several classes.
 #pragma once
 
 #include <common/element.cuh>
@@ -74,36 +78,42 @@ TCONV_DEVICE void bring_lines(const Fields& arguments, Shared& shared) {
 
 template <typename Fields>
 struct RawMultiplier {
-    // Words, two pixels, that the taps of a thread's two positions read.
+    // Words, of two pixels or one, that the taps of a thread's two positions read.
+    static constexpr bool floats = sizeof(Element) == 4;
+    static constexpr int of_word = floats ? 1 : 2;  // pixels
     static constexpr int stride = Layer::source_step_x;
     static constexpr int last_pixel = Layer::raw_first + Layer::raw_last + stride;
     // Words loaded at a time. What lines are off by may be no multiple of more.
-    static constexpr int vector = 4 % stride != 0                 ? 1
-                                  : stride < Layer::raw_grain / 2 ? stride
-                                                                  : Layer::raw_grain / 2;
-    static constexpr int first_word = Layer::raw_first / 2 / vector * vector;
-    static constexpr int words = (last_pixel / 2 - first_word) / vector * vector + vector;
+    static constexpr int longest = floats            ? (stride % 2 == 0 ? 4 : 2)
+                                   : 4 % stride == 0 ? stride
+                                                     : 1;
+    static constexpr int vector =
+        longest < Layer::raw_grain / of_word ? longest : Layer::raw_grain / of_word;
+    static constexpr int first_word = Layer::raw_first / of_word / vector * vector;
+    static constexpr int words = (last_pixel / of_word - first_word) / vector * vector + vector;
     // Where all lanes would read odd words, or all even ones, half of them begin with the other of
     // two: with a stride of 2, of any two; or, in vectors, of the first pair that gives only its
     // second word, and the last that gives only its first.
-    static constexpr bool ends =
-        vector == 2 && words > 2 && Layer::raw_first / 2 % 2 == 1 && last_pixel / 2 % 2 == 0;
+    static constexpr bool ends = !floats && vector == 2 && words > 2 &&
+                                 Layer::raw_first / 2 % 2 == 1 && last_pixel / 2 % 2 == 0;
     static constexpr bool pairs = stride == 2 && vector == 1;
     static constexpr int apart = ends ? words - 3 : 1;  // of two such words
     static constexpr int pixels = sizeof(Layer::raw_pixels) / sizeof(int);
     using Fragment = uint32_t[pixels][4];  // for each pixel that taps read of a position
 
     // Whether a word of a flat map may lie beside its row, where an existing position's tap reads
-    // zeros. Rows begin at even pixels, so that all of it does, or nothing. The last position is
-    // one of a thread's two: which, may follow from what the width is a multiple of.
+    // zeros. Rows of 16 bits begin at even pixels, so that all of it does, or nothing. The last
+    // position is one of a thread's two: which, may follow from what the width is a multiple of.
     TCONV_DEVICE static constexpr bool at_edge(int word) {
         constexpr int common = 2 * stride % Layer::raw_grain == 0 ? Layer::raw_grain : 2;
         for (int each = 0; Layer::flat && each < pixels * 2; ++each) {
             int own = each % 2 * stride;
             int tap = Layer::raw_pixels[each / 2] + Layer::raw_first - Layer::raw_margin;
-            int end = Layer::raw_end + ((Layer::raw_end + own) % common == 0 ? 0 : stride);
+            bool known = !floats && (Layer::raw_end + own) % common != 0;
+            int end = Layer::raw_end + (known ? stride : 0);
             bool beside = tap + own < 0 || tap >= end;
-            if (beside && (tap + own + Layer::raw_margin) / 2 - first_word == word) return true;
+            int at = (tap + own + Layer::raw_margin) / of_word;
+            if (beside && at - first_word == word) return true;
         }
         return false;
     }
@@ -127,7 +137,8 @@ struct RawMultiplier {
         : consumer(consumer), late((ends || pairs) && threadIdx.x % 2 == 1) {
         weight_matrix = ptx::matrix_descriptor(weights_of(arguments, shared, 0), 16,
                                                8 * weight_line, swizzle_of(weight_line));
-        int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32, channel = lane % 4 * 2;
+        int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+        int channel = lane % 4 * (floats ? 1 : 2);
         int of_class = 0, classes = 1;
         if constexpr (Layer::flat) {
             classes = arguments.flat_classes;
@@ -139,10 +150,10 @@ struct RawMultiplier {
             Place place(arguments, position);
             // What is read for positions that do not exist does not matter.
             if (!place.in_box(arguments)) place.n = place.y = place.x = 0;
-            columns_in[block] = place.x * stride - Layer::raw_margin + first_word * 2;
+            columns_in[block] = place.x * stride - Layer::raw_margin + first_word * of_word;
             int segment = place.x / arguments.source_segment_x;
             place.x -= segment * arguments.source_segment_x;
-            int of_line = place.x * stride * 2 + first_word * 4;
+            int of_line = place.x * stride * int(sizeof(Element)) + first_word * 4;
             if constexpr (Layer::swizzled) of_line ^= channel * 16;
             starts[block] =
                 segment * arguments.source_segment_bytes + place.n * arguments.source_image_bytes +
@@ -200,32 +211,58 @@ struct RawMultiplier {
             FlatPlanes planes(arguments);
             int first = before[block] + planes.shift(0, y, 0);
             int second = first + (planes.classes > 1 ? planes.shift(1, 0, 0) : 0);
-            return {begin + first % 8 * 2, begin + arguments.source_second + second % 8 * 2};
+            auto off = [](int pixels) { return pixels * int(sizeof(Element)) % 16; };
+            return {begin + off(first), begin + arguments.source_second + off(second)};
         } else {
             int second = Layer::swizzled ? starts[block] ^ 16 : starts[block];
             return {begin, row + second + arguments.source_second};
         }
     }
 
-    // The operands of 16 channels, of all taps.
-    TCONV_DEVICE void load(const Lines& lines, int to_first, int to_eight, const Masks& masks,
+    // The operands of 16 channels, or of 8 of float32, of all taps. `to_half`: bytes to the second
+    // half of them.
+    TCONV_DEVICE void load(const Lines& lines, int to_first, int to_half, const Masks& masks,
                            Fragment& a) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            uint32_t read[2][words];
-#pragma unroll
-            for (int second = 0; second < 2; ++second) {
-                load(lines.begin[second] + to_first + half * to_eight, masks, read[second]);
+            if constexpr (floats) {
+                load_floats(lines.begin[0] + to_first + half * to_half, masks, half, a);
+            } else {
+                load_pairs(lines, to_first + half * to_half, masks, half, a);
             }
+        }
+    }
+
+    // Of a channel of float32.
+    TCONV_DEVICE void load_floats(const unsigned char* line, const Masks& masks, int half,
+                                  Fragment& a) const {
+        uint32_t read[words];
+        load(line, masks, read);
 #pragma unroll
-            for (int each = 0; each < pixels; ++each) {
+        for (uint32_t& word : read) word = tf32_bits(__uint_as_float(word));
 #pragma unroll
-                for (int own = 0; own < 2; ++own) {
-                    int pixel = Layer::raw_first + Layer::raw_pixels[each] + own * stride;
-                    int i = pixel / 2 - first_word;
-                    a[each][half * 2 + own] =
-                        __byte_perm(read[0][i], read[1][i], pixel % 2 ? 0x7632 : 0x5410);
-                }
+        for (int i = 0; i < pixels * 2; ++i) {
+            int pixel = Layer::raw_first + Layer::raw_pixels[i / 2] + i % 2 * stride;
+            a[i / 2][half * 2 + i % 2] = read[pixel - first_word];
+        }
+    }
+
+    // Of two channels of 16 bits.
+    TCONV_DEVICE void load_pairs(const Lines& lines, int from, const Masks& masks, int half,
+                                 Fragment& a) const {
+        uint32_t read[2][words];
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            load(lines.begin[second] + from, masks, read[second]);
+        }
+#pragma unroll
+        for (int each = 0; each < pixels; ++each) {
+#pragma unroll
+            for (int own = 0; own < 2; ++own) {
+                int pixel = Layer::raw_first + Layer::raw_pixels[each] + own * stride;
+                int i = pixel / 2 - first_word;
+                a[each][half * 2 + own] =
+                    __byte_perm(read[0][i], read[1][i], pixel % 2 ? 0x7632 : 0x5410);
             }
         }
     }
@@ -248,7 +285,7 @@ struct RawMultiplier {
 #pragma unroll
             for (int word = 0; word < words * blocks; ++word) {
                 int block = word / words, i = word % words;
-                int x = at.x * stride + columns_in[block] + i * 2;
+                int x = at.x * stride + columns_in[block] + i * of_word;
                 bool inside = x >= 0 && x < arguments.flat_width;
                 masks[block][i] = inside ? 0xffffffff : 0;
             }
@@ -278,21 +315,26 @@ struct RawMultiplier {
                 int y = stage_y + row * Layer::source_step_y;
                 int eight = arguments.source_eight_bytes;
                 // Of two fragments one is loaded while products read the other.
-                constexpr int steps = depth / 16 * blocks;
+                constexpr int step_channels = floats ? 8 : 16, halves = step_channels / 8;
+                constexpr int steps = depth / step_channels * blocks;
                 static_assert(!Layer::raw || steps % 2 == 0, "each has registers of its own");
                 Fragment a[2];
 #pragma unroll
                 for (int step = 0; step < steps; ++step) {
-                    int block = step % blocks, k = step / blocks * 16;
-                    load(lines_of(arguments, lines, y, block), k / 8 * eight, eight, masks[block],
-                         a[step % 2]);
+                    int block = step % blocks, k = step / blocks;
+                    load(lines_of(arguments, lines, y, block), k * halves * eight,
+                         floats ? eight / 2 : eight, masks[block], a[step % 2]);
                     ptx::wgmma_fence();
 #pragma unroll
                     for (int tap = 0; tap < stage_slots; ++tap) {
-                        uint64_t b = ptx::advance(weight, tap * weight_bytes + k * 2);
+                        uint64_t b = ptx::advance(weight, tap * weight_bytes + k * 32);
                         auto& to = sums[Layer::raw_slot_result[tap]][block];
                         auto& of_tap = a[step % 2][fragment_of(tap)];
-                        ptx::wgmma_m64k16<Layer::bfloat, products_columns>(to, of_tap, b, true);
+                        if constexpr (floats) {
+                            ptx::wgmma_m64k8_tf32<products_columns>(to, of_tap, b, true);
+                        } else {
+                            ptx::wgmma_m64k16<Layer::bfloat, products_columns>(to, of_tap, b, true);
+                        }
                     }
                     ptx::wgmma_commit_group();
                     ptx::wgmma_wait_group<1>();

@@ -52,6 +52,35 @@ TCONV_DEVICE void store_rows(const Arguments& arguments, const Position& at, int
     }
 }
 
+// The same of a raw tile, whose thread has two neighbouring positions, of two channels.
+template <typename Float>
+TCONV_DEVICE void store_raw(const Arguments& arguments, const Position& at, int consumer,
+                            const Destination& to, const Biases& bias, const Block (&sums)[blocks],
+                            bool pairs) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    int first = first_position(arguments, consumer) + warp * 16 + lane / 4 * 2;
+    Index stride_c = arguments.destination_stride_c, stride_w = arguments.destination_stride_w;
+#pragma unroll
+    for (int block = 0; block < blocks; ++block) {
+        Index low = offset_of(arguments, at, to, first + block * 64);
+        // NOTE: the two are of one row (`granule`).
+        bool high = offset_of(arguments, at, to, first + block * 64 + 1) >= 0;
+        if (low < 0) continue;
+#pragma unroll
+        for (int i = 0; i < group_rows / 4; ++i) {
+            int channel = i / 2 * 8 + lane % 4 * 2 + i % 2, from = i / 2 * 4 + i % 2;
+            if (channel >= to.channels) continue;
+            Float* pixel = to.first + low + Index(channel) * stride_c;
+            float values[2] = {sums[block][from] + bias.of[i], sums[block][from + 2] + bias.of[i]};
+            if (high) {
+                write_pair(pixel, values[0], values[1], pairs, stride_w);
+            } else {
+                *pixel = values[0];
+            }
+        }
+    }
+}
+
 // Channels are: a thread has two neighbouring positions of a channel.
 template <typename Float>
 TCONV_DEVICE void store_columns(const Arguments& arguments, const Position& at, int consumer,
@@ -93,7 +122,9 @@ TCONV_DEVICE void store_values(const Arguments& arguments, const Position& at, i
 #pragma unroll
     for (int result = 0; result < tile_results; ++result) {
         Destination to(arguments, at, row_group, result);
-        if constexpr (positions_are_rows) {
+        if constexpr (Layer::raw) {
+            store_raw<Float>(arguments, at, consumer, to, bias, sums[result], pairs);
+        } else if constexpr (positions_are_rows) {
             store_rows<Float>(arguments, at, consumer, to, bias, sums[result]);
         } else {
             store_columns<Float>(arguments, at, consumer, to, bias, sums[result][0], pairs);

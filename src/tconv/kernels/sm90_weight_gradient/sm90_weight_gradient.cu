@@ -8,6 +8,7 @@
 // product of 16 takes two such groups of y, wherever the second lies.
 //
 //   warp 0            bring: stages
+//   warps 1 to 3      float32: round x in shared memory, or turn it
 //   warpgroups 1, 2   consumers: each has taps of its own
 //
 // An x that is contiguous need not be turned: its tensor map copies lines of positions. Raw tiles

@@ -7,7 +7,8 @@
 //
 // A product's eight positions come in the order 0, 2, 4, 6, 1, 3, 5, 7. In a swizzled line, an even
 // and an odd octet of bytes change places with the position's lowest bit, so that four positions
-// that a warp loads at a time meet all banks two apart, and half of them one apart.
+// that a warp loads at a time meet all banks two apart, and half of them one apart. In boxes of 4
+// columns two of the four are of the next row, and may meet half of them too.
 //
 // Only for <sm90_weight_gradient.cu>.
 #pragma once
