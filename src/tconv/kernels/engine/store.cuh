@@ -155,9 +155,8 @@ TCONV_DEVICE void stage_piece(const Biases& bias, const Block (&sums)[blocks], C
 // Of a raw tile one output does.
 constexpr int room_channels = (Layer::raw ? 1 : 2) * piece_bytes / line_pitch / 8 * 8;
 constexpr bool parts_channels = Layer::raw || (interleaved && positions_are_rows);
-constexpr int channel_parts = parts_channels && room_channels > 0  // float32 takes no room
-                                  ? (group_rows + room_channels - 1) / room_channels
-                                  : 1;
+constexpr int part_channels = room_channels > 0 ? room_channels : group_rows;  // float32: no room
+constexpr int channel_parts = parts_channels ? (group_rows + part_channels - 1) / part_channels : 1;
 constexpr int piece_channels = (group_rows + 8 * channel_parts - 1) / (8 * channel_parts) * 8;
 constexpr int row_sums = tile_sums / (tile_results / phases);  // of all phases of a row
 
