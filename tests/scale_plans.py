@@ -64,9 +64,9 @@ _ROWS = "positions_are_rows"
 OF_FLOAT32 = {
     *(("sm90_forward", each) for each in ((), ("alike",), (_ROWS,), (_ROWS, "shared"))),
     *(("sm90_input_gradient", each) for each in ((), ("alike",), ("shared",), (_ROWS,))),
-    ("sm90_input_gradient", (_ROWS, "shared")),
+    *(("sm90_input_gradient", (_ROWS, each)) for each in ("shared", "raw", "folded")),
     ("sm90_weight_gradient", ()),
-    ("sm90_weight_gradient", ("stacked",)),
+    *(("sm90_weight_gradient", (each,)) for each in ("stacked", "turned", "folded")),
 }
 """Kinds of tiles of 16-bit kernels that serve float32 too."""
 
