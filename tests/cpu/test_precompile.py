@@ -392,8 +392,8 @@ def test_kernels_are_found_by_a_second_call_and_by_the_calls_plans(folder, monke
             others = sizes.kernels(problem, target)
             plans = [make_plan(other.like, target, other) for other in others]
             for one in (sizes.planned(problem, target), *plans):
-                for launch in one.launches:
-                    compiled = compile_cuda(launch.source, target.arch)
+                for source in one.sources:
+                    compiled = compile_cuda(source, target.arch)
                     assert compiled.cached
                     keys.add(compiled.key)
     assert keys == {entry.key for entry in entries}
