@@ -32,6 +32,9 @@ FORMATS: tuple[Formats, ...] = (
 BOUNDS = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}
 """Of the relative error: float32 sums, and one rounding."""
 
+TF32_BOUND = 3.5e-4
+"""Two operands rounded to nearest give 2.9e-4; one cut instead, or rounded twice, gives more."""
+
 Case = tuple[str, str]
 Served = dict[tuple[Case, str, torch.dtype, Formats], list[Candidate]]
 
@@ -112,6 +115,8 @@ def check_candidates(
         last = made[1] is torch.channels_last
         return run.weight_gradient(x, y, tuple(w.shape[2:]), layer.geometry, last)
 
+    tf32 = problem_of(layer, family.DIRECTION, dtype, made).math == "tf32"
+    bound = TF32_BOUND if tf32 else BOUNDS[dtype]
     for candidate in able:
         with using(candidate), torch.no_grad():
             tconv.statistics(reset=True)
@@ -119,5 +124,5 @@ def check_candidates(
             torch.cuda.synchronize()
         assert family.STEM in {row.kernel for row in tconv.statistics()}, candidate
         error = float((out.double() - want).norm() / want.norm())
-        assert error < BOUNDS[dtype], (str(candidate.tile), error)
+        assert error < bound, (str(candidate.tile), error)
         assert torch.equal(out, again), candidate

@@ -5,9 +5,8 @@ in this order:
 
 1. Our own kernels run where the user asks for them alone: within `own_kernels`, under
    TCONV_STRICT=1 or TCONV_KERNEL, and in the emulator.
-2. What needs no timing: a general kernel never runs where PyTorch serves the call, nor one that no
-   device has run yet. A kernel that committed rows show ahead of PyTorch on this GPU
-   (`kernels/ahead.json`) always does.
+2. What needs no timing: a general kernel never runs where PyTorch serves the call, and a kernel
+   that committed rows show ahead of PyTorch on this GPU (`kernels/ahead.json`) always does.
 3. Else the first call of a class of problems times both (`tuning.race`).
 """
 
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tconv import settings
-from tconv.plan import Plan, family, unseen
+from tconv.plan import Plan, family
 from tconv.problem import Direction
 
 Runs = Literal["tconv", "pytorch", "timed"]
@@ -31,7 +30,6 @@ Reason = Literal[
     "own kernels",
     "measured",
     "general",
-    "unseen",
     "too large",
     "timed",
     "not timed",
@@ -43,7 +41,6 @@ SENTENCES: dict[Reason, str] = {
     "own kernels": "own_kernels, TCONV_STRICT, TCONV_KERNEL or the emulator keeps to our kernels",
     "measured": "committed rows show this kernel ahead of PyTorch on this GPU",
     "general": "only a general kernel of ours serves it, and PyTorch's operator is faster",
-    "unseen": "no device has run our kernel yet, the emulator alone",
     "too large": "its offsets need 64 bits, which PyTorch's operator may refuse",
     "timed": "the first call of its class timed both",
     "not timed": "nothing was timed before, and TCONV_TIMING=0, a CUDA graph was being captured or "
@@ -253,9 +250,6 @@ def verdict(plan: Plan, gpu: str) -> Verdict:
         if problem.wide_offsets:
             return Verdict("tconv", "too large")
         return Verdict("pytorch", "general")
-    # Where PyTorch's operator may fail, a race tells.
-    if unseen(problem, plan.stem, plan.tile) and not problem.wide_offsets:
-        return Verdict("pytorch", "unseen")
     found = Ahead(gpu, plan.stem, problem.dtype, problem.math, problem.y_layout)
     if plan.cost >= SURE_SECONDS and found in ahead():
         return Verdict("tconv", "measured")

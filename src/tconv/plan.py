@@ -166,32 +166,7 @@ def candidates(
             refusal = kernel.tile_why_not(problem, target, tile)
             cost = float("inf") if refusal else kernel.cost(problem, target, tile)
             found.append(Candidate(kernel.STEM, tile, refusal, cost))
-    if families is None:
-        found = _without_unseen(problem, found)
     return tuple(sorted(found, key=lambda candidate: candidate.cost))
-
-
-def unseen(problem: Problem, stem: str, tile: Any) -> bool:
-    """Whether the emulator alone has run such a kernel, and no device yet."""
-    seen = getattr(family(stem), "seen", None)
-    return seen is not None and not seen(problem, tile)
-
-
-def _without_unseen(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """With what no device has run left out, if there is a kernel for such layers that one has."""
-
-    def serves(one: Candidate) -> bool:
-        return one.refusal is None and not unseen(problem, one.stem, one.tile)
-
-    if not any(serves(one) and not family(one.stem).GENERAL for one in found):
-        return found
-    reason = "is left out, as no device has run it yet; TCONV_KERNEL={} runs it"
-    return [
-        one
-        if one.refusal or serves(one)
-        else dataclasses.replace(one, refusal=reason.format(one.stem), cost=float("inf"))
-        for one in found
-    ]
 
 
 def _left_to(kernel: Family, found: list[Candidate]) -> str | None:

@@ -1,4 +1,4 @@
-"""Kernels of 16-bit tensors on the device: every tile, against float64."""
+"""The engine's kernels on the device: every tile, against float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tconv.kernels import sm90_forward, sm90_input_gradient, sm90_weight_gradient
-from tile_cases import FORMATS, Formats, candidates_of, check_candidates
+from tile_cases import FORMATS, SAME_FORMATS, Formats, candidates_of, check_candidates
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
@@ -58,6 +58,12 @@ def served():
     return candidates_of(CASES, FAMILIES, DTYPES, FORMATS, every)
 
 
+@pytest.fixture(scope="module")
+def served_in_tf32():
+    dtypes = (torch.float32,)
+    return candidates_of(CASES, FAMILIES, dtypes, SAME_FORMATS, lambda dtype, made: True)
+
+
 @pytest.mark.parametrize("made", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.STEM)
@@ -65,4 +71,17 @@ def served():
 def test_every_tile(case, family, dtype, made, served):
     able = served[case, family.STEM, dtype, made]
     assert able
+    check_candidates(case, family, dtype, made, able)
+
+
+@pytest.mark.parametrize("made", SAME_FORMATS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.STEM)
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_every_tile_in_tf32(case, family, made, served_in_tf32):
+    dtype = torch.float32
+    able = served_in_tf32[case, family.STEM, dtype, made]
+    contiguous_forward = family is sm90_forward and made[0] is torch.contiguous_format
+    one_channel = case[0].startswith("56,1,") and family is not sm90_weight_gradient
+    # Contiguous tensors have `sm90_tf32_forward`; one channel is for full float32.
+    assert bool(able) == (not contiguous_forward and not one_channel)
     check_candidates(case, family, dtype, made, able)

@@ -1249,13 +1249,6 @@ def _raw_why_not(laid: Layout) -> str | None:
     return None
 
 
-def seen(problem: Problem, tile: Tile) -> bool:
-    """Whether a device has run such a kernel: of float32 no raw, folded or few-channel gradient."""
-    if problem.dtype != "float32" or problem.direction == "forward":
-        return True
-    return problem.out_channels_per_group >= 16 and not (tile.raw or tile.folded)
-
-
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.folded and (reason := fold.why_not(problem)):

@@ -7,7 +7,7 @@ from functools import partial
 from tconv.kernels import engine
 from tconv.kernels.engine.cost import cost
 from tconv.kernels.engine.layout import images_why_not as why_not
-from tconv.kernels.engine.layout import seen, tile_why_not
+from tconv.kernels.engine.layout import tile_why_not
 from tconv.kernels.engine.tiles import INPUT_GRADIENT_TILES as TILES
 from tconv.problem import Direction
 

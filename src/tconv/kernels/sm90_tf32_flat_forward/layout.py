@@ -292,14 +292,11 @@ class Layout:
         Weights first have four stages, or three beside the storers' outputs. Pixels come next,
         since they take longer to load. What is left goes to weights.
 
-        A kernel for another image has the shared memory that this image needs.
         """
-        weights, pixels = CONSUMERS * (WEIGHT_BYTES + 16), math.prod(boxes) * LINE_BYTES + 16
-        free = target.shared_per_block - 2048 - self.output_bytes - 4 * self.slots
+        weights, pixels = CONSUMERS * WEIGHT_BYTES, math.prod(boxes) * LINE_BYTES
+        free = min(target.shared_per_block, self.shared_bytes) - self.fixed_bytes
         counts: tuple[int, ...] = (3, 2) if self.tile.storers else (4, 3)
         if self.model is not self or self.of_layer:
-            weights, pixels = weights - 16 * CONSUMERS, pixels - 16
-            free = self.model.shared_bytes - self.fixed_bytes
             counts = (*counts, 2)
         for weight_stages in counts:
             pixel_stages = min(MOST_PIXEL_STAGES, (free - weight_stages * weights) // pixels)
@@ -314,16 +311,10 @@ class Layout:
         barriers = 2 * MOST_PIXEL_STAGES + 2 * CONSUMERS * MOST_WEIGHT_STAGES + 13
         return -(-(self.output_bytes + 4 * self.slots + 64 + 8 * barriers) // 1024) * 1024
 
-    @family.of_kernel
+    @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
-        if self.model is not self:
-            return self.model.shared_bytes
-        if self.of_layer:
-            return (hopper.TARGET.shared_per_block - 2048) // 1024 * 1024
-        pixels, weights = self.stages(hopper.TARGET)
-        of_pixels = pixels * self.patch_positions * LINE_BYTES
-        return self.fixed_bytes + CONSUMERS * weights * WEIGHT_BYTES + of_pixels
+        """Shared memory of a block: all, so that a kernel does not depend on the image."""
+        return hopper.TARGET.shared_per_block // 1024 * 1024
 
     def rings(self, target: Target) -> dict[str, int]:
         """Fields of `struct Arguments`: the stages, and the lead of the first consumer."""

@@ -646,15 +646,6 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     return Layout(fold.folded(problem) if tile.folded else problem, tile, problem)
 
 
-def seen(problem: Problem, tile: Tile) -> bool:
-    """Whether a device has run such a kernel: of float32 those that read lines as they lie."""
-    if problem.dtype != "float32":
-        return True
-    channels = problem.in_channels_per_group, problem.out_channels_per_group
-    short = problem.width.stride <= 2 and min(channels) >= 16
-    return short and not tile.turned and not any(layout(problem, tile).packs_lines)
-
-
 def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     """One sentence if this tile cannot serve, else None."""
     if tile.folded and (reason := fold.why_not(problem)):

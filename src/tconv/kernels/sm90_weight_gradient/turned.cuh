@@ -39,25 +39,46 @@ TCONV_DEVICE int turned_place(int position) {
 // An address of [position][128 bytes], swizzled.
 TCONV_DEVICE int swizzled_line(int at) { return at ^ (at >> 3 & 0x70); }
 
-// x of a stage by a warp of `warps`.
-TCONV_DEVICE void turn_positions(const unsigned char* from, unsigned char* to, int warp,
-                                 int warps) {
-    constexpr int parts = Layer::positions / 16, units = parts * (Layer::in_block / 8);
-    int lane = threadIdx.x % 32;
-    // NOTE: 16 positions of two quads of channels, four apart: loads and stores meet all banks.
-#pragma unroll 2
-    for (int unit = warp; unit < units; unit += warps) {
-        int position = unit % parts * 16 + lane % 16, channel = unit / parts * 8 + lane / 16 * 4;
-        int at = position * 128 + channel % line_channels * 4;
-        float4 found = *reinterpret_cast<const float4*>(
-            from + channel / line_channels * x_line_bytes + swizzled_line(at));
-        float values[4] = {found.x, found.y, found.z, found.w};
-        int place = turned_place(position);
-        unsigned char* block = to + place / 32 * x_row_bytes;
+// x of a stage by a warp of `warps`: of each unit a lane has two positions, 16 apart, of a quad of
+// channels. Loads and stores of a warp meet all banks.
+//
+// NOTE: what a lane adds to an address is the same for all units, and a lane has several loads
+// under way. With neither, the turning took longer than the products.
+TCONV_DEVICE void turn_positions(const unsigned char* from, unsigned char* to, unsigned warp,
+                                 unsigned warps) {
+    constexpr unsigned blocks = Layer::positions / 32, units = blocks * (Layer::in_block / 8);
+    constexpr unsigned together = units > 6 ? 2 : 1;  // fewer registers, where little waits
+    unsigned position = threadIdx.x % 16, quad = threadIdx.x % 32 / 16;
+    unsigned of_load = swizzled_line(position * 128 + quad * 16);
+    unsigned of_store = swizzled_line(quad * 4 * 128 + turned_place(position) * 4);
+#pragma unroll 1
+    for (unsigned first = warp; first < units; first += together * warps) {
+        float4 found[together][2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int row = (channel + i) * 128 + place % 32 * 4;
-            *reinterpret_cast<uint32_t*>(block + swizzled_line(row)) = tf32_of<rounds_x>(values[i]);
+        for (unsigned k = 0; k < together; ++k) {
+            unsigned unit = min(first + k * warps, units - 1);
+            unsigned channel = unit / blocks * 8, line = channel / line_channels;
+            unsigned at = line * x_line_bytes + unit % blocks * 32 * 128;
+            at += of_load ^ channel % line_channels * 4;
+            found[k][0] = *reinterpret_cast<const float4*>(from + at);
+            found[k][1] = *reinterpret_cast<const float4*>(from + at + 16 * 128);
+        }
+#pragma unroll
+        for (unsigned k = 0; k < together; ++k) {
+            unsigned unit = first + k * warps;
+            if (k > 0 && unit >= units) break;
+            unsigned char* lines = to + unit % blocks * x_row_bytes + unit / blocks * 8 * 128;
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) {
+                float4 of = found[k][half];
+                float values[4] = {of.x, of.y, of.z, of.w};
+#pragma unroll
+                for (unsigned i = 0; i < 4; ++i) {
+                    *reinterpret_cast<uint32_t*>(lines + i * 128 +
+                                                 (of_store ^ (i * 16 + half * 64))) =
+                        tf32_of<rounds_x>(values[i]);
+                }
+            }
         }
     }
 }
