@@ -62,7 +62,8 @@ def operands(layer: Layer, dtype: torch.dtype, layout: str, device: str, seed: i
     generator = torch.Generator().manual_seed(seed)
 
     def tensor(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device, dtype)
+        values = torch.randn(*shape, generator=generator)
+        return (without_ties(values) if dtype == torch.float32 else values).to(device, dtype)
 
     def laid_out(values: Tensor, name: str) -> Tensor:
         if name == "channels_last":
@@ -133,8 +134,17 @@ def random_layers(
     return layers
 
 
+def without_ties(values: Tensor) -> Tensor:
+    """Float32 of which none is in the middle between two values of TF32."""
+    bits = values.contiguous().view(torch.int32)
+    return (bits + ((bits & 0x1FFF) == 0x1000).int()).view(torch.float32)
+
+
 def round_to_tf32(values: Tensor) -> Tensor:
-    """Float32 rounded to TF32: 10 bits of mantissa, to nearest, ties away from zero."""
+    """Float32 rounded to TF32: 10 bits of mantissa, to nearest, ties away from zero.
+
+    Kernels round ties to either side; `operands` have none.
+    """
     bits = values.contiguous().view(torch.int32)
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 

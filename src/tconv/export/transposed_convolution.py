@@ -202,7 +202,7 @@ def argument_value(argument, operands: "dict"):  # type: ignore[no-untyped-def]
     if isinstance(argument, Stride):
         return operands[argument.operand].stride(argument.axis) * argument.times
     if isinstance(argument, TensorMap):
-        item = 4 if argument.dtype == "float32" else 2
+        item = 4 if argument.dtype in ("float32", "tfloat32") else 2
         strides = tuple(
             step if isinstance(step, int) else item * argument_value(step, operands)
             for step in argument.strides
@@ -214,7 +214,7 @@ def argument_value(argument, operands: "dict"):  # type: ignore[no-untyped-def]
     return argument
 
 
-MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # the driver's numbers
+MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}  # the driver's numbers
 
 
 @functools.lru_cache(maxsize=1024)
@@ -373,7 +373,6 @@ def has_wide_offsets(tensor: "torch.Tensor | None") -> bool:
 TF32_LEAST_CHANNELS = 16
 TF32_FEWEST_CHANNELS = 4
 TF32_LEAST_PRODUCTS = 96
-TF32_FEWEST_GRADIENT_CHANNELS = 3
 TF32_LEAST_GRADIENT_PRODUCTS = 48
 
 # Read once, as cuDNN and cuBLAS do.
@@ -613,7 +612,7 @@ class InputGradientMap(torch.autograd.Function):
             grad_output,
             weight.shape[1],
             weight[0, 0].numel() if made >= TF32_LEAST_CHANNELS else 0,
-            TF32_FEWEST_GRADIENT_CHANNELS,
+            1,
             TF32_LEAST_GRADIENT_PRODUCTS,
         )
         operands = {"x": grad_x, "w": weight, "y": grad_output, "bias": None}

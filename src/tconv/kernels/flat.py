@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from tconv.kernels.launch import Address, Argument, Operand, Stride, TensorMap
+from tconv.kernels.launch import Address, Argument, Operand, Stride, TensorMap, read_type
 from tconv.problem import ITEM_BYTES, Problem
 
 OCTET = 8
@@ -61,7 +61,7 @@ def flat_map(problem: Problem, operand: Operand, line: int, channels: int, n: in
         (Stride(operand, 1, planes), Stride(operand, 0), Stride(operand, 1, of_group)),
         (line, channels, n, 1),
         0,
-        problem.dtype,
+        read_type(problem),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
-from tconv.problem import ITEM_BYTES, DType, Problem
+from tconv.problem import ITEM_BYTES, Problem
 
 Operand = Literal["x", "w", "y", "bias", "packed", "partial"]
 
@@ -73,8 +73,13 @@ class TensorMap:
     strides: tuple[int | Stride, ...]
     box: tuple[int, ...]
     swizzle: int = 0
-    dtype: DType = "float32"
+    dtype: str = "float32"
     first: tuple[Stride, ...] = ()
+
+
+def read_type(problem: Problem) -> str:
+    """The type of a tensor map of an operand: of a TF32 product, the copy rounds to nearest."""
+    return "tfloat32" if problem.math == "tf32" else problem.dtype
 
 
 Argument = int | float | Address | Stride | TensorMap
@@ -139,7 +144,7 @@ class Launch:
                 addresses += (offsets[name], _INDEX[argument.operand], argument.offset)
             elif isinstance(argument, TensorMap):
                 values[name] = _NO_MAP
-                address, item = argument.address, ITEM_BYTES[argument.dtype]
+                address, item = argument.address, ITEM_BYTES[argument.dtype.replace("tf", "f")]
                 in_bytes = [
                     item * _elements(stride, strides) if isinstance(stride, Stride) else stride
                     for stride in argument.strides

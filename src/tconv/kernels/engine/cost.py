@@ -106,8 +106,15 @@ def _longer(laid: Layout, tile: Tile) -> float:
     fit = _COSTS
     if laid.unfolds and laid.problem.groups > 1:
         return fit.unfolded_groups
-    if laid.rounds and not tile.raw:
-        return fit.rounded * (64 / laid.group_rows) ** fit.rounded_rows
+    if laid.is_float32 and tile.raw:
+        return fit.float32_raw
+    if laid.is_float32 and tile.folded and tile.reach != "tap" and not laid.contiguous:
+        return fit.float32_folded
+    if laid.is_float32 and not tile.folded:
+        packed = fit.float32_packed if laid.packs_image else 1.0
+        if not tile.positions_are_rows:
+            return packed * fit.float32
+        return packed * fit.float32_positions * (64 / laid.group_rows) ** fit.float32_rows
     if laid.unfolds or tile.raw or not tile.positions_are_rows or laid.group_rows <= 32:
         return 1.0
     return fit.few_positions if tile.columns < 256 else fit.many_rows

@@ -85,9 +85,7 @@ TCONV_DEVICE void load_folded(const FoldedImage& image, const Layer::Element* fr
             bool begins = i == 0 || (channel + 2 * i) % fold_run == 0;
             words[i] =
                 __byte_perm(begins ? before[i] : values[i > 0 ? i - 1 : 0], values[i], 0x5432);
-        } else if constexpr (folds_floats) {
-            words[i] = tf32_bits(__uint_as_float(values[i]));
-        } else if constexpr (vector == 1) {
+        } else if constexpr (vector == 1 && !folds_floats) {
             words[i] = values[2 * i] | values[2 * i + 1] << 16;
         } else {
             words[i] = values[i];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import math
 
@@ -31,6 +32,7 @@ from tconv.kernels.launch import (
     Stride,
     TensorMap,
     fields,
+    read_type,
     strides,
     weights,
 )
@@ -139,7 +141,6 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument], share: int)
             ("raw_slot_result", tuple(result for _, result in laid.raw_slots)),
             ("raw_last", max(x for x, _ in laid.raw_slots)),
             ("turning_warps", laid.turning_warps),
-            ("rounds", laid.rounds),
             ("raw_pieces", laid.raw_pieces),
             ("raw_bytes", laid.raw_bytes),
             ("vector", laid.vector),
@@ -404,7 +405,7 @@ def contiguous_map(
         plane = shape[2] * line
         address = Address("packed", packed + view.first * line)
         of_bytes = (plane, step * line, shape[1] * plane, of_group * plane)
-        return TensorMap(address, dims, of_bytes, box, swizzle, problem.dtype)
+        return TensorMap(address, dims, of_bytes, box, swizzle, read_type(problem))
     of_strides = (
         Stride(operand, 1),
         Stride(operand, 2, step),
@@ -412,7 +413,7 @@ def contiguous_map(
         Stride(operand, 1, of_group),
     )
     begin = (Stride(operand, 2, view.first),)
-    return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
+    return TensorMap(Address(operand), dims, of_strides, box, swizzle, read_type(problem), begin)
 
 
 def _map(laid: Layout, source: int, read: Operand) -> TensorMap:
@@ -438,7 +439,10 @@ def _result_maps(laid: Layout, made: Operand) -> dict[str, Argument]:
     step = (problem.height.stride, problem.width.stride) if laid.forward else (1, 1)
     n, y, x = laid.part
     return {
-        f"result_{i}": image_map(problem, made, views, step, (laid.group_rows, x, y, n, 1), None)
+        f"result_{i}": dataclasses.replace(
+            image_map(problem, made, views, step, (laid.group_rows, x, y, n, 1), None),
+            dtype=problem.dtype,
+        )
         for i, views in enumerate(itertools.product(*laid.results))
     }
 
@@ -456,7 +460,7 @@ def _weight_map(laid: Layout) -> TensorMap:
         of_strides,
         (rows, 1, 1, depth, 1) if laid.forward else (depth, 1, 1, rows, 1),
         laid.weight_line,
-        problem.dtype,
+        read_type(problem),
     )
 
 
@@ -491,7 +495,8 @@ def image_map(
             of_group * item,
         )
         begin = (Stride(operand, 2, view_y.first), Stride(operand, 3, view_x.first))
-        return TensorMap(Address(operand), dims, of_strides, box, swizzle, problem.dtype, begin)
+        kind = read_type(problem)
+        return TensorMap(Address(operand), dims, of_strides, box, swizzle, kind, begin)
     line = -(-of_group // chunk_values(problem)) * 16
     height, width = packed_size(problem, operand)
     pixel, row = groups * line, groups * line * width
@@ -502,4 +507,4 @@ def image_map(
         step = len(read_phases(axes[0])), len(read_phases(axes[1]))
     address = Address("packed", packed + first[0] * row + first[1] * pixel)
     of_bytes = (step[1] * pixel, step[0] * row, row * height, line)
-    return TensorMap(address, dims, of_bytes, box, swizzle, problem.dtype)
+    return TensorMap(address, dims, of_bytes, box, swizzle, read_type(problem))

@@ -267,11 +267,6 @@ class Layout:
         return self.item * self.depth
 
     @property
-    def rounds(self) -> bool:
-        """Whether consumers round positions to TF32, in registers. A packed image is rounded."""
-        return self.is_float32 and not self.packs_image
-
-    @property
     def chunks(self) -> int:
         """Stages of channels."""
         return -(-self.reduced // self.depth)
@@ -286,7 +281,7 @@ class Layout:
             return GROUP_ROWS
         if self.unfolds:
             return -(-self.block_rows // 8) * 8
-        wide = self.tile.raw or self.rounds
+        wide = self.tile.raw or self.is_float32
         most = min(256, MOST_SUMS * 128 // self.tile.columns) if wide else GROUP_ROWS
         if self.phases_in_turn > 1:
             of_phase = MOST_SUMS // (self.tile.columns // 64 * len(self.tapped))  # sums
@@ -1258,10 +1253,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if problem.dtype == "float32" and of_16_bits:
         return "takes values of 16 bits"
     laid = layout(problem, tile)
-    if laid.rounds and not tile.positions_are_rows:
-        return "does not round float32 positions, which come as they are"
-    if tile in FLOAT32_TILES and not laid.rounds:
-        return "rounds float32 positions, there are none to round"
+    if tile in FLOAT32_TILES and not laid.is_float32:
+        return "takes float32"
     if tile.paired and laid.phases_in_turn != 2:
         return "pairs the pixels of two phases in x of a contiguous result, there are no such two"
     if tile.turned and laid.read_layout != "contiguous":

@@ -145,50 +145,6 @@ struct Multiplier {
         for (auto& of_block : sums) ptx::fence_registers(of_block);
     }
 
-    // The products of a slot whose positions are rounded to TF32 in registers, as the tensor cores
-    // cut what they get, which errs twice as much. `position`: the first of the patch.
-    TCONV_DEVICE void multiply_rounded(Block (&sums)[blocks], uint64_t weight,
-                                       const unsigned char* patch, int position) {
-        constexpr int steps = line_bytes / 32, line_chunks = line_bytes / 16;
-        // Blocks whose operands are in registers: with four, products had too few.
-        constexpr int together = blocks < 2 ? blocks : 2;
-        int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
-        position += warp * 16 + lane % 16;
-        // NOTE: blocks are a multiple of 8 positions apart, so that chunks are exchanged alike.
-        int exchanged = position / (128 / line_bytes) % line_chunks;
-        patch += position * line_bytes;
-#pragma unroll
-        for (int first = 0; first < blocks; first += together) {
-            uint32_t a[together][steps][4];
-            // NOTE: to ptxas, registers that a product reads are free once it is issued.
-            ptx::wgmma_wait_group<0>();
-#pragma unroll
-            for (int block = 0; block < together; ++block) {
-                const unsigned char* of_block = patch + (first + block) * 64 * line_bytes;
-#pragma unroll
-                for (int step = 0; step < steps; ++step) {
-                    int chunk = (step * 2 + lane / 16) ^ exchanged;
-                    ptx::ldmatrix_x4(a[block][step], of_block + chunk * 16);
-                }
-#pragma unroll
-                for (auto& of_step : a[block]) {
-#pragma unroll
-                    for (uint32_t& value : of_step) value = tf32_bits(__uint_as_float(value));
-                }
-            }
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int block = 0; block < together; ++block) {
-#pragma unroll
-                for (int step = 0; step < steps; ++step) {
-                    ptx::wgmma_m64k8_tf32<products_columns>(sums[first + block], a[block][step],
-                                                            ptx::advance(weight, step * 32), true);
-                }
-            }
-            ptx::wgmma_commit_group();
-        }
-    }
-
     // The products of a slot.
     TCONV_DEVICE void multiply(Block (&sums)[blocks], uint64_t weight, uint64_t patch) {
 #pragma unroll
@@ -269,17 +225,10 @@ struct Multiplier {
                     uint64_t weight =
                         ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
                     uint64_t shifted = ptx::advance(patch, start / line_bytes * line_bytes);
-                    int position = start / line_bytes;
                     find_start(slot + 1);
-                    if constexpr (Layer::rounds) {
-                        multiply_rounded(sums[result], weight,
-                                         patch_of(arguments, shared, patches.stage),
-                                         first_position(arguments, consumer) + position);
-                    } else {
-                        ptx::wgmma_fence();
-                        multiply(sums[result], weight, shifted);
-                        ptx::wgmma_commit_group();
-                    }
+                    ptx::wgmma_fence();
+                    multiply(sums[result], weight, shifted);
+                    ptx::wgmma_commit_group();
                     if (!Layer::resident || tile_sums > 1 || used_patch >= 0) {
                         ptx::wgmma_wait_group<1>();
                         hand_back_weights(used_weights);

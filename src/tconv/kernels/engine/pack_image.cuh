@@ -240,10 +240,7 @@ struct ImagePacking {
     TCONV_DEVICE static uint4 octet_of(const uint32_t (&values)[count][words], int pixel) {
         if constexpr (words_each) {
             int at = channels_last ? 0 : pixel;
-            return {tf32_bits(__uint_as_float(values[0][at])),
-                    tf32_bits(__uint_as_float(values[1][at])),
-                    tf32_bits(__uint_as_float(values[2][at])),
-                    tf32_bits(__uint_as_float(values[3][at]))};
+            return {values[0][at], values[1][at], values[2][at], values[3][at]};
         } else if constexpr (channels_last) {
             return {values[0][0], values[1][0], values[2][0], values[3][0]};
         } else {

@@ -239,8 +239,6 @@ struct RawMultiplier {
         uint32_t read[words];
         load(line, masks, read);
 #pragma unroll
-        for (uint32_t& word : read) word = tf32_bits(__uint_as_float(word));
-#pragma unroll
         for (int i = 0; i < pixels * 2; ++i) {
             int pixel = Layer::raw_first + Layer::raw_pixels[i / 2] + i % 2 * stride;
             a[i / 2][half * 2 + i % 2] = read[pixel - first_word];

@@ -78,8 +78,7 @@ struct LinePacking {
             for (int i = 0; i < 4; ++i) {
                 if (channels % 4 != 0 && channel + i >= channels) continue;
                 const float (&of)[4] = values[i];
-                *reinterpret_cast<uint4*>(to + i * of_channel) = {
-                    tf32_bits(of[0]), tf32_bits(of[1]), tf32_bits(of[2]), tf32_bits(of[3])};
+                *reinterpret_cast<float4*>(to + i * of_channel) = {of[0], of[1], of[2], of[3]};
             }
         }
     }

@@ -5,6 +5,15 @@
 
 namespace ptx {
 
+#if __CUDA_ARCH__ >= 900
+// Rounds to nearest, ties to even: one instruction, where cvt.rna takes three.
+TCONV_DEVICE uint32_t cvt_rn_tf32_f32(float value) {
+    uint32_t bits;
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
+}
+#endif
+
 // Rounds to nearest, ties away from zero, as cuDNN does with its operands. The error is half that
 // of the tensor core, which truncates the low 13 bits.
 TCONV_DEVICE uint32_t cvt_rna_tf32_f32(float value) {

@@ -33,7 +33,9 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     # Both consumers: 64 channels of 16 positions with the block's take a quarter cycle each.
     of_tap, taps = laid.out_block / 2 * fit.product, laid.consumer_taps
     if tile.columns:
-        start = fit.raw_start + fit.raw_stride * (laid.problem.width.stride - 1)
+        # Float32 has a word of each pixel: beyond a stride of 2, no more of them are read.
+        stride = laid.problem.width.stride if laid.item == 2 else min(laid.problem.width.stride, 2)
+        start = fit.raw_start + fit.raw_stride * (stride - 1)
         of_tap, taps = laid.in_block * laid.stacked / 2 + start, laid.row_taps
     elif tile.turned:
         of_tap = laid.in_block / 2 + fit.raw_start
@@ -50,7 +52,7 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
         turn = (products + copies + fit.stage) / max(1, laid.stages(target))
         of_box = max(products + fit.box, copies, turn)
         if tile.turned:
-            of_box = max(of_box, laid.moved_bytes / SHARED_RATE) * fit.float32
+            of_box = max(of_box, laid.moved_bytes / SHARED_RATE) * fit.turned
     waves = -(-laid.units * splits // target.multiprocessors)
     cycles = waves * (-(-laid.boxes // splits) * of_box + fit.block)
     memory = (problem.bytes - unread_bytes(problem, columns=not tile.columns)) / (fit.memory * 1e12)

@@ -328,7 +328,12 @@ class Layout:
 
     @property
     def steps(self) -> int:
-        """Products of a tap whose operands a consumer has at a time."""
+        """Products of a tap whose operands a consumer loads at a time."""
+        return self._most_steps // self.buffers
+
+    @functools.cached_property
+    def _most_steps(self) -> int:
+        """Products of a tap whose operands a consumer has registers for."""
         steps = self.tile.positions // self.step
         if not self.tile.y_in_registers:
             return steps
@@ -339,6 +344,18 @@ class Layout:
         room = most // (4 * (self.row_taps + words))
         room = max(1, min(room, 4 if self.item == 4 else 16 // self.tile.consumers))
         return max(k for k in range(1, steps + 1) if steps % k == 0 and k <= room)
+
+    @property
+    def buffers(self) -> int:
+        """Times that a consumer has registers for y: with two, it loads while products run.
+
+        A stage is then handed back later. Turned tiles of large stages have few of them, and gained
+        nothing by it.
+        """
+        if self.item == 2 or self._most_steps == 1:
+            return 1
+        lines = self.patch_lines * max(map(len, self.set_sources))  # of y, of a position
+        return 1 if self.tile.turned and (self.in_block > 64 or lines > 3) else 2
 
     @functools.cached_property
     def consumer_taps(self) -> int:
@@ -482,7 +499,9 @@ class Layout:
                 if not odd and max(high) <= MOST_BOX:
                     counts = self._counts((n, y, x))
                     lines = self.in_block * n * y if self.maps_x else 0
-                    rank = (math.prod(counts), math.prod(high) + lines // 4)
+                    # Of 4 columns, positions of y that are loaded at a time may meet a bank twice.
+                    of_y = math.prod(high) + lines // 4 + (x < 8)
+                    rank = math.prod(counts), of_y
                     if self.tile.columns:
                         patches = max(map(len, self.set_sources)) * (y + self.reach[0])
                         lines = n * self.in_block * (y + self.stacked - 1)

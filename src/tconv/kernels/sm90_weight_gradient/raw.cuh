@@ -8,8 +8,7 @@
 // each other may be columns of one product, which then serves the taps of a column of the kernel.
 // A taker has `row_taps` neighbouring taps of a row.
 //
-// float32 is rounded to TF32, if its packing did not: y in registers, where a word is a pixel, and
-// nothing is taken apart; x where it lies, by warps.
+// A word of float32 is a pixel: nothing is taken apart.
 //
 // A flat y (<common/flat_planes.cuh>) has lines [row][class][channel], off by a few pixels: other
 // words, of a row and class.
@@ -29,7 +28,6 @@ namespace {
 
 constexpr int value_bytes = sizeof(Layer::Element);
 constexpr bool is_float32 = value_bytes == 4;
-constexpr bool rounds_x = is_float32 && !Layer::packs_x, rounds_y = is_float32 && !Layer::packs_y;
 constexpr int step_positions = 32 / value_bytes;  // of a product
 
 constexpr int raw_taps = Layer::row_taps;
@@ -47,12 +45,6 @@ constexpr bool may_be_odd = Layer::odd_pixel != 0;
 constexpr bool may_be_late = Layer::late_word != 0;
 constexpr int last_word = ((raw_taps - 1) * Layer::dilation_x + Layer::stride_x + may_be_odd) / 2;
 constexpr int word_count = (last_word + may_be_late) / word_vector * word_vector + word_vector;
-
-// NOTE: what is rounded is not rounded again: rounding adds, and leaves the cut to the product.
-template <bool rounds>
-TCONV_DEVICE uint32_t tf32_of(float value) {
-    return rounds ? tf32_bits(value) : __float_as_uint(value);
-}
 
 TCONV_DEVICE bool known_or(int known, int bit) { return known == 2 ? bit != 0 : known == 1; }
 
@@ -231,7 +223,7 @@ struct RawPlaces {
                     load_pixels(y + of_row[row] + at, pixel, values);
 #pragma unroll
                     for (int tap = 0; tap < raw_taps; ++tap) {
-                        a[step][tap][i] = tf32_of<rounds_y>(values[tap]);
+                        a[step][tap][i] = __float_as_uint(values[tap]);
                     }
                     continue;
                 }

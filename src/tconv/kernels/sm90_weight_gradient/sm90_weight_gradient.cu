@@ -1,4 +1,5 @@
-// The weight's gradient of 16-bit tensors, and of float32 for TF32, on Hopper's tensor cores:
+// The weight's gradient of 16-bit tensors, and of float32 for TF32, on Hopper's tensor cores. What
+// copies float32 rounds it.
 //
 //   sums[tap][64 in][out] += x[positions][64 in]^T * y[positions + shift][out]
 //
@@ -8,7 +9,7 @@
 // product of 16 takes two such groups of y, wherever the second lies.
 //
 //   warp 0            bring: stages
-//   warps 1 to 3      float32: round x in shared memory, or turn it
+//   warps 1 to 3      turn x in shared memory, of turned tiles
 //   warpgroups 1, 2   consumers: each has taps of its own
 //
 // An x that is contiguous need not be turned: its tensor map copies lines of positions. Raw tiles
@@ -51,11 +52,10 @@ constexpr int consumer_taps = Layer::consumer_taps;  // at most
 constexpr int takers = Layer::takers;  // of the taps of a set: the consumers, or parts of them
 constexpr int all_steps = Layer::positions / step_positions;  // of a box
 constexpr int steps = Layer::steps;  // at a time
+constexpr bool overlaps = Layer::buffers > 1;  // loads with products
 constexpr int operands = Layer::raw ? raw_taps : 1;  // of a step
 constexpr int x_box_bytes = value_bytes * Layer::positions * in_block;
-// x of float32 is rounded where it lies, or turned, by warps of warpgroup 0.
-constexpr bool prepares_x = rounds_x || Layer::turned;
-constexpr int preparing_warps = 3;
+constexpr int turning_warps = 3;
 
 // Bytes before y.
 TCONV_DEVICE int x_room(const Arguments& arguments) {
@@ -72,7 +72,7 @@ TCONV_DEVICE int x_copy(const Fields& arguments) {
 
 struct Shared {
     uint64_t full[Layer::most_stages];
-    uint64_t landed[Layer::most_stages];  // x is not prepared yet
+    uint64_t landed[Layer::most_stages];  // x is not turned yet
     uint64_t empty[Layer::most_stages];
     int row[Layer::most_stages];  // a box's first, of a flat y
 };
@@ -110,7 +110,7 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
         int image = rest / arguments.boxes_y;
         int y = (rest - image * arguments.boxes_y) * arguments.box_y;
         image *= arguments.box_n;
-        uint64_t* full = prepares_x ? &shared.landed[turn.stage] : &shared.full[turn.stage];
+        uint64_t* full = Layer::turned ? &shared.landed[turn.stage] : &shared.full[turn.stage];
         ptx::mbarrier_wait_parity(&shared.empty[turn.stage], turn.parity ^ 1);
         int patches = count * arguments.patch_bytes;
         unsigned char* to = stage_of(arguments, memory, turn.stage);
@@ -162,39 +162,7 @@ TCONV_DEVICE void turn_x(const Arguments& arguments, Shared& shared, unsigned ch
     for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
         ptx::mbarrier_wait_parity(&shared.landed[turn.stage], turn.parity);
         unsigned char* stage = stage_of(arguments, memory, turn.stage);
-        turn_positions(stage + x_copy(arguments), stage, threadIdx.x / 32 - 1, preparing_warps);
-        ptx::fence_proxy_async_shared();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.full[turn.stage]);
-        turn.advance(arguments.stages);
-    }
-}
-
-// Rounds x of float32 to TF32 where it lies.
-TCONV_DEVICE void round_x(const Arguments& arguments, Shared& shared, unsigned char* memory) {
-    constexpr int together = 4;  // vectors of a thread, whose loads do not wait for each other
-    constexpr int step = preparing_warps * 32;
-    int vectors = x_bytes(arguments, x_box_bytes) / int(sizeof(float4));
-    Share share;
-    CountedTurn turn;
-    for (int box = share.split; box < arguments.boxes; box += arguments.splits) {
-        ptx::mbarrier_wait_parity(&shared.landed[turn.stage], turn.parity);
-        auto* x = reinterpret_cast<float4*>(stage_of(arguments, memory, turn.stage));
-        for (int first = threadIdx.x - 32; first < vectors; first += together * step) {
-            float4 values[together];
-#pragma unroll
-            for (int i = 0; i < together; ++i) {
-                if (first + i * step < vectors) values[i] = x[first + i * step];
-            }
-#pragma unroll
-            for (int i = 0; i < together; ++i) {
-                uint4 rounded = {tf32_bits(values[i].x), tf32_bits(values[i].y),
-                                 tf32_bits(values[i].z), tf32_bits(values[i].w)};
-                if (first + i * step < vectors) {
-                    reinterpret_cast<uint4*>(x)[first + i * step] = rounded;
-                }
-            }
-        }
+        turn_positions(stage + x_copy(arguments), stage, threadIdx.x / 32 - 1, turning_warps);
         ptx::fence_proxy_async_shared();
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.full[turn.stage]);
@@ -383,6 +351,19 @@ TCONV_DEVICE auto places_of(const Fields& arguments, const Share& share, int fir
     }
 }
 
+// Keeps operands until here.
+template <int count>
+TCONV_DEVICE void keep(uint32_t (&a)[count][operands][4]) {
+#pragma unroll
+    for (auto& of_step : a) {
+#pragma unroll
+        for (auto& of_tap : of_step) {
+#pragma unroll
+            for (uint32_t& value : of_tap) value = ptx::opaque(value);
+        }
+    }
+}
+
 // The product of a step and a tap.
 TCONV_DEVICE void multiply(float (&sums)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
     if constexpr (is_float32) {
@@ -424,6 +405,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
     }
     int lane = threadIdx.x % 32, box = share.split;
     bool adds = false;
+    uint32_t a[Layer::buffers][steps][operands][4];
+    uint64_t* behind = nullptr;  // the stage that products may still read
     do {
         Sums sums;
 #pragma unroll
@@ -435,7 +418,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         if constexpr (is_float32) end = part_end(arguments, box);
 #pragma unroll 1
         for (; box < end; box += arguments.splits) {
-            if constexpr (prepares_x) {
+            if constexpr (Layer::turned) {
                 ptx::mbarrier_wait_parity(&shared.landed[turn.stage], turn.parity);
             }
             ptx::mbarrier_wait_parity(&shared.full[turn.stage], turn.parity);
@@ -444,12 +427,13 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
             if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
 #pragma unroll
             for (int first = 0; first < all_steps; first += steps) {
-                uint32_t a[steps][operands][4];
+                auto& of_steps = a[first / steps % Layer::buffers];
                 if constexpr (Layer::raw) {
-                    places.load(arguments, stage + (Layer::turned ? 0 : starts[0]), first, a);
+                    places.load(arguments, stage + (Layer::turned ? 0 : starts[0]), first,
+                                of_steps);
                 } else {
                     // NOTE: opaque, so that no register remembers where each step begins.
-                    load_x(stage, ptx::opaque(arguments.box_x) / 8, a);
+                    load_x(stage, ptx::opaque(arguments.box_x) / 8, of_steps);
                 }
                 ptx::wgmma_fence();
                 // NOTE: all taps, also those beyond `count`, whose sums nobody writes: ptxas
@@ -458,7 +442,7 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                 for (int tap = 0; tap < consumer_taps / Layer::stacked; ++tap) {
 #pragma unroll
                     for (int step = 0; step < steps; ++step) {
-                        auto& of_tap = a[step][Layer::raw ? tap : 0];
+                        auto& of_tap = of_steps[step][Layer::raw ? tap : 0];
                         int at =
                             Layer::raw ? places.x_step(first + step) : starts[tap] + of_step[step];
                         uint64_t b = ptx::advance(operand, at);
@@ -466,10 +450,24 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
                     }
                 }
                 ptx::wgmma_commit_group();
-                ptx::wgmma_wait_group<0>();
+                ptx::wgmma_wait_group<overlaps ? 1 : 0>();
+                if constexpr (overlaps) {
+                    // NOTE: to ptxas a register is free once a product that reads it is issued.
+                    keep(a[(first / steps + 1) % Layer::buffers]);
+                    if (first == 0 && lane == 0 && behind != nullptr) ptx::mbarrier_arrive(behind);
+                }
             }
-            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
+            if constexpr (overlaps) {
+                behind = &shared.empty[turn.stage];
+            } else {
+                if (lane == 0) ptx::mbarrier_arrive(&shared.empty[turn.stage]);
+            }
             turn.advance(arguments.stages);
+        }
+        if constexpr (overlaps) {
+            ptx::wgmma_wait_group<0>();
+            if (lane == 0 && behind != nullptr) ptx::mbarrier_arrive(behind);
+            behind = nullptr;
         }
 #pragma unroll
         for (auto& of_tap : sums) ptx::fence_registers(of_tap);
@@ -496,8 +494,8 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     if (0 <= map && map < maps) ptx::prefetch_tensormap(&arguments.x + map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < arguments.stages; ++stage) {
-            ptx::mbarrier_init(&shared.full[stage], prepares_x ? preparing_warps : 1);
-            if constexpr (prepares_x) ptx::mbarrier_init(&shared.landed[stage], 1);
+            ptx::mbarrier_init(&shared.full[stage], Layer::turned ? turning_warps : 1);
+            if constexpr (Layer::turned) ptx::mbarrier_init(&shared.landed[stage], 1);
             ptx::mbarrier_init(&shared.empty[stage], consumers * warpgroup / 32);
         }
         ptx::fence_mbarrier_init();
@@ -507,19 +505,13 @@ TCONV_KERNEL(sm90_weight_gradient, Layer::threads, 1) {
     int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);
     // NOTE: setmaxnreg takes effect only in branches that do not join again.
     if (role == 0) {
-        ptx::setmaxnreg_dec<is_float32 ? 40 : consumers == 2 ? 24 : 32>();
+        ptx::setmaxnreg_dec<Layer::turned ? 56 : consumers == 2 ? 24 : 32>();
         if (threadIdx.x < (Layer::flat ? 32 : 1)) bring(arguments, shared, memory);
-        if constexpr (prepares_x) {
-            if (threadIdx.x >= 32) {
-                if constexpr (Layer::turned) {
-                    turn_x(arguments, shared, memory);
-                } else {
-                    round_x(arguments, shared, memory);
-                }
-            }
+        if constexpr (Layer::turned) {
+            if (threadIdx.x >= 32) turn_x(arguments, shared, memory);
         }
     } else {
-        ptx::setmaxnreg_inc<is_float32 ? 232 : consumers == 2 ? 240 : 160>();
+        ptx::setmaxnreg_inc<Layer::turned ? 224 : consumers == 2 ? 240 : 160>();
         consume(arguments, shared, memory, role - 1);
     }
 }

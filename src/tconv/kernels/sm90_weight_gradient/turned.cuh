@@ -3,12 +3,14 @@
 //
 // y goes to registers: a thread has two neighbouring channels of a position in a word of 8 bytes,
 // and any distance of a tap is an address. x is turned by warps that have nothing else to do, from
-// [position][channel] to lines of 32 positions of a channel. Both are rounded to TF32 on the way.
+// [position][channel] to lines of 32 positions of a channel.
 //
-// A product's eight positions come in the order 0, 2, 4, 6, 1, 3, 5, 7. In a swizzled line, an even
-// and an odd octet of bytes change places with the position's lowest bit, so that four positions
-// that a warp loads at a time meet all banks two apart, and half of them one apart. In boxes of 4
-// columns two of the four are of the next row, and may meet half of them too.
+// A thread that turns has four positions of an octet, every second one, and a quad of channels: as
+// many vectors are loaded as stored. Of octet `o` of a box it begins with the o-th of the four, so
+// that eight threads meet all banks, and products have positions in that order:
+// 0, 2, 4, 6, 1, 3, 5, 7, then 2, 4, 6, 0, 3, 5, 7, 1, and so on. Four positions of y that a warp
+// loads at a time meet all banks two apart, and half of them one apart. In boxes of 4 columns two
+// of the four are of the next row, and may meet half of them too.
 //
 // Only for <sm90_weight_gradient.cu>.
 #pragma once
@@ -31,54 +33,42 @@ TCONV_DEVICE int line_stride(const Fields& arguments) {
     return 0;
 }
 
-// A position's place in the order of products.
-TCONV_DEVICE int turned_place(int position) {
-    return (position & ~7) | (position & 1) << 2 | (position & 6) >> 1;
-}
-
 // An address of [position][128 bytes], swizzled.
 TCONV_DEVICE int swizzled_line(int at) { return at ^ (at >> 3 & 0x70); }
 
-// x of a stage by a warp of `warps`: of each unit a lane has two positions, 16 apart, of a quad of
-// channels. Loads and stores of a warp meet all banks.
-//
-// NOTE: what a lane adds to an address is the same for all units, and a lane has several loads
-// under way. With neither, the turning took longer than the products.
+// The position of a place among four of an octet.
+TCONV_DEVICE int turned_position(int place, int octet) { return (place + octet) % 4 * 2; }
+
+// x of a stage by a warp of `warps`: of each unit a lane has four positions and a quad of channels.
 TCONV_DEVICE void turn_positions(const unsigned char* from, unsigned char* to, unsigned warp,
                                  unsigned warps) {
-    constexpr unsigned blocks = Layer::positions / 32, units = blocks * (Layer::in_block / 8);
-    constexpr unsigned together = units > 6 ? 2 : 1;  // fewer registers, where little waits
-    unsigned position = threadIdx.x % 16, quad = threadIdx.x % 32 / 16;
-    unsigned of_load = swizzled_line(position * 128 + quad * 16);
-    unsigned of_store = swizzled_line(quad * 4 * 128 + turned_place(position) * 4);
+    constexpr unsigned quads = Layer::in_block / 4, of_unit = 4, blocks = Layer::positions / 32;
+    constexpr unsigned units = blocks * ((quads + of_unit - 1) / of_unit);
+    unsigned own = threadIdx.x % 8, octet = own / 2, odd = own % 2, quad = threadIdx.x % 32 / 8;
+    int of_load[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        of_load[i] = swizzled_line((octet * 8 + turned_position(i, octet) + odd) * 128);
+    }
 #pragma unroll 1
-    for (unsigned first = warp; first < units; first += together * warps) {
-        float4 found[together][2];
+    for (unsigned unit = warp; unit < units; unit += warps) {
+        unsigned of_quad = unit / blocks * of_unit + quad, block = unit % blocks;
+        if (quads % of_unit != 0 && of_quad >= quads) continue;
+        const unsigned char* line = from + of_quad / 8 * x_line_bytes + block * 32 * 128;
+        float4 found[4];
 #pragma unroll
-        for (unsigned k = 0; k < together; ++k) {
-            unsigned unit = min(first + k * warps, units - 1);
-            unsigned channel = unit / blocks * 8, line = channel / line_channels;
-            unsigned at = line * x_line_bytes + unit % blocks * 32 * 128;
-            at += of_load ^ channel % line_channels * 4;
-            found[k][0] = *reinterpret_cast<const float4*>(from + at);
-            found[k][1] = *reinterpret_cast<const float4*>(from + at + 16 * 128);
+        for (int i = 0; i < 4; ++i) {
+            found[i] = *reinterpret_cast<const float4*>(line + (of_load[i] ^ of_quad % 8 * 16));
         }
+        unsigned char* lines = to + block * x_row_bytes + of_quad * 4 * 128;
+        float4 turned[4] = {{found[0].x, found[1].x, found[2].x, found[3].x},
+                            {found[0].y, found[1].y, found[2].y, found[3].y},
+                            {found[0].z, found[1].z, found[2].z, found[3].z},
+                            {found[0].w, found[1].w, found[2].w, found[3].w}};
 #pragma unroll
-        for (unsigned k = 0; k < together; ++k) {
-            unsigned unit = first + k * warps;
-            if (k > 0 && unit >= units) break;
-            unsigned char* lines = to + unit % blocks * x_row_bytes + unit / blocks * 8 * 128;
-#pragma unroll
-            for (unsigned half = 0; half < 2; ++half) {
-                float4 of = found[k][half];
-                float values[4] = {of.x, of.y, of.z, of.w};
-#pragma unroll
-                for (unsigned i = 0; i < 4; ++i) {
-                    *reinterpret_cast<uint32_t*>(lines + i * 128 +
-                                                 (of_store ^ (i * 16 + half * 64))) =
-                        tf32_of<rounds_x>(values[i]);
-                }
-            }
+        for (int i = 0; i < 4; ++i) {
+            int at = i * 128 + ((own ^ (of_quad % 2 * 4 + i)) * 16);
+            *reinterpret_cast<float4*>(lines + at) = turned[i];
         }
     }
 }
@@ -86,17 +76,21 @@ TCONV_DEVICE void turn_positions(const unsigned char* from, unsigned char* to, u
 // Where a taker's y and x lie in a stage.
 template <typename Fields>
 struct TurnedPlaces {
-    int of_half[2], of_step[Layer::positions / step_positions], starts[Layer::row_taps];
+    int of_half[4][2];  // of every fourth step
+    int of_step[Layer::positions / step_positions], starts[Layer::row_taps];
 
     // `first`: of `count` taps of a taker, whose patches begin at `from`. Those beyond are others'.
     TCONV_DEVICE TurnedPlaces(const Fields& arguments, int from, int first, int count, int other,
                               int first_source) {
         int channel = raw_channel(0, 1), line = channel / line_channels;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int i = threadIdx.x % 4 * 2 + half, row = i / arguments.box_x;
-            of_half[half] = (row * arguments.pitch_x + i - row * arguments.box_x) * 128 +
-                            line * arguments.line_stride + channel % line_channels * 4;
+        for (int step = 0; step < 4; ++step) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                int i = turned_position(threadIdx.x, step) + half, row = i / arguments.box_x;
+                of_half[step][half] = (row * arguments.pitch_x + i - row * arguments.box_x) * 128 +
+                                      line * arguments.line_stride + channel % line_channels * 4;
+            }
         }
 #pragma unroll
         for (int step = 0; step < Layer::positions / step_positions; ++step) {
@@ -127,11 +121,11 @@ struct TurnedPlaces {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     // NOTE: opaque, so that no registers remember each tap's place in each step.
-                    int tap_at = ptx::opaque(starts[tap]) + of_half[half];
+                    int tap_at = ptx::opaque(starts[tap]) + of_half[(first + step) % 4][half];
                     int at = swizzled_line(tap_at + of_step[first + step]);
                     float2 pair = *reinterpret_cast<const float2*>(stage + at);
-                    a[step][tap][2 * half] = tf32_of<rounds_y>(pair.x);
-                    a[step][tap][2 * half + 1] = tf32_of<rounds_y>(pair.y);
+                    a[step][tap][2 * half] = __float_as_uint(pair.x);
+                    a[step][tap][2 * half + 1] = __float_as_uint(pair.y);
                 }
             }
         }
