@@ -180,8 +180,7 @@ def readme_gain() -> str:
             "| **forward, float32, contiguous** | **gains**: "
             f"{eager.value:.1f} times PyTorch's default, {best.value:.1f} times cuDNN's best "
             f"setting (geometric means over {eager.count} layers, {fast.rows[0].gpu}) |",
-            "| training: both gradients | the faster, as timed, a step as one; the weight's "
-            "gradient of float32 in channels_last is PyTorch's |",
+            "| training: both gradients | the faster, as timed, a step as one |",
             "| float16, bfloat16, channels_last | inference: the faster, as timed; training: "
             "the faster, a step as one |",
         )

@@ -25,7 +25,7 @@ from tconv.layers import Layer
 from tconv.memory_format import is_channels_last, memory_format
 from tconv.messages import one_line
 from tconv.problem import Direction
-from tconv.reference import applied
+from tconv.reference import applied, without_ties
 from tconv.verify import tf32_flag
 
 
@@ -76,11 +76,15 @@ class Setting:
 def random_tensors(
     layer: Layer, direction: Direction, dtype: torch.dtype, layout: str, device: str, seed: int
 ) -> Tensors:
-    """Random normal operands, generated on the device; the layer's bias where it has one."""
+    """Random normal operands, generated on the device; the layer's bias where it has one.
+
+    None lies in the middle between two values of TF32 (`reference.without_ties`).
+    """
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        values = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        return without_ties(values) if dtype is torch.float32 else values
 
     forward = direction == "forward"
     tensors = Tensors(
