@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import math
 
@@ -439,10 +438,7 @@ def _result_maps(laid: Layout, made: Operand) -> dict[str, Argument]:
     step = (problem.height.stride, problem.width.stride) if laid.forward else (1, 1)
     n, y, x = laid.part
     return {
-        f"result_{i}": dataclasses.replace(
-            image_map(problem, made, views, step, (laid.group_rows, x, y, n, 1), None),
-            dtype=problem.dtype,
-        )
+        f"result_{i}": image_map(problem, made, views, step, (laid.group_rows, x, y, n, 1), None)
         for i, views in enumerate(itertools.product(*laid.results))
     }
 

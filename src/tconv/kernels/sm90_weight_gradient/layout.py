@@ -44,8 +44,8 @@ RAW_REGISTERS = {2: (160, 208), 3: (116, 116)}
 By consumers.
 """
 
-ROUNDING_REGISTERS = 48
-"""So many fewer of several steps where float32 is rounded: with 24, one of three taps spilled."""
+FLOAT32_REGISTERS = 48
+"""So many fewer of several steps of float32: with 24, one of three taps spilled."""
 
 RAW_START = 12
 """Cycles of a product whose operand is in registers, beside a half for each column."""
@@ -338,7 +338,7 @@ class Layout:
         if not self.tile.y_in_registers:
             return steps
         most = RAW_REGISTERS[self.tile.consumers][1] - self.consumer_taps * self.in_block // 2
-        most -= ROUNDING_REGISTERS if self.item == 4 else 0
+        most -= FLOAT32_REGISTERS if self.item == 4 else 0
         # A stride takes registers for words, as many as a tap.
         words = self.problem.width.stride - 1 if self.tile.columns else 0
         room = most // (4 * (self.row_taps + words))
