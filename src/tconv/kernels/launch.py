@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tconv.kernels.source import TENSOR_MAP, TENSOR_MAP_BYTES, KernelSource
-from tconv.problem import ITEM_BYTES, Problem
+from tconv.problem import ITEM_BYTES, DType, Problem
 
 Operand = Literal["x", "w", "y", "bias", "packed", "partial"]
 
@@ -34,6 +34,9 @@ Strides = Mapping[str, tuple[int, ...]]
 
 EncodeTensorMap = Callable[..., bytes]
 """`tconv.jit.tensor_map.encode`, or the emulator's."""
+
+READ_AS_TF32: Literal["tfloat32"] = "tfloat32"
+"""The type of a tensor map whose copies round float32 to TF32."""
 
 OUTPUT_BYTES = 16
 """Alignment of the output's address, for launches that need one (`Launch.aligned`)."""
@@ -73,13 +76,17 @@ class TensorMap:
     strides: tuple[int | Stride, ...]
     box: tuple[int, ...]
     swizzle: int = 0
-    dtype: str = "float32"
+    dtype: DType | Literal["tfloat32"] = "float32"
     first: tuple[Stride, ...] = ()
 
 
-def read_type(problem: Problem) -> str:
+def _item_bytes(argument: TensorMap) -> int:
+    return 4 if argument.dtype == READ_AS_TF32 else ITEM_BYTES[argument.dtype]
+
+
+def read_type(problem: Problem) -> DType | Literal["tfloat32"]:
     """The type of a tensor map of an operand: of a TF32 product, the copy rounds to nearest."""
-    return "tfloat32" if problem.math == "tf32" else problem.dtype
+    return READ_AS_TF32 if problem.math == "tf32" else problem.dtype
 
 
 Argument = int | float | Address | Stride | TensorMap
@@ -144,7 +151,7 @@ class Launch:
                 addresses += (offsets[name], _INDEX[argument.operand], argument.offset)
             elif isinstance(argument, TensorMap):
                 values[name] = _NO_MAP
-                address, item = argument.address, ITEM_BYTES[argument.dtype.replace("tf", "f")]
+                address, item = argument.address, _item_bytes(argument)
                 in_bytes = [
                     item * _elements(stride, strides) if isinstance(stride, Stride) else stride
                     for stride in argument.strides

@@ -210,8 +210,8 @@ def test_the_cases_serve_every_tile(direction):
     assert found == set(FAMILIES[direction].TILES) - set(FLOAT32_TILES)
 
 
-# float32 for TF32: channels_last in both directions, and the input's gradient in any strides, whose
-# y is packed. With fewer than 16 channels to sum over it is full float32, which others serve.
+# float32 for TF32: channels_last in both directions, and the input's gradient in any strides. Cases
+# of fewer than 16 channels to sum over, full float32 in forward, are left out.
 FLOAT32 = [
     (direction, case, layout)
     for layout in ("channels_last", "contiguous", "strided")
@@ -234,7 +234,7 @@ def test_some_tiles_of_float32(direction, case, layout):
 
 
 # What is packed comes of either order: every second case of each.
-ROUNDED = [
+OF_EVERY_TILE = [
     (direction, case, layout)
     for direction, case, layout in FLOAT32
     if layout == "channels_last"
@@ -243,7 +243,7 @@ ROUNDED = [
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("direction", "case", "layout"), ROUNDED, ids=str)
+@pytest.mark.parametrize(("direction", "case", "layout"), OF_EVERY_TILE, ids=str)
 def test_every_tile_of_float32(direction, case, layout):
     given = of_float32(direction, case, layout)
     want = given.want
@@ -251,7 +251,7 @@ def test_every_tile_of_float32(direction, case, layout):
         assert_right(run(chosen, given), given, want)
 
 
-def test_the_cases_serve_every_tile_that_rounds():
+def test_the_cases_serve_every_tile_of_float32():
     for direction in DIRECTIONS:
         problems = [problem_of(of_float32(*one)) for one in FLOAT32 if one[0] == direction]
         found = {chosen.tile for problem in problems for chosen in served(problem)}

@@ -33,6 +33,7 @@ CASES = [
     ("weight_gradient", LAYERS[1].problem("weight_gradient", "float16", "channels_last")),
     ("float32", LAYERS[1].problem("weight_gradient", "float32")),
     ("float32", LAYERS[1].problem("weight_gradient", "float32", "channels_last")),
+    ("float32", LAYERS[2].problem("weight_gradient", "float32", "channels_last")),
     ("float32 raw", LAYERS[1].problem("input_gradient", "float32")),
     ("float32 raw", Layer.parse("64,64,3", "8x33x34").problem("input_gradient", "float32")),
     ("float32 raw", Layer.parse("64,32,8,4,2", "8x32x32").problem("input_gradient", "float32")),
@@ -56,7 +57,7 @@ OF_REGISTERS = {
 
 
 # In `make test` one layer of each direction in 16 bits, and float32.
-@pytest.mark.parametrize(("kind", "given"), quick(CASES, 1, 3, 6, *range(9, 12)), ids=str)
+@pytest.mark.parametrize(("kind", "given"), quick(CASES, 1, 3, 6, *range(9, 13)), ids=str)
 def test_no_register_is_written_that_products_still_read(kind, given):
     if disassemble.find() is None:
         pytest.skip("no disassembler: pip install nvidia-cuda-nvdisasm")

@@ -47,17 +47,8 @@ TCONV_DEVICE typename Accumulator<Element>::type operand(Element element) {
     }
 }
 
-// A TF32 operand's bits for the tensor core, rounded to nearest. Where that takes more than one
-// instruction, the low 13, which the tensor core cuts off, are left as they come.
-TCONV_DEVICE uint32_t tf32_bits(float value) {
-#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-    return ptx::cvt_rn_tf32_f32(value);
-#else
-    uint32_t bits = __float_as_uint(value);
-    // NOTE: the addition would carry the NaN 0x7fffffff into the sign.
-    return fabsf(value) < __uint_as_float(0x7f800000u) ? bits + 0x1000u : bits;
-#endif
-}
+// A TF32 operand's bits for the tensor core: rounded to nearest, ties to even.
+TCONV_DEVICE uint32_t tf32_bits(float value) { return ptx::cvt_rn_tf32_f32(value); }
 
 // N neighbouring values that move as one access.
 template <typename Value, int N>

@@ -10,7 +10,6 @@
 #include <engine/stages.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/griddepcontrol.cuh>
-#include <ptx/ldmatrix.cuh>
 #include <ptx/registers.cuh>
 #include <ptx/wgmma.cuh>
 

@@ -1,8 +1,8 @@
 // Packs an image of any strides as [image][row][column][group][channel], each pixel of a group on
 // 16 bytes, so that tensor maps can describe it.
 //
-// An octet is 8 channels of a group, or 4 of float32, which are rounded to TF32. A unit is an octet
-// of some pixels, which one thread takes: of each channel a vector of neighbouring pixels, turned
+// An octet is 8 channels of a group, or 4 of float32. A unit is an octet of some pixels, which one
+// thread takes: of each channel a vector of neighbouring pixels, turned
 // in registers into 16 bytes for each pixel.
 // If channels are adjacent in the source, it is an octet of one pixel. Neither shared memory nor
 // a barrier is needed, and a thread's loads are all under way together.

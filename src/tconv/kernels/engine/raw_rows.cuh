@@ -10,7 +10,7 @@
 // taps share words. A row's products are those of the taps of a row of the kernel, whose weights
 // are a stage.
 //
-// Of float32 a word is a pixel of a channel, and is rounded to TF32. Vectors are of 4 words at even
+// Of float32 a word is a pixel of a channel. Vectors are of 4 words at even
 // strides and of 2 at odd ones, with which lanes that load at a time meet all banks up to a stride
 // of 3. At 4 they meet half, as they do where a flat map has several classes.
 #pragma once

@@ -1,10 +1,9 @@
-// Packs x, y or both of float32 as [image][group][channel][row][column], rounded to TF32, with rows
-// on 16 bytes, so that tensor maps can describe their lines. y may be folded (<engine/fold.cuh>):
+// Packs x, y or both of float32 as [image][group][channel][row][column], with rows on
+// 16 bytes, so that tensor maps can describe their lines. y may be folded (<engine/fold.cuh>):
 // with zeros where there is no pixel.
 //
 // A unit is 4 channels of 4 columns, which one thread turns in registers. A thread's loads are all
 // under way together.
-#include <common/element.cuh>
 #include <engine/fold.cuh>
 #include <ptx/griddepcontrol.cuh>
 

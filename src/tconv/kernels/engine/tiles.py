@@ -88,7 +88,7 @@ FLOAT32_TILES = (
     Tile(64, "column", positions_are_rows=True),
     *(Tile(columns, "tap", positions_are_rows=True, shared=True) for columns in (128, 64)),
 )
-"""Of float32 positions that are rounded in registers. They have up to 256 channels."""
+"""Of float32 alone."""
 
 RAW = Tile(64, positions_are_rows=True, raw=True, depth=32)
 

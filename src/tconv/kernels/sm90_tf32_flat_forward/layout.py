@@ -290,8 +290,8 @@ class Layout:
         """As many stages as shared memory holds, if a stage of pixels has these boxes.
 
         Weights first have four stages, or three beside the storers' outputs. Pixels come next,
-        since they take longer to load. What is left goes to weights.
-
+        since they take longer to load. What is left goes to weights. A kernel that is made for
+        another image makes do with two stages of weights, if no more fit.
         """
         weights, pixels = CONSUMERS * WEIGHT_BYTES, math.prod(boxes) * LINE_BYTES
         free = min(target.shared_per_block, self.shared_bytes) - self.fixed_bytes

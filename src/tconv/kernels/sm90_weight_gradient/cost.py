@@ -43,7 +43,7 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     if tile.columns:
         of_box = max(products, _line_cycles(laid)) + fit.raw_box
         if laid.item == 4:
-            of_box *= fit.float32 * (1 if laid.problem.width.stride > 1 else fit.float32_dense)
+            of_box *= 1 if laid.problem.width.stride > 1 else fit.float32_dense
             few = laid.stages(target) < 3 and laid.item * tile.columns == LINE_BYTES
             of_box *= fit.few_stages if few else 1
     else:

@@ -466,6 +466,8 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         }
         if constexpr (overlaps) {
             ptx::wgmma_wait_group<0>();
+#pragma unroll
+            for (auto& of_steps : a) keep(of_steps);
             if (lane == 0 && behind != nullptr) ptx::mbarrier_arrive(behind);
             behind = nullptr;
         }

@@ -15,7 +15,6 @@
 // Only for <sm90_weight_gradient.cu>.
 #pragma once
 
-#include <common/element.cuh>
 #include <ptx/registers.cuh>
 #include <sm90_weight_gradient/raw.cuh>
 
