@@ -959,7 +959,7 @@ def test_more_tiles_than_a_grid_has_are_refused(direction):
                 "reads and makes",
                 "fewer than SMs",
                 "there is one",
-                "none to round",
+                "takes float32",
             )
         )
         for reason in refused
