@@ -47,8 +47,13 @@ TCONV_DEVICE typename Accumulator<Element>::type operand(Element element) {
     }
 }
 
-// A TF32 operand's bits for the tensor core: rounded to nearest, ties to even.
-TCONV_DEVICE uint32_t tf32_bits(float value) { return ptx::cvt_rn_tf32_f32(value); }
+// A TF32 operand's bits for the tensor core, which cuts the low 13 off: rounded as cvt.rna.tf32
+// does, but these are left as they come. Two instructions for three. An infinity or NaN stays as it
+// is: the addition would carry the NaN 0x7fffffff into the sign.
+TCONV_DEVICE uint32_t tf32_bits(float value) {
+    uint32_t bits = __float_as_uint(value);
+    return fabsf(value) < __uint_as_float(0x7f800000u) ? bits + 0x1000u : bits;
+}
 
 // N neighbouring values that move as one access.
 template <typename Value, int N>

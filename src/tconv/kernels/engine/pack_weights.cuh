@@ -101,7 +101,7 @@ TCONV_DEVICE void copy(const Arguments& arguments, Element* staged, const Item& 
 }
 
 // As the tensor cores take it: float32 rounded to TF32.
-TCONV_DEVICE float as_operand(float value) { return __uint_as_float(tf32_bits(value)); }
+TCONV_DEVICE float as_operand(float value) { return operand<true>(value); }
 
 template <typename Value>
 TCONV_DEVICE Value as_operand(Value value) {

@@ -5,19 +5,6 @@
 
 namespace ptx {
 
-// Rounds to nearest, ties to even: one instruction on sm_90, where cvt.rna takes three.
-TCONV_DEVICE uint32_t cvt_rn_tf32_f32(float value) {
-#if __CUDA_ARCH__ >= 900
-    uint32_t bits;
-    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-    return bits;
-#else
-    uint32_t bits = __float_as_uint(value);
-    if (value != value) return 0x7fffe000u;
-    return (bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u;
-#endif
-}
-
 // Rounds to nearest, ties away from zero, as cuDNN does with its operands. The error is half that
 // of the tensor core, which truncates the low 13 bits.
 TCONV_DEVICE uint32_t cvt_rna_tf32_f32(float value) {

@@ -8,7 +8,6 @@
 namespace ptx {
 
 inline uint32_t cvt_rna_tf32_f32(float value) { return emulator::tf32_of(value); }
-inline uint32_t cvt_rn_tf32_f32(float value) { return emulator::tf32_even_of(value); }
 
 inline float cvt_f32_f16(unsigned short bits) { return emulator::float_of_f16(bits); }
 inline unsigned short cvt_rn_f16_f32(float value) { return emulator::f16_of(value); }
