@@ -1,9 +1,8 @@
 // Packs y folded, as [image][row][column][group][channel], each pixel of a group on 16 bytes, with
 // zeros where there is no pixel and behind the channels (<engine/fold.cuh>).
 //
-// A thread takes octets, 8 channels of a folded pixel of a group, or 4 of float32:
-// all of a pixel if they are few, as the place of each value is known then when the kernel is
-// compiled.
+// A thread takes octets, 8 channels of a folded pixel of a group, or 4 of float32: all of a pixel
+// if they are few, as the place of each value is known then when the kernel is compiled.
 #pragma once
 
 #include <common/element.cuh>
