@@ -433,7 +433,7 @@ def test_one_kernel_repairs_all_tiles_and_sizes_of_a_layer(case):
         for size in sizes
         for plan_ in served(problem_of(dataclasses.replace(case, size=size)), half=True)
     ]
-    assert len({plan_.kernel.source for plan_ in every}) > 20
+    assert len({plan_.kernel.source for plan_ in every}) > 15
     assert len({plan_.of_role("repair")[0].source for plan_ in every}) == 1
     # Rows that are longer than a stage of all shifts in y could be: and it still is right.
     wide = dataclasses.replace(case, batch=1, out_channels=8, size=(2, 700))
