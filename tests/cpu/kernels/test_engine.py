@@ -286,6 +286,114 @@ def test_float32_reads_and_writes_its_tensors_alone(direction):
         assert int(room.isnan().sum()) == room.numel() - made.numel(), str(chosen)
 
 
+# Full float32: also of few channels, and with a bias.
+STRICT = [
+    (direction, case, layout)
+    for layout in ("channels_last", "contiguous", "strided")
+    for direction in (DIRECTIONS if layout == "channels_last" else DIRECTIONS[1:])
+    for case in CASES[direction]
+]
+
+
+def strict_problem(given: Setting, **options) -> Problem:
+    return dataclasses.replace(problem_of(given, **options), math="ieee")
+
+
+def exact(given: Setting) -> Expected:
+    found = expected(given.case.layer, given.t, tf32=False)
+    return found[DIRECTIONS.index(given.direction)]
+
+
+@pytest.mark.parametrize(("direction", "case", "layout"), STRICT, ids=str)
+def test_some_tiles_of_full_float32(direction, case, layout):
+    turn = STRICT.index((direction, case, layout))
+    given = of_float32(direction, case, layout)
+    every = served(strict_problem(given), few(3))
+    assert_right(run(every[turn % len(every)], given, "random:1"), given, exact(given))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("direction", "case", "layout"), STRICT, ids=str)
+def test_every_tile_of_full_float32(direction, case, layout):
+    given = of_float32(direction, case, layout)
+    want = exact(given)
+    for chosen in served(strict_problem(given)):
+        assert_right(run(chosen, given), given, want)
+
+
+def test_the_cases_serve_every_tile_of_full_float32():
+    for direction in DIRECTIONS:
+        problems = [strict_problem(of_float32(*one)) for one in STRICT if one[0] == direction]
+        found = {chosen.tile for problem in problems for chosen in served(problem)}
+        assert found == {
+            tile
+            for tile in FAMILIES[direction].TILES
+            if tile.positions_are_rows
+            and tile.columns <= 128
+            and not (tile.folded or tile.raw or tile.turned)
+        }
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_full_float32_does_not_depend_on_the_order_of_threads(direction):
+    given = of_float32(direction, SEVERAL[direction][0], "channels_last")
+    want = exact(given)
+    for number, chosen in enumerate(served(strict_problem(given), few(2))):
+        first = run(chosen, given)
+        assert_right(first, given, want)
+        other = run(chosen, given, ("reverse", "random:1")[number % 2], sanitize=number == 1)
+        assert same_bits(first, other), str(chosen)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_is_not_finite_in_full_float32_reaches_its_readers_alone(direction):
+    """As they read it: an infinity meets no zero that is not an operand, nor a part that is one."""
+    for case in (
+        Case(2, 16, 24, 1, (5, 6), (3, 3), (2, 2), (1, 1), (1, 0)),
+        Case(1, 40, 16, 2, (4, 5), (3, 2), (1, 3), (1, 0), (0, 0), (2, 1)),
+    ):
+        given = of_float32(direction, case, "channels_last")
+        read, w = given.read.clone(), given.t.w.clone()
+        read[0, 0, 0, 0], read[-1, -1, -1, -1], read[0, 3, 1, 0] = math.inf, -math.inf, math.nan
+        read[0, 1, 2, 2] = torch.finfo(torch.float32).max
+        w[0, 0, 0, 0], w[-1, -1, -1, -1] = math.inf, -math.inf
+        other = given._replace(t=dataclasses.replace(given.t, w=w))
+        for spoilt in (given.with_read(read), other):
+            t = spoilt.t
+            made = by_taps(case, t.x, t.w, spoilt.bias, t.grad_output)[DIRECTIONS.index(direction)]
+            made = made.float()  # the largest times another may be infinite
+            assert 0 < int(made.isfinite().sum()) < made.numel()
+            for chosen in served(strict_problem(spoilt)):
+                out = run(chosen, spoilt)
+                assert torch.equal(out.isnan(), made.isnan()), str(chosen)
+                assert torch.equal(out.isinf(), made.isinf()), str(chosen)
+                infinite = made.isinf()
+                assert torch.equal(out[infinite], made[infinite]), str(chosen)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_full_float32_reads_and_writes_its_tensors_alone(direction):
+    t = operands(SEVERAL[direction][0], torch.float32, "strided", "cpu")
+    x, y = within_more(t.x), within_more(t.grad_output)
+    t = dataclasses.replace(t, x=x[0], grad_output=y[0])
+    given = Setting(direction, SEVERAL[direction][0], t)
+    want, (made, room) = exact(given), y if direction == "forward" else x
+    for chosen in served(strict_problem(given), few()):
+        made.fill_(math.nan)
+        assert_right(run(chosen, given, out=made), given, want)
+        assert int(room.isnan().sum()) == room.numel() - made.numel(), str(chosen)
+
+
+def test_full_float32_runs_where_it_is_named():
+    for direction in DIRECTIONS:
+        family = FAMILIES[direction]
+        given = of_float32(direction, BOTH[1], "channels_last")
+        found = [c for c in candidates(strict_problem(given), HOPPER) if c.stem == family.STEM]
+        assert found and all("no device has run it yet" in str(c.refusal) for c in found)
+        assert served(strict_problem(given))
+        assert any(c.refusal is None for c in candidates(problem_of(given), HOPPER))
+
+
 def test_float32_is_rounded_to_nearest_ties_to_even():
     """Each value alone, times one: what the tensor cores get is TF32."""
     case = Case(1, 16, 16, 1, (1, 16), (1, 1), bias=False)
@@ -871,7 +979,6 @@ SMALL = Case(2, 16, 16, 1, (9, 9), (3, 3))
     (
         ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
         ({}, "sm_100a", "needs the tensor cores of sm_90a, the target is sm_100a"),
-        (dict(dtype="float32", math="ieee"), "sm_90a", "this call's is full float32"),
         (dict(dtype="float64"), "sm_90a", "multiplies 16-bit values, not float64"),
         (dict(height=Axis(2, 3, 257)), "sm_90a", "lists 256 phases, the stride is 257x1"),
         (
@@ -1306,6 +1413,16 @@ def test_gradients_of_float32_compile_likewise(case, request):
     problem = case.layer.problem("input_gradient", "float32", "contiguous")
     if problem.math == "tf32":
         every = [c for c in served(problem) if c.tile.raw or c.tile.folded]
+        assert every or case.stride[1] > 4
+        for chosen in every:
+            assert_compiled_well(chosen)
+
+
+@pytest.mark.parametrize("case", quick(COMPILED_FLOATS, 2, -2), ids=str)
+def test_full_float32_compiles_likewise(case):
+    for direction in DIRECTIONS:
+        layout_ = "channels_last" if direction == "forward" else "contiguous"
+        every = served(case.layer.problem(direction, "float32", layout_, tf32=False))
         assert every or case.stride[1] > 4
         for chosen in every:
             assert_compiled_well(chosen)

@@ -42,11 +42,15 @@ TCONV_DEVICE void bring_patches(const Fields& arguments, Shared& shared) {
                 uint64_t* full = &shared.patches_full[turn.stage];
                 ptx::mbarrier_wait_parity(&shared.patches_empty[turn.stage], turn.parity ^ 1);
                 ptx::mbarrier_arrive_expect_tx(full, arguments.patch_bytes);
-                ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                    patch_of(arguments, shared, turn.stage),
-                    maps + entry(Layer::stage_source, stage), chunk * depth,
-                    at.x + entry(Layer::stage_x, stage), at.y + entry(Layer::stage_y, stage),
-                    at.image, at.group, full);
+#pragma unroll
+                for (int part = 0; part < value_parts; ++part) {
+                    ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                        patch_of(arguments, shared, turn.stage) +
+                            part * (arguments.stage_bytes / value_parts),
+                        maps + entry(Layer::stage_source, stage), chunk * depth,
+                        at.x + entry(Layer::stage_x, stage), at.y + entry(Layer::stage_y, stage),
+                        at.image, at.group * value_parts + part, full);
+                }
                 turn.advance(arguments.patch_stages);
             }
         }

@@ -12,6 +12,8 @@ from tconv.kernels.engine.tiles import Tile
 from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
+PART_PRODUCTS = 6
+"""Of values that are three each (`common/split.cuh`)."""
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -27,9 +29,11 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         # Reading 64 rows takes as long as products with 32 columns.
         cycles *= max(laid.group_rows, 32) / 64
     products = slots * cycles * laid.line_bytes / 128 * fit.product
+    products *= PART_PRODUCTS if laid.strict else 1
     weights = 0 if laid.resident else slots * laid.weight_bytes
     stages *= laid.patch_loads(target)
-    copied = (weights + stages * laid.patch_positions * laid.line_bytes) / fit.rate
+    patch = laid.value_parts * laid.patch_positions * laid.line_bytes
+    copied = (weights + stages * patch) / fit.rate
     written = _written(laid, tile)
     if tile.turned:
         rows, octets = laid.piece

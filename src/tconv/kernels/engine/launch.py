@@ -15,12 +15,15 @@ from tconv.kernels.engine.layout import (
     Layout,
     View,
     chunk_values,
+    is_strict,
     layout,
     line_bytes,
+    operand_bytes,
     packed_size,
     read_before,
     read_phases,
     read_pixels,
+    value_parts,
 )
 from tconv.kernels.engine.tiles import CONSUMERS, Tile
 from tconv.kernels.launch import (
@@ -90,6 +93,7 @@ def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
         ("block_rows", laid.block_rows),
         ("reduced", laid.reduced),
         ("line_bytes", laid.line_bytes),
+        ("strict", laid.strict),
         ("packs_image", laid.packs_image),
         *fold.constants(laid.call, laid.tile.folded),
         ("set_begin", begins),
@@ -184,6 +188,7 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument], share: int)
             ("slot_y", tuple(slot.y for slot in slots) or (0,)),
             ("slot_x", tuple(slot.x for slot in slots) or (0,)),
             *_tap_constants(laid),
+            *_exact_constants(laid),
         ),
         arguments=fields(arguments, _index(laid), written="destination shared_sums"),
         shared_bytes=laid.shared_bytes,
@@ -198,6 +203,35 @@ def _tap_constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
         ("kernel_x", laid.problem.width.kernel),
         ("slot_tap", tuple(slot.tap for slot in slots) or (0,)),
     )
+
+
+def _exact_constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
+    """The layer as it is called, of which <engine/exact_value.cuh> computes a value."""
+    if not laid.strict:
+        return ()
+    call = laid.call
+    channels = call.in_channels if laid.forward else call.out_channels
+    return (
+        ("exact_forward", laid.forward),
+        ("exact_reduced", channels // call.groups),
+        *((f"exact_{name}", value) for name, value in family.axis_constants(call)),
+    )
+
+
+def _exact_arguments(laid: Layout) -> dict[str, Argument]:
+    """Its operands."""
+    if not laid.strict:
+        return {}
+    read: Operand = "x" if laid.forward else "y"
+    y, x = laid.call.height, laid.call.width
+    sizes = (y.size, x.size) if laid.forward else (y.output_size, x.output_size)
+    return {
+        "exact_source": Address(read),
+        "exact_height": sizes[0],
+        "exact_width": sizes[1],
+        **strides("exact", "n c h w", read),
+        **weights(),
+    }
 
 
 def _pack_source(laid: Layout) -> KernelSource:
@@ -290,7 +324,9 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "pitch_x_shift": pitch_x[1],
         "first_patch": laid.first_patch,
         "patch_bytes": (
-            laid.stage_bytes if laid.tile.raw else laid.patch_positions * laid.line_bytes
+            laid.stage_bytes
+            if laid.tile.raw
+            else laid.value_parts * laid.patch_positions * laid.line_bytes
         ),
         "stage_bytes": laid.stage_bytes,
         "patch_stages": patch_stages,
@@ -304,6 +340,7 @@ def _arguments(laid: Layout, target: Target) -> dict[str, Argument]:
         "destination_stride_c": Stride(made, 1),
         "destination_stride_h": Stride(made, 2),
         "destination_stride_w": Stride(made, 3),
+        **_exact_arguments(laid),
     }
 
 
@@ -478,9 +515,9 @@ def image_map(
         packed: where the image lies in the workspace, in bytes, if it is packed.
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
-    item, groups = ITEM_BYTES[problem.dtype], problem.groups
+    item, groups = operand_bytes(problem), problem.groups * value_parts(problem)
     view_y, view_x = views
-    of_group = shape[1] // groups
+    of_group = shape[1] // problem.groups
     dims = (of_group, view_x.size, view_y.size, problem.batch, groups)
     swizzle = max(32, 1 << (box[0] * item - 1).bit_length())
     if packed is None:
@@ -503,4 +540,5 @@ def image_map(
         step = len(read_phases(axes[0])), len(read_phases(axes[1]))
     address = Address("packed", packed + first[0] * row + first[1] * pixel)
     of_bytes = (step[1] * pixel, step[0] * row, row * height, line)
-    return TensorMap(address, dims, of_bytes, box, swizzle, read_type(problem))
+    kind = "bfloat16" if is_strict(problem) else read_type(problem)
+    return TensorMap(address, dims, of_bytes, box, swizzle, kind)

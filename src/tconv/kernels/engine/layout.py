@@ -32,6 +32,12 @@ PIECE_BYTES = 64 * 128
 MOST_SUMS = 128
 """Sums of a thread."""
 
+STRICT_SUMS = 152
+"""Those of strict float32, with the temporary ones of 64 positions: with 168, some spilled."""
+
+STRICT_COLUMNS = 128
+"""Positions of a consumer in strict float32, at most: 256 spilled with 140 sums."""
+
 UNFOLDED_SUMS = 112
 """Those of a folded result, whose way to memory takes more registers: 128 spilled."""
 
@@ -242,24 +248,43 @@ class Layout:
 
     @property
     def item(self) -> int:
-        """Bytes of a value."""
-        return ITEM_BYTES[self.problem.dtype]
+        """Bytes of a value as it is multiplied."""
+        return operand_bytes(self.problem)
 
     @property
     def is_float32(self) -> bool:
-        """Whether the tensor cores take values for TF32, not of 16 bits."""
-        return self.item == 4
+        """Whether tensors are of float32."""
+        return self.problem.dtype == "float32"
+
+    @property
+    def strict(self) -> bool:
+        """Whether a value of float32 is multiplied as three of bfloat16, not rounded to TF32."""
+        return is_strict(self.problem)
+
+    @property
+    def value_parts(self) -> int:
+        """Values of 16 bits, or those of float32, that make one."""
+        return value_parts(self.problem)
+
+    @property
+    def most_sums(self) -> int:
+        """Sums of a thread at most, of a tile whose positions are rows, by 64 positions."""
+        blocks = self.tile.columns // 64
+        if not self.strict:
+            return MOST_SUMS // blocks
+        return STRICT_SUMS // (blocks + 1)
 
     @functools.cached_property
     def depth(self) -> int:
         """Channels of a stage. Short lines leave fewer bits for numbers (`tile_why_not`)."""
         if self.tile.raw:
             return self.tile.depth
-        if self.is_float32:
+        if self.item == 4:
             return 16 if self.reduced <= 16 else 32
         if self.reduced <= 16 and len(self.stages) * self.tile_sums <= 32:
             return 16
-        return 32 if self.reduced <= 32 else 64
+        large = self.strict and self.tile.positions > 128  # patches of three parts
+        return 32 if self.reduced <= 32 or large else 64
 
     @property
     def line_bytes(self) -> int:
@@ -282,7 +307,7 @@ class Layout:
         if self.unfolds:
             return -(-self.block_rows // 8) * 8
         wide = self.tile.raw or self.is_float32
-        most = min(256, MOST_SUMS * 128 // self.tile.columns) if wide else GROUP_ROWS
+        most = min(256, self.most_sums * 2 // 8 * 8) if wide else GROUP_ROWS
         if self.phases_in_turn > 1:
             of_phase = MOST_SUMS // (self.tile.columns // 64 * len(self.tapped))  # sums
             most = min(most, of_phase * 2 // 8 * 8) or GROUP_ROWS
@@ -293,7 +318,7 @@ class Layout:
     def maps_weights(self) -> bool:
         """Whether weights are copied as they lie, by a tensor map: nothing is packed."""
         of_tile = not self.tile.folded and not (self.tile.raw and self.forward)
-        return self.problem.weight_mapped and not self.packs_image and of_tile
+        return self.problem.weight_mapped and not (self.packs_image or self.strict) and of_tile
 
     @property
     def rows_adjacent(self) -> bool:
@@ -330,7 +355,8 @@ class Layout:
     @property
     def weight_bytes(self) -> int:
         """Bytes of a piece of weights."""
-        return (self.depth if self.rows_adjacent else self.group_rows) * self.weight_line
+        lines = self.depth if self.rows_adjacent else self.group_rows
+        return self.value_parts * lines * self.weight_line
 
     @functools.cached_property
     def tile_results(self) -> int:
@@ -339,11 +365,19 @@ class Layout:
             return 2 if self.tile.paired else 1
         if self.tile.raw:
             return len(self.results[1])
-        fit = MOST_SUMS // (self.tile.columns // 64 * self.group_rows // 2)
+        fit = self._most_results
         count, turn = self.result_count, self.phases_in_turn
         parts = [k for k in range(1, count + 1) if count % k == 0]
         rows = [k for k in parts if k % turn == 0 and k // turn * len(self.tapped) <= fit]
         return max((turn > 1 and rows) or [k for k in parts if k <= fit], default=1)
+
+    @property
+    def _most_results(self) -> int:
+        """Results that a thread has registers for, of a tile whose positions are rows."""
+        blocks, of_block = self.tile.columns // 64, self.group_rows // 2
+        if self.strict:
+            return (STRICT_SUMS // of_block - 1) // blocks
+        return MOST_SUMS // (blocks * of_block)
 
     @property
     def tile_sums(self) -> int:
@@ -743,7 +777,8 @@ class Layout:
         if self.tile.raw:
             return self._raw_bytes(self.box)
         read = self.reach[0] * self.pitch_x + self.reach[1] + self.positions
-        return -(-max(read, self.patch_positions) // 16) * 16 * self.line_bytes
+        positions = -(-max(read, self.patch_positions) // 16) * 16
+        return self.value_parts * positions * self.line_bytes
 
     @property
     def piece_bytes(self) -> int:
@@ -811,7 +846,7 @@ class Layout:
             return False
         weights = self.tile_groups * self.weight_stage_bytes * self.all_pieces
         # What depends on the image does not decide: two stages of the longest patch.
-        most = 2 * (2 * self.positions) * self.line_bytes
+        most = 2 * self.value_parts * (2 * self.positions) * self.line_bytes
         return weights + most <= _HOPPER.shared_per_block - 4 * self.piece_bytes - 8192
 
     @property
@@ -949,7 +984,8 @@ class Layout:
         ins, outs = PACK_DEPTH, self.item_rows
         if not self.forward:
             ins, outs = outs, ins
-        return self.slot_bytes + self.item * ins * self.part_taps * (outs + 8)
+        item = ITEM_BYTES[self.problem.dtype]
+        return self.slot_bytes + item * ins * self.part_taps * (outs + 8)
 
     @property
     def pack_grid(self) -> int:
@@ -973,6 +1009,8 @@ class Layout:
     @property
     def packs_image(self) -> bool:
         """Whether what is read is packed first, as no tensor map can describe it."""
+        if self.strict:
+            return True
         if self.tile.turned or self.tile.raw:
             return False
         return self.folds or packs(self.problem, self.reduced, self.read_layout)
@@ -1110,9 +1148,24 @@ def packs(problem: Problem, channels: int, layout: str) -> bool:
     return layout == "contiguous" or not lines
 
 
+def is_strict(problem: Problem) -> bool:
+    """Whether values of float32 are not rounded to TF32."""
+    return problem.dtype == "float32" and problem.math == "ieee"
+
+
+def value_parts(problem: Problem) -> int:
+    """As how many values one is multiplied (`common/split.cuh`)."""
+    return 3 if is_strict(problem) else 1
+
+
+def operand_bytes(problem: Problem) -> int:
+    """Bytes of each of them."""
+    return 2 if is_strict(problem) else ITEM_BYTES[problem.dtype]
+
+
 def chunk_values(problem: Problem) -> int:
-    """Values of 16 bytes."""
-    return 16 // ITEM_BYTES[problem.dtype]
+    """Values of 16 bytes, as they are multiplied."""
+    return 16 // operand_bytes(problem)
 
 
 def line_bytes(pixels: int, item: int) -> int:
@@ -1130,18 +1183,18 @@ def packed_size(problem: Problem, operand: Operand) -> tuple[int, int]:
 
 
 def packed_values(problem: Problem, operand: Operand) -> int:
-    """Values of a packed image: the pixels of each group on 16 bytes."""
-    groups, chunk = problem.groups, chunk_values(problem)
+    """Values of a packed image: the pixels of each group, or of each part of it, on 16 bytes."""
+    groups, chunk = problem.groups * value_parts(problem), chunk_values(problem)
     channels = problem.in_channels if operand == "x" else problem.out_channels
     pixels = problem.batch * math.prod(packed_size(problem, operand))
-    return pixels * groups * (-(-channels // (chunk * groups)) * chunk)
+    return pixels * groups * (-(-channels // (chunk * problem.groups)) * chunk)
 
 
 def packing_bytes(problem: Problem, operand: Operand) -> float:
     """Bytes that packing an image moves. Columns that no tap reads share sectors with others."""
     width = problem.width.size if operand == "x" else problem.width.output_size
     moved = 1 + width / packed_size(problem, operand)[1]
-    return ITEM_BYTES[problem.dtype] * packed_values(problem, operand) * moved
+    return operand_bytes(problem) * packed_values(problem, operand) * moved
 
 
 def unread_bytes(problem: Problem, *, columns: bool) -> int:
@@ -1196,7 +1249,7 @@ def images_why_not(problem: Problem, target: Target) -> str | None:
 
 
 def _float32_why_not(problem: Problem) -> str | None:
-    if problem.math != "tf32":
+    if problem.direction == "weight_gradient" and problem.math != "tf32":
         return "multiplies float32 for TF32, this call's is full float32"
     if problem.direction == "forward" and problem.y_layout == "contiguous":
         return "makes no contiguous float32 output"
@@ -1255,6 +1308,10 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if tile in FLOAT32_TILES and not laid.is_float32:
         return "takes float32"
+    if laid.strict and (tile.raw or tile.folded or not tile.positions_are_rows):
+        return "has full float32 in packed images alone, of tiles whose rows are positions"
+    if laid.strict and tile.columns > STRICT_COLUMNS:
+        return f"has {STRICT_COLUMNS} positions of a consumer in full float32, not {tile.columns}"
     if tile.paired and laid.phases_in_turn != 2:
         return "pairs the pixels of two phases in x of a contiguous result, there are no such two"
     if tile.turned and laid.read_layout != "contiguous":
@@ -1268,9 +1325,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     numbers = len(laid.stages) * laid.tile_sums
     if numbers > laid.line_bytes:
         return f"numbers {laid.line_bytes} stages and results, there are {numbers}"
-    if tile.positions_are_rows and tile.columns // 64 * laid.group_rows // 2 > MOST_SUMS:
-        found = tile.columns // 64 * laid.group_rows // 2
-        return f"has {MOST_SUMS} sums a thread at most, not {found}"
+    if tile.positions_are_rows and laid.group_rows // 2 > laid.most_sums:
+        return f"has {laid.most_sums} sums of 64 positions at most, not {laid.group_rows // 2}"
     if tile.reach != "tap" and not tile.raw and laid.reach == (0, 0):
         return "all taps have the same distance: nothing is gained by stages of several"
     if laid.box == (0, 0, 0):

@@ -79,7 +79,8 @@ TCONV_DEVICE void bring_weights(const Fields& arguments, Shared& shared, int rin
             uint64_t* full = &shared.weights_full[ring][turn.stage];
             auto* to = weights_of(arguments, shared, ring) + turn.stage * weight_stage_bytes;
             ptx::mbarrier_wait_parity(&shared.weights_empty[ring][turn.stage], turn.parity ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, stage_slots * group_rows * line_bytes);
+            ptx::mbarrier_arrive_expect_tx(full,
+                                           value_parts * stage_slots * group_rows * line_bytes);
             if constexpr (Layer::maps_weights) {
                 for (int i = 0; i < stage_slots; ++i) {
                     int tap = entry(Layer::slot_tap, slot + i), y = tap / Layer::kernel_x;
@@ -128,10 +129,13 @@ struct Multiplier {
     CountedTurn patches, kept, weights;  // `kept`: where a tile's patches begin
     uint64_t patch_matrix, weight_matrix;
     int consumer, ring;
+    int part_bytes;  // of a patch
     bool loaded = false;  // resident weights
 
     TCONV_DEVICE Multiplier(const Arguments& arguments, Shared& shared, int consumer)
-        : consumer(consumer), ring(consumer % weight_rings) {
+        : consumer(consumer),
+          ring(consumer % weight_rings),
+          part_bytes(arguments.stage_bytes / value_parts) {
         int first = first_position(arguments, consumer) * line_bytes;
         patch_matrix = ptx::matrix_descriptor(patch_of(arguments, shared, 0) + first, 16,
                                               8 * line_bytes, swizzle_of(line_bytes));
@@ -165,6 +169,41 @@ struct Multiplier {
                         sums[block], a, b, true);
                 }
             }
+        }
+    }
+
+    // The same in strict float32. The products have ended.
+    //
+    // The tensor cores cut a sum after each product. So those of a slot go to a temporary sum, the
+    // small ones first, while there is little to cut. It is then added in float32.
+    TCONV_DEVICE void multiply_parts(Block (&sums)[blocks], uint64_t weight, uint64_t patch) {
+        static_assert(!Layer::strict || positions_are_rows, "a block's sums are added at a time");
+        constexpr int high = 0, middle = 1, low = 2;
+        constexpr int products[][2] = {{low, high},    {high, low},    {middle, middle},
+                                       {middle, high}, {high, middle}, {high, high}};
+#pragma unroll
+        for (int block = 0; block < blocks; ++block) {
+            uint64_t of_block = ptx::advance(patch, block * 64 * line_bytes);
+            Block partial;
+#pragma unroll
+            for (float& sum : partial) sum = 0.0f;
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int product = 0; product < 6; ++product) {
+                uint64_t pixels = ptx::advance(of_block, products[product][0] * part_bytes);
+                uint64_t rows = ptx::advance(weight, products[product][1] * part_weight_bytes);
+#pragma unroll
+                for (int byte = 0; byte < line_bytes; byte += 32) {
+                    ptx::wgmma_m64k16<true, products_columns>(partial, ptx::advance(pixels, byte),
+                                                              ptx::advance(rows, byte),
+                                                              product > 0 || byte > 0);
+                }
+            }
+            ptx::wgmma_commit_group();
+            ptx::wgmma_wait_group<0>();
+            ptx::fence_registers(partial);
+#pragma unroll
+            for (int i = 0; i < products_columns / 2; ++i) sums[block][i] += partial[i];
         }
     }
 
@@ -225,9 +264,14 @@ struct Multiplier {
                         ptx::advance(weight_matrix, weights.stage * weight_stage_bytes);
                     uint64_t shifted = ptx::advance(patch, start / line_bytes * line_bytes);
                     find_start(slot + 1);
-                    ptx::wgmma_fence();
-                    multiply(sums[result], weight, shifted);
-                    ptx::wgmma_commit_group();
+                    if constexpr (Layer::strict) {
+                        multiply_parts(sums[result], weight, shifted);
+                        if constexpr (!Layer::resident) used_weights = weights.stage;
+                    } else {
+                        ptx::wgmma_fence();
+                        multiply(sums[result], weight, shifted);
+                        ptx::wgmma_commit_group();
+                    }
                     if (!Layer::resident || tile_sums > 1 || used_patch >= 0) {
                         ptx::wgmma_wait_group<1>();
                         hand_back_weights(used_weights);
@@ -237,7 +281,7 @@ struct Multiplier {
                     if constexpr (Layer::resident) {
                         ++weights.stage;
                     } else {
-                        used_weights = weights.stage;
+                        used_weights = Layer::strict ? -1 : weights.stage;
                         weights.advance(arguments.weight_stages);
                     }
                 }
@@ -251,7 +295,7 @@ struct Multiplier {
             }
             if (!at.hands_back) {
                 // The next tile has the same patches.
-            } else if (slot > first_slot) {
+            } else if (slot > first_slot && !Layer::strict) {
                 used_patch = patches.stage;
             } else {
                 // The stage before may be needed for the next products.

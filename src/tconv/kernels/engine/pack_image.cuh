@@ -12,6 +12,7 @@
 
 #include <common/constant_tables.cuh>
 #include <common/element.cuh>
+#include <common/split.cuh>
 
 namespace {
 
@@ -31,6 +32,16 @@ struct UnsignedOf {
 template <>
 struct UnsignedOf<long long> {
     using type = unsigned long long;
+};
+
+template <bool first, typename First, typename Second>
+struct Chosen {
+    using type = First;
+};
+
+template <typename First, typename Second>
+struct Chosen<false, First, Second> {
+    using type = Second;
 };
 
 // Neighbours of some bytes, in words.
@@ -98,9 +109,10 @@ struct PackedPixels {
 };
 
 // Of `channels` channels of a group; `channels_last`: whether they are adjacent in the source.
-// `Rows` and `Columns` are the pixels that are packed.
+// `Rows` and `Columns` are the pixels that are packed. `splits`: float32 becomes three of bfloat16
+// (<common/split.cuh>), and each group's channels follow each other thrice.
 template <int channels, bool channels_last, typename Rows, typename Columns,
-          int groups = Layer::groups>
+          int groups = Layer::groups, bool splits = false>
 struct ImagePacking {
     using Element = Layer::Element;
     using Index = Layer::Index;
@@ -110,6 +122,10 @@ struct ImagePacking {
     static constexpr int of_octet = words_each ? 4 : 8;
     static constexpr int octets = (channels + of_octet - 1) / of_octet;  // of a group
     static constexpr int all_octets = octets * groups;
+    // As they are written: 16 bytes, or three times 8, of which a group has an even number.
+    using Octet = typename Chosen<splits, uint2, uint4>::type;
+    static constexpr int part_octets = (octets + 1) / 2 * 2;
+    static constexpr int pixel_octets = splits ? 3 * part_octets * groups : all_octets;
     // The longest vector. A vector of channels lies in a group. For a single octet, pixels are 16
     // bytes apart in the result: with longer vectors of pixels, a warp would write 16 bytes here
     // and there.
@@ -117,6 +133,17 @@ struct ImagePacking {
         channels_last     ? (channels % of_octet == 0 ? of_octet : channels & -channels)
         : all_octets == 1 ? 2
                           : of_octet;
+
+    // Writes the parts of four channels.
+    TCONV_DEVICE static void split(const uint4& octet, Octet* to) {
+        if constexpr (splits) {
+            Split first(__uint_as_float(octet.x), __uint_as_float(octet.y));
+            Split last(__uint_as_float(octet.z), __uint_as_float(octet.w));
+            to[0] = {first.high, last.high};
+            to[part_octets] = {first.middle, last.middle};
+            to[2 * part_octets] = {first.low, last.low};
+        }
+    }
 
     // All units of the launch.
     TCONV_DEVICE static void pack(const Image& image) {
@@ -165,7 +192,7 @@ struct ImagePacking {
         for (Count first = Count(image.block) * (units * Layer::threads) + threadIdx.x;
              first < count; first += Count(image.blocks) * (units * Layer::threads)) {
             uint32_t values[units][channels_last ? 4 : of_octet][words];
-            uint4* to[units];
+            Octet* to[units];
             int at[units];  // the first pixel
 #pragma unroll
             for (int k = 0; k < units; ++k) {
@@ -177,8 +204,9 @@ struct ImagePacking {
                 if (unit >= count || number >= vectors) continue;
                 Count n = rows == 1 ? next : next / rows, row = next - n * rows;
                 at[k] = channels_last ? Columns::pixel(number) : int(number) * pixels;
-                to[k] = reinterpret_cast<uint4*>(image.destination) +
-                        (Index(next) * columns + Columns::place(at[k])) * all_octets + octet;
+                Index place = Index(next) * columns + Columns::place(at[k]);
+                to[k] = reinterpret_cast<Octet*>(image.destination) + place * pixel_octets +
+                        (splits ? octet / octets * (3 * part_octets) + octet % octets : octet);
                 int channel = octet % octets * of_octet, exist = channels - channel;
                 const Element* from = image.source + Index(n) * image.stride_n +
                                       Index(Rows::pixel(row)) * image.stride_h +
@@ -192,8 +220,14 @@ struct ImagePacking {
 #pragma unroll
                 for (int pixel = 0; pixel < pixels; ++pixel) {
                     if (!Columns::packed(at[k] + pixel)) continue;
-                    to[k][Index(Columns::place(at[k] + pixel) - Columns::place(at[k])) *
-                          all_octets] = octet_of(values[k], pixel);
+                    Octet* of_pixel =
+                        to[k] +
+                        Index(Columns::place(at[k] + pixel) - Columns::place(at[k])) * pixel_octets;
+                    if constexpr (splits) {
+                        split(octet_of(values[k], pixel), of_pixel);
+                    } else {
+                        *of_pixel = octet_of(values[k], pixel);
+                    }
                 }
             }
         }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <common/element.cuh>
+#include <common/split.cuh>
 #include <engine/fold.cuh>
 
 namespace {
@@ -18,7 +19,10 @@ using Index = Layer::Index;
 using Element = Layer::Element;
 
 constexpr int group_rows = Layer::group_rows, item_rows = Layer::item_rows, item_depth = 16;
-constexpr int chunk_values = 16 / int(sizeof(Element));  // 8, or 4 of float32
+// In strict float32, a piece has the lines of all high parts, then middle and low ones.
+constexpr int parts = Layer::strict ? 3 : 1;
+constexpr int vector = 16 / int(sizeof(Element));  // 8, or 4 of float32
+constexpr int chunk_values = Layer::strict ? 8 : vector;
 constexpr int line_chunks = Layer::line_bytes / 16;
 constexpr int depth = line_chunks * chunk_values;
 constexpr int item_chunks = item_depth / chunk_values;
@@ -100,8 +104,8 @@ TCONV_DEVICE void copy(const Arguments& arguments, Element* staged, const Item& 
     }
 }
 
-// As the tensor cores take it: float32 rounded to TF32.
-TCONV_DEVICE float as_operand(float value) { return operand<true>(value); }
+// As the tensor cores take it: float32 rounded to TF32, unless it is split.
+TCONV_DEVICE float as_operand(float value) { return operand<!Layer::strict>(value); }
 
 template <typename Value>
 TCONV_DEVICE Value as_operand(Value value) {
@@ -136,8 +140,18 @@ TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, cons
         }
         int to_row = item.row + row, to_chunk = channel % depth / chunk_values;
         int at = to_chunk ^ (to_row / (8 / line_chunks) % line_chunks);
-        Index to = ((first_piece + slot.piece) * group_rows + to_row) * line_chunks + at;
-        static_cast<decltype(line)*>(arguments.packed)[to] = line;
+        constexpr int part_lines = group_rows * line_chunks;
+        Index to = (first_piece + slot.piece) * (parts * part_lines) + to_row * line_chunks + at;
+        if constexpr (Layer::strict) {
+            auto* pieces = static_cast<uint4*>(arguments.packed) + to;
+            Split a(line.values[0], line.values[1]), b(line.values[2], line.values[3]);
+            Split c(line.values[4], line.values[5]), d(line.values[6], line.values[7]);
+            pieces[0] = {a.high, b.high, c.high, d.high};
+            pieces[part_lines] = {a.middle, b.middle, c.middle, d.middle};
+            pieces[2 * part_lines] = {a.low, b.low, c.low, d.low};
+        } else {
+            static_cast<decltype(line)*>(arguments.packed)[to] = line;
+        }
     }
 }
 
@@ -154,7 +168,6 @@ TCONV_DEVICE void pack(const Arguments& arguments, unsigned char* memory, int nu
                     begin * chunks + item.channel / depth * count + i - begin};
     }
     // Vectors lie on 16 bytes, and no vector has weights that the tensor lacks.
-    constexpr int vector = chunk_values;
     bool on_vectors = !is_folded && reinterpret_cast<uintptr_t>(arguments.weight) % 16 == 0 &&
                       arguments.weight_stride_in % vector == 0 &&
                       (tap_parts == 1 || taps % vector == 0);

@@ -21,7 +21,8 @@ TCONV_DEVICE void pack_image(const Fields& arguments, unsigned block, unsigned b
             PackedPixels<Layer::source_rows_stride, Layer::source_rows_cut, Layer::source_rows>;
         using Columns = PackedPixels<Layer::source_columns_stride, Layer::source_columns_cut,
                                      Layer::source_columns>;
-        using Packing = ImagePacking<Layer::reduced, Layer::channels_last, Rows, Columns>;
+        using Packing = ImagePacking<Layer::reduced, Layer::channels_last, Rows, Columns,
+                                     Layer::groups, Layer::strict>;
         Packing::pack({static_cast<const Layer::Element*>(arguments.source),
                        static_cast<Layer::Element*>(arguments.image), arguments.source_stride_n,
                        arguments.source_stride_c, arguments.source_stride_h,

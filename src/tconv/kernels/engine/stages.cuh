@@ -23,7 +23,10 @@ using Index = Layer::Index;
 constexpr int warpgroup = 128;
 constexpr int consumers = 2;
 constexpr int line_bytes = Layer::line_bytes;  // of a position, or of a row of weights
-constexpr int depth = line_bytes / int(sizeof(Layer::Element));  // channels of a stage
+// In strict float32 a value is three of bfloat16 (<common/split.cuh>), each with lines of its own.
+constexpr int value_parts = Layer::strict ? 3 : 1;
+constexpr int operand_bytes = Layer::strict ? 2 : int(sizeof(Layer::Element));
+constexpr int depth = line_bytes / operand_bytes;  // channels of a stage
 constexpr int chunks = (Layer::reduced + depth - 1) / depth;
 TCONV_DEVICE constexpr ptx::Swizzle swizzle_of(int line) {
     return line == 128  ? ptx::Swizzle::bytes_128
@@ -40,7 +43,8 @@ constexpr int group_rows = Layer::group_rows;  // channels of a row group
 // A line of a piece of weights has the channels of a row; or the rows of a channel, of weights that
 // a tensor map copies as they lie (`rows_adjacent`).
 constexpr int weight_line = Layer::weight_line;
-constexpr int weight_bytes = (Layer::rows_adjacent ? depth : group_rows) * weight_line;
+constexpr int part_weight_bytes = (Layer::rows_adjacent ? depth : group_rows) * weight_line;
+constexpr int weight_bytes = value_parts * part_weight_bytes;
 // Slots whose weights are a stage: of raw tiles a row of taps.
 constexpr int stage_slots = Layer::stage_slots;
 constexpr int weight_stage_bytes = stage_slots * weight_bytes;

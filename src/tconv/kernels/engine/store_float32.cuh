@@ -1,9 +1,12 @@
 // Store, of float32 results: from registers, as a warp's values fill sectors of 32 bytes in any
 // layout. Eight lanes have neighbouring channels or positions; or four lanes have two each.
 //
-// Positions that do not exist are left out.
+// Positions that do not exist are left out. In strict float32, a thread computes unsound values
+// (<common/not_finite.cuh>) again, once it has written them.
 #pragma once
 
+#include <common/not_finite.cuh>
+#include <engine/exact_value.cuh>
 #include <engine/store.cuh>
 
 namespace {
@@ -112,8 +115,35 @@ TCONV_DEVICE void store_columns(const Arguments& arguments, const Position& at, 
     }
 }
 
-template <typename Float>
-TCONV_DEVICE void store_values(const Arguments& arguments, const Position& at, int consumer,
+// Computes again what a thread has written of a result in strict float32, where it is unsound.
+template <typename Fields>
+TCONV_DEVICE void store_exactly(const Fields& arguments, const Position& at, int consumer,
+                                int row_group, int of_set, const Destination& to) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x % warpgroup / 32;
+    int result = row_group % sets * tile_results + of_set, block = row_group / sets;
+    int first_y = entry(Layer::result_y, result / Layer::results_x);
+    int first_x = entry(Layer::result_x, result % Layer::results_x);
+    constexpr int of_block = group_rows / 2;  // values of a thread, as they are written above
+#pragma unroll 1
+    for (int i = 0; i < blocks * of_block; ++i) {
+        int value = i % of_block, half = value % 2, column = value / 2;
+        int position = first_position(arguments, consumer) + i / of_block * 64 + warp * 16;
+        position += lane / 4 + half * 8;
+        int channel = column / 2 * 8 + lane % 4 * 2 + column % 2;
+        Index offset = offset_of(arguments, at, to, position);
+        if (offset < 0 || channel >= to.channels) continue;
+        auto* written = reinterpret_cast<float*>(to.first) + offset +
+                        Index(channel) * arguments.destination_stride_c;
+        if (!is_wrong<true>(*written)) continue;
+        Place place(arguments, position);
+        *written = exact_value(
+            arguments, at.image + place.n, at.group, block * group_rows + channel,
+            first_y + (at.y + place.y) * Layer::step_y, first_x + (at.x + place.x) * Layer::step_x);
+    }
+}
+
+template <typename Float, typename Fields>
+TCONV_DEVICE void store_values(const Fields& arguments, const Position& at, int consumer,
                                const Sums& sums) {
     int row_group = at.row_group(consumer);
     if (row_group >= row_groups) return;
@@ -128,6 +158,16 @@ TCONV_DEVICE void store_values(const Arguments& arguments, const Position& at, i
             store_rows<Float>(arguments, at, consumer, to, bias, sums[result]);
         } else {
             store_columns<Float>(arguments, at, consumer, to, bias, sums[result][0], pairs);
+        }
+        if constexpr (Layer::strict) {
+            Unsound noted;
+#pragma unroll
+            for (auto& of_block : sums[result]) {
+#pragma unroll
+                for (int i = 0; i < group_rows / 2; i += 2)
+                    noted.note(of_block[i], of_block[i + 1]);
+            }
+            if (noted.any()) store_exactly(arguments, at, consumer, row_group, result, to);
         }
     }
 }
