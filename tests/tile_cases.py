@@ -48,6 +48,7 @@ def problem_of(layer: Layer, direction: Direction, dtype: torch.dtype, made: For
         layer.w_shape,
         layer.geometry,
         dtype=str(dtype).removeprefix("torch."),
+        tf32=torch.backends.cudnn.allow_tf32,
         bias=True,
         strides=tuple(tuple(t.stride()) for t in (x, w, y)),
     )
