@@ -1422,8 +1422,10 @@ def test_gradients_of_float32_compile_likewise(case, request):
 def test_full_float32_compiles_likewise(case):
     for direction in DIRECTIONS:
         layout_ = "channels_last" if direction == "forward" else "contiguous"
-        every = served(case.layer.problem(direction, "float32", layout_, tf32=False))
-        assert every or case.stride[1] > 4
+        problem = case.layer.problem(direction, "float32", layout_, tf32=False)
+        every = served(problem)
+        # The layout of one channel is contiguous, which has other kernels.
+        assert every or case.stride[1] > 4 or problem.y_layout != layout_
         for chosen in every:
             assert_compiled_well(chosen)
 

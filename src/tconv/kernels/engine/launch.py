@@ -206,9 +206,10 @@ def _tap_constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
 
 
 def _exact_constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
-    """The layer as it is called, of which <engine/exact_value.cuh> computes a value."""
-    if not laid.strict:
-        return ()
+    """The layer as it is called, of which <engine/exact_value.cuh> computes a value.
+
+    Of every kernel: in exported files no template hides that they are missing.
+    """
     call = laid.call
     channels = call.in_channels if laid.forward else call.out_channels
     return (

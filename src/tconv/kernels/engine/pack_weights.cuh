@@ -112,6 +112,19 @@ TCONV_DEVICE Value as_operand(Value value) {
     return value;
 }
 
+// Writes the parts of eight channels in strict float32, so many lines apart. A template, as others
+// have none.
+template <int count>
+TCONV_DEVICE void write_parts(const Element (&values)[count], uint4* to, int apart) {
+    if constexpr (count == 8 && sizeof(Element) == 4) {
+        Split a(values[0], values[1]), b(values[2], values[3]);
+        Split c(values[4], values[5]), d(values[6], values[7]);
+        to[0] = {a.high, b.high, c.high, d.high};
+        to[apart] = {a.middle, b.middle, c.middle, d.middle};
+        to[2 * apart] = {a.low, b.low, c.low, d.low};
+    }
+}
+
 // Writes lines of an item: the channels of each row and slot, by a thread for each 16 bytes.
 template <bool taps_adjacent>
 TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, const Slot* slots,
@@ -143,12 +156,7 @@ TCONV_DEVICE void gather(const Arguments& arguments, const Element* staged, cons
         constexpr int part_lines = group_rows * line_chunks;
         Index to = (first_piece + slot.piece) * (parts * part_lines) + to_row * line_chunks + at;
         if constexpr (Layer::strict) {
-            auto* pieces = static_cast<uint4*>(arguments.packed) + to;
-            Split a(line.values[0], line.values[1]), b(line.values[2], line.values[3]);
-            Split c(line.values[4], line.values[5]), d(line.values[6], line.values[7]);
-            pieces[0] = {a.high, b.high, c.high, d.high};
-            pieces[part_lines] = {a.middle, b.middle, c.middle, d.middle};
-            pieces[2 * part_lines] = {a.low, b.low, c.low, d.low};
+            write_parts(line.values, static_cast<uint4*>(arguments.packed) + to, part_lines);
         } else {
             static_cast<decltype(line)*>(arguments.packed)[to] = line;
         }
