@@ -128,8 +128,6 @@ class Plan:
         )
 
 
-FULL_FLOAT32 = ("float32", "ieee")
-
 _BY_STEM = {kernel.STEM: kernel for kernel in FAMILIES}
 
 
@@ -182,7 +180,8 @@ def _left_to(kernel: Family, found: list[Candidate]) -> str | None:
 
 def _unseen(kernel: Family, problem: Problem) -> str | None:
     """The same, of what the emulator alone has run."""
-    if kernel.STEM in UNSEEN_IN_FULL_FLOAT32 and (problem.dtype, problem.math) == FULL_FLOAT32:
+    full_float32 = problem.dtype == "float32" and problem.math == "ieee"
+    if full_float32 and kernel.STEM in UNSEEN_IN_FULL_FLOAT32:
         return f"in full float32 no device has run it yet; TCONV_KERNEL={kernel.STEM} runs it"
     return None
 
