@@ -156,9 +156,14 @@ def run(chosen, t, schedule="forward", sanitize=False):
     return partial.sum(0).to(t.w.dtype) if chosen.splits else gradient
 
 
-def assert_right(out, case: Case, t) -> None:
-    wrong = expected(case.layer, t, tf32=True)[2].why_wrong(out)
+def assert_right(out, case: Case, t, tf32=True) -> None:
+    wrong = expected(case.layer, t, tf32=tf32)[2].why_wrong(out)
     assert wrong is None, f"{case}: {wrong}"
+
+
+def assert_fully_right(out, case: Case, t) -> None:
+    """As full float32."""
+    assert_right(out, case, t, tf32=False)
 
 
 def layout_of(chosen) -> Layout:
@@ -316,6 +321,81 @@ def test_random_layers_of_float32():
         chosen = plans(problem_of(case, t), family.STEM, draw.choice((HOPPER, few())))
         for plan_ in draw.sample(chosen, min(2, len(chosen))):
             assert_right(run(plan_, t), case, t)
+
+
+# Full float32: by 16-bit tiles of packed images, of few channels too.
+FULL = [
+    (case, layout)
+    for layout in LAYOUTS
+    for case in (*CASES[:22], *FLOAT32_MORE)
+    # Stages of the first two do not fit; 64 phases of the last two are too many.
+    if case not in (CASES[10], FLOAT32_MORE[9], CASES[20], FLOAT32_MORE[5])
+]
+FULL_TILES = {tile for tile in OF_16_BITS if not (tile.columns or tile.folded)}
+
+
+def full_plans(case: Case, t, target: Target = HOPPER):
+    return plans(dataclasses.replace(problem_of(case, t), math="ieee"), family.STEM, target)
+
+
+@pytest.mark.parametrize(("case", "layout"), quick(FULL, *range(0, len(FULL), 4)), ids=str)
+def test_every_tile_of_full_float32(case, layout, of_splits):
+    t = of_float32(case, layout)
+    chosen = full_plans(case, t, few())
+    assert chosen
+    assert {plan_.tile for plan_ in chosen} <= FULL_TILES
+    for plan_ in chosen:
+        assert_fully_right(run(plan_, t), case, t)
+
+
+def test_the_cases_serve_every_tile_of_full_float32():
+    found = [plan_.tile for case, layout in FULL for plan_ in full_plans(case, of_float32(case))]
+    assert set(found) == FULL_TILES
+
+
+@pytest.mark.parametrize("case", (FLOAT32_LINES[0], FLOAT32_MORE[0], FLOAT32_MORE[7]), ids=str)
+def test_full_float32_does_not_depend_on_the_order_of_threads(case):
+    t = of_float32(case)
+    for plan_ in full_plans(case, t, few()):
+        first = run(plan_, t, sanitize=True)
+        assert_fully_right(first, case, t)
+        for schedule in ("reverse", "random:1"):
+            assert torch.equal(run(plan_, t, schedule), first)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_full_float32_for_another_size_is_right(layout):
+    case = FLOAT32_MORE[0]
+    like = dataclasses.replace(problem_of(case, of_float32(case, layout)), math="ieee")
+    sources = {c.tile: c.kernel.source for c in plans(like, family.STEM)}
+    for batch, size in ((1, (3, 4)), (3, (7, 20)), (2, (1, 6))):
+        other = dataclasses.replace(case, batch=batch, size=size)
+        t = of_float32(other, layout)
+        problem = dataclasses.replace(problem_of(other, t), math="ieee").by(like)
+        assert problem is not None
+        for one in plans(problem, family.STEM):
+            assert one.kernel.source == sources[one.tile]
+            assert_fully_right(run(one, t), other, t)
+
+
+@pytest.mark.parametrize("spoiled", ("x", "grad_output"))
+def test_what_is_not_finite_in_full_float32_reaches_its_readers_alone(spoiled, of_splits):
+    """Unlike in 16 bits and TF32: infinities meet the zeros beside the images too."""
+    for case in (FLOAT32_LINES[0], FLOAT32_MORE[1], FLOAT32_LINES[3]):
+        t = of_float32(case)
+        values = getattr(t, spoiled).clone()
+        values[0, 0, 0, 0], values[-1, -1, -1, -1] = math.inf, -math.inf
+        values[0, 3, 1, 2], values[0, 1, 2, 2] = math.nan, torch.finfo(torch.float32).max
+        t = dataclasses.replace(t, **{spoiled: values})
+        want = by_taps(case, t.x, t.w, None, t.grad_output)[2].float()
+        assert 0 < int(want.isfinite().sum()) < want.numel()
+        chosen = full_plans(case, t, few())
+        assert chosen
+        for plan_ in chosen:
+            out = run(plan_, t)
+            assert torch.equal(out.isnan(), want.isnan())
+            assert torch.equal(out[want.isinf()], want[want.isinf()])
+            assert torch.equal(out.isinf(), want.isinf())
 
 
 def test_the_cases_serve_every_tile():
@@ -528,7 +608,6 @@ def test_raw_tiles_do_not_read_pixels_of_phases_without_taps():
     ("changes", "target", "reason"),
     (
         ({}, "sm_80", "needs the tensor cores of sm_90a, the target is sm_80"),
-        (dict(dtype="float32"), "sm_90a", "this call's is full float32"),
         (dict(height=Axis(2, 3, 257)), "sm_90a", "lists 256 phases, the stride is 257x1"),
     ),
 )
@@ -621,16 +700,16 @@ LAYERS = {
 @pytest.mark.parametrize("name", quick(LAYERS, 1))
 @pytest.mark.parametrize("of_layout", ("channels_last", "contiguous"))
 def test_compiles_without_spills_or_serialised_products(name, of_layout):
-    """In 16 bits, and of every second layer in float32."""
+    """In 16 bits; of every second layer in float32; of the others in full float32."""
     case, turn = LAYERS[name], list(LAYERS).index(name)
-    for dtype in ("bfloat16", "float32")[: 2 if turn % 2 else 1]:
+    for dtype in ("bfloat16", "float32"):
         problem = Problem.of(
             "weight_gradient",
             case.layer.x_shape,
             case.layer.w_shape,
             case.geometry,
             dtype=dtype,
-            tf32=True,
+            tf32=turn % 2 == 1,
         )
         problem = dataclasses.replace(
             problem,

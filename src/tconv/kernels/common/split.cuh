@@ -20,6 +20,27 @@ struct Split {
         low = take(first, second);
     }
 
+    // The parts of both values times 2^16. The last bit of float32's least number is then
+    // bfloat16's least number, so that no part is lost below it. Values from 2^112 on become
+    // infinite.
+    TCONV_DEVICE static Split scaled(float first, float second) {
+        return Split(first * 0x1p16f, second * 0x1p16f);
+    }
+
+    // Takes a sum of products of scaled values back.
+    static constexpr float rescale = 0x1p-32f;
+
+    // In this order small products come first. The parts of a, and of b, by numbers: 0 high,
+    // 1 middle, 2 low. A digit of each product, the first one's last: tables would be memory.
+    static constexpr int products = 6;
+
+    TCONV_DEVICE static constexpr int part_of_a(int product) {
+        return 0x001012 >> product * 4 & 0xf;
+    }
+    TCONV_DEVICE static constexpr int part_of_b(int product) {
+        return 0x010210 >> product * 4 & 0xf;
+    }
+
 private:
     // Rounds both values to nearest and subtracts that from them.
     TCONV_DEVICE static uint32_t take(float& first, float& second) {

@@ -1009,8 +1009,6 @@ class Layout:
     @property
     def packs_image(self) -> bool:
         """Whether what is read is packed first, as no tensor map can describe it."""
-        if self.strict:
-            return True
         if self.tile.turned or self.tile.raw:
             return False
         return self.folds or packs(self.problem, self.reduced, self.read_layout)
@@ -1145,7 +1143,7 @@ class Layout:
 def packs(problem: Problem, channels: int, layout: str) -> bool:
     """Whether an image is packed: no tensor map can describe it. `channels` are of a group."""
     lines = channels % chunk_values(problem) == 0 and problem.pattern.source_aligned
-    return layout == "contiguous" or not lines
+    return is_strict(problem) or layout == "contiguous" or not lines
 
 
 def is_strict(problem: Problem) -> bool:
@@ -1249,8 +1247,6 @@ def images_why_not(problem: Problem, target: Target) -> str | None:
 
 
 def _float32_why_not(problem: Problem) -> str | None:
-    if problem.direction == "weight_gradient" and problem.math != "tf32":
-        return "multiplies float32 for TF32, this call's is full float32"
     if problem.direction == "forward" and problem.y_layout == "contiguous":
         return "makes no contiguous float32 output"
     return None

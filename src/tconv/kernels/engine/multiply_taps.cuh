@@ -7,6 +7,7 @@
 #pragma once
 
 #include <common/element.cuh>
+#include <common/split.cuh>
 #include <engine/stages.cuh>
 #include <ptx/bulk.cuh>
 #include <ptx/griddepcontrol.cuh>
@@ -178,9 +179,6 @@ struct Multiplier {
     // small ones first, while there is little to cut. It is then added in float32.
     TCONV_DEVICE void multiply_parts(Block (&sums)[blocks], uint64_t weight, uint64_t patch) {
         static_assert(!Layer::strict || positions_are_rows, "a block's sums are added at a time");
-        constexpr int high = 0, middle = 1, low = 2;
-        constexpr int products[][2] = {{low, high},    {high, low},    {middle, middle},
-                                       {middle, high}, {high, middle}, {high, high}};
 #pragma unroll
         for (int block = 0; block < blocks; ++block) {
             uint64_t of_block = ptx::advance(patch, block * 64 * line_bytes);
@@ -189,9 +187,9 @@ struct Multiplier {
             for (float& sum : partial) sum = 0.0f;
             ptx::wgmma_fence();
 #pragma unroll
-            for (int product = 0; product < 6; ++product) {
-                uint64_t pixels = ptx::advance(of_block, products[product][0] * part_bytes);
-                uint64_t rows = ptx::advance(weight, products[product][1] * part_weight_bytes);
+            for (int product = 0; product < Split::products; ++product) {
+                uint64_t pixels = ptx::advance(of_block, Split::part_of_a(product) * part_bytes);
+                uint64_t rows = ptx::advance(weight, Split::part_of_b(product) * part_weight_bytes);
 #pragma unroll
                 for (int byte = 0; byte < line_bytes; byte += 32) {
                     ptx::wgmma_m64k16<true, products_columns>(partial, ptx::advance(pixels, byte),
@@ -203,7 +201,9 @@ struct Multiplier {
             ptx::wgmma_wait_group<0>();
             ptx::fence_registers(partial);
 #pragma unroll
-            for (int i = 0; i < products_columns / 2; ++i) sums[block][i] += partial[i];
+            for (int i = 0; i < products_columns / 2; ++i) {
+                sums[block][i] = fmaf(partial[i], Split::rescale, sums[block][i]);
+            }
         }
     }
 

@@ -137,8 +137,8 @@ struct ImagePacking {
     // Writes the parts of four channels.
     TCONV_DEVICE static void split(const uint4& octet, Octet* to) {
         if constexpr (splits) {
-            Split first(__uint_as_float(octet.x), __uint_as_float(octet.y));
-            Split last(__uint_as_float(octet.z), __uint_as_float(octet.w));
+            auto first = Split::scaled(__uint_as_float(octet.x), __uint_as_float(octet.y));
+            auto last = Split::scaled(__uint_as_float(octet.z), __uint_as_float(octet.w));
             to[0] = {first.high, last.high};
             to[part_octets] = {first.middle, last.middle};
             to[2 * part_octets] = {first.low, last.low};

@@ -117,8 +117,8 @@ TCONV_DEVICE Value as_operand(Value value) {
 template <int count>
 TCONV_DEVICE void write_parts(const Element (&values)[count], uint4* to, int apart) {
     if constexpr (count == 8 && sizeof(Element) == 4) {
-        Split a(values[0], values[1]), b(values[2], values[3]);
-        Split c(values[4], values[5]), d(values[6], values[7]);
+        auto a = Split::scaled(values[0], values[1]), b = Split::scaled(values[2], values[3]);
+        auto c = Split::scaled(values[4], values[5]), d = Split::scaled(values[6], values[7]);
         to[0] = {a.high, b.high, c.high, d.high};
         to[apart] = {a.middle, b.middle, c.middle, d.middle};
         to[2 * apart] = {a.low, b.low, c.low, d.low};

@@ -13,7 +13,8 @@ TCONV_DEVICE void pack_images(const Fields& arguments) {
         using Rows = PackedPixels<Layer::x_rows_stride, Layer::x_rows_cut, Layer::x_rows>;
         using Columns =
             PackedPixels<Layer::x_columns_stride, Layer::x_columns_cut, Layer::x_columns>;
-        using Packing = ImagePacking<Layer::in_channels, Layer::x_channels_last, Rows, Columns>;
+        using Packing = ImagePacking<Layer::in_channels, Layer::x_channels_last, Rows, Columns,
+                                     Layer::groups, Layer::strict>;
         Packing::pack({static_cast<const Element*>(arguments.x),
                        static_cast<Element*>(arguments.packed_x), arguments.x_stride_n,
                        arguments.x_stride_c, arguments.x_stride_h, arguments.x_stride_w,
@@ -28,7 +29,8 @@ TCONV_DEVICE void pack_images(const Fields& arguments) {
         using Rows = PackedPixels<Layer::y_rows_stride, Layer::y_rows_cut, Layer::y_rows>;
         using Columns =
             PackedPixels<Layer::y_columns_stride, Layer::y_columns_cut, Layer::y_columns>;
-        using Packing = ImagePacking<Layer::out_channels, Layer::y_channels_last, Rows, Columns>;
+        using Packing = ImagePacking<Layer::out_channels, Layer::y_channels_last, Rows, Columns,
+                                     Layer::groups, Layer::strict>;
         Packing::pack({static_cast<const Element*>(arguments.y),
                        static_cast<Element*>(arguments.packed_y), arguments.y_stride_n,
                        arguments.y_stride_c, arguments.y_stride_h, arguments.y_stride_w,

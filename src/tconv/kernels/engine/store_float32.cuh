@@ -1,8 +1,8 @@
 // Store, of float32 results: from registers, as a warp's values fill sectors of 32 bytes in any
 // layout. Eight lanes have neighbouring channels or positions; or four lanes have two each.
 //
-// Positions that do not exist are left out. In strict float32, a thread computes unsound values
-// (<common/not_finite.cuh>) again, once it has written them.
+// Positions that do not exist are left out. In strict float32, a thread computes again what is not
+// finite, once it has written it: an infinity has parts that are not numbers (<common/split.cuh>).
 #pragma once
 
 #include <common/not_finite.cuh>
@@ -115,7 +115,7 @@ TCONV_DEVICE void store_columns(const Arguments& arguments, const Position& at, 
     }
 }
 
-// Computes again what a thread has written of a result in strict float32, where it is unsound.
+// Computes again what a thread has written of a result in strict float32, where it is not finite.
 template <typename Fields>
 TCONV_DEVICE void store_exactly(const Fields& arguments, const Position& at, int consumer,
                                 int row_group, int of_set, const Destination& to) {
@@ -134,7 +134,7 @@ TCONV_DEVICE void store_exactly(const Fields& arguments, const Position& at, int
         if (offset < 0 || channel >= to.channels) continue;
         auto* written = reinterpret_cast<float*>(to.first) + offset +
                         Index(channel) * arguments.destination_stride_c;
-        if (!is_wrong<true>(*written)) continue;
+        if (is_finite(*written)) continue;
         Place place(arguments, position);
         *written = exact_value(
             arguments, at.image + place.n, at.group, block * group_rows + channel,
@@ -160,7 +160,7 @@ TCONV_DEVICE void store_values(const Fields& arguments, const Position& at, int 
             store_columns<Float>(arguments, at, consumer, to, bias, sums[result][0], pairs);
         }
         if constexpr (Layer::strict) {
-            Unsound noted;
+            NotFinite<float> noted;
 #pragma unroll
             for (auto& of_block : sums[result]) {
 #pragma unroll

@@ -56,19 +56,22 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         "stages": laid.stages(target),
         "splits": splits,
         **({"x_bytes": laid.x_bytes} if tile.y_in_registers else {}),
-        **({"line_stride": laid.line_stride} if tile.turned else {}),
+        **({"line_stride": laid.line_stride} if tile.turned or laid.strict else {}),
         **({"part_boxes": laid.part_boxes} if laid.item == 4 else {}),
         **(flat.arguments(problem, "y") if laid.flat else {}),
         # NOTE: the last: before the others, which are then paired otherwise as they are read,
         # tiles of many taps spilled.
         "gradient_stride_out": Stride("w", 1),
+        **_exact_arguments(laid),
     }
+    index = family.index_type(problem, problem.in_channels * _columns(problem))
     source = KernelSource(
         stem=STEM,
         constants=(
-            ("Index", family.index_type(problem, problem.in_channels * _columns(problem))),
+            ("Index", index),
             ("Element", family.ELEMENT_TYPES[problem.dtype]),
             ("bfloat", problem.dtype == "bfloat16"),
+            ("strict", laid.strict),
             ("maps_x", laid.maps_x),
             ("raw", tile.y_in_registers),
             ("turned", tile.turned),
@@ -112,6 +115,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
             ("tap_place", tuple(place for of_set in laid.set_places for place in of_set)),
             ("place_tap", tuple(tap for of_set in laid.set_weights for tap in of_set)),
             ("places_pair", laid.places_pair),
+            # NOTE: kernels without full float32 read them too, in branches that they leave out.
+            *((f"exact_{name}", value) for name, value in family.axis_constants(laid.call)),
         ),
         arguments=tuple(
             (
@@ -120,6 +125,8 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
                 if isinstance(argument, TensorMap)
                 else "void*"
                 if isinstance(argument, Address)
+                else index
+                if name.startswith(("exact_x_stride", "exact_y_stride"))
                 else "int",
             )
             for name, argument in arguments.items()
@@ -136,6 +143,24 @@ def launches(problem: Problem, target: Target, tile: Tile) -> tuple[Launch, ...]
         taps_first=True,
     )
     return (_pack(laid), kernel) if laid.packed[2] else (kernel,)
+
+
+def _exact_arguments(laid: Layout) -> dict[str, Argument]:
+    """Operands of which <sm90_weight_gradient/exact_sum.cuh> computes a sum."""
+    if not laid.strict:
+        return {}
+    y, x = laid.call.height, laid.call.width
+    return {
+        "exact_x": Address("x"),
+        "exact_y": Address("y"),
+        "exact_batch": laid.call.batch,
+        "exact_x_height": y.size,
+        "exact_x_width": x.size,
+        "exact_y_height": y.output_size,
+        "exact_y_width": x.output_size,
+        **strides("exact_x", "n c h w", "x"),
+        **strides("exact_y", "n c h w", "y"),
+    }
 
 
 def _words(laid: Layout) -> tuple[tuple[str, int], ...]:
@@ -222,6 +247,7 @@ def _pack(laid: Layout) -> Launch:
             ("packs_x", laid.packed[0] is not None),
             ("packs_y", laid.packed[1] is not None),
             ("folds", laid.tile.folded),
+            ("strict", laid.strict),
             *fold.constants(laid.call, laid.tile.folded),
             ("x_channels_last", problem.x_layout == "channels_last"),
             ("y_channels_last", problem.y_layout == "channels_last"),

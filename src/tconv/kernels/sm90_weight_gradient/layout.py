@@ -20,15 +20,18 @@ from tconv.kernels.engine.layout import (
     MOST_BOX,
     MOST_SOURCES,
     View,
+    is_strict,
     line_bytes,
+    operand_bytes,
     packed_values,
     packing_bytes,
     packs,
     phase_view,
+    value_parts,
 )
 from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, FLOAT32_TILES, Tile
-from tconv.problem import ITEM_BYTES, Problem
+from tconv.problem import Problem
 
 LINE_BYTES = 128
 STEP_BYTES = 32
@@ -46,6 +49,12 @@ By consumers.
 
 FLOAT32_REGISTERS = 48
 """So many fewer of several steps of float32: with 24, one of three taps spilled."""
+
+STRICT_STEPS = 2
+"""Products of a tap of strict float32 whose operands a consumer loads at a time, in three parts."""
+
+STRICT_SUMS = 128
+"""Sums of a thread in strict float32, at most, beside the temporary ones of a tap."""
 
 RAW_START = 12
 """Cycles of a product whose operand is in registers, beside a half for each column."""
@@ -100,8 +109,13 @@ class Layout:
 
     @property
     def item(self) -> int:
-        """Bytes of a value."""
-        return ITEM_BYTES[self.problem.dtype]
+        """Bytes of a value as it is multiplied."""
+        return operand_bytes(self.problem)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a value of float32 is multiplied as three of bfloat16, not rounded to TF32."""
+        return is_strict(self.problem)
 
     @property
     def octet(self) -> int:
@@ -335,6 +349,8 @@ class Layout:
     def _most_steps(self) -> int:
         """Products of a tap whose operands a consumer has registers for."""
         steps = self.tile.positions // self.step
+        if self.strict:
+            return STRICT_STEPS
         if not self.tile.y_in_registers:
             return steps
         most = RAW_REGISTERS[self.tile.consumers][1] - self.consumer_taps * self.in_block // 2
@@ -369,14 +385,15 @@ class Layout:
             return self.row_taps * self.stacked
         if pattern is not self.call:
             return layout(pattern, self.tile).consumer_taps
-        most = max(1, min(MOST_TAPS, self.tile.sums // (self.out_block // 2)))
+        sums = min(self.tile.sums, STRICT_SUMS) if self.strict else self.tile.sums
+        most = max(1, min(MOST_TAPS, sums // (self.out_block // 2)))
         for sets in range(max(1, -(-count // (CONSUMERS * most))), count + 1):
             taps = -(-count // (CONSUMERS * sets))
             of_set = (
                 self.taps[i : i + CONSUMERS * taps] for i in range(0, count, CONSUMERS * taps)
             )
             sources = max(some[-1].source - some[0].source + 1 for some in of_set)
-            stage = self.tile.positions * LINE_BYTES + sources * self.patch_stride
+            stage = self.x_bytes + sources * self.patch_stride
             if 2 * stage <= hopper.TARGET.shared_per_block - 2048:
                 return taps
         return 1
@@ -474,7 +491,8 @@ class Layout:
     @property
     def maps_x(self) -> bool:
         """Whether x is copied as lines of pixels, by a tensor map."""
-        return not self.tile.turned and (self.call.pattern.x_mapped or self.packs_lines[0])
+        mapped = self.call.pattern.x_mapped or self.packs_lines[0]
+        return mapped and not self.tile.turned and not self.strict
 
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
@@ -556,7 +574,9 @@ class Layout:
 
     @property
     def patch_lines(self) -> int:
-        """Parts of a patch, of as many channels as a line holds: several of turned tiles."""
+        """Parts of a patch: of turned tiles those of a line's channels, of strict float32 three."""
+        if self.strict:
+            return value_parts(self.problem)
         return -(-self.out_block * self.item // LINE_BYTES) if self.tile.turned else 1
 
     @property
@@ -575,7 +595,8 @@ class Layout:
         if self.tile.turned:
             return self._turned_x_bytes(self.in_block)
         rows = self.box[0] * (self.stacked - 1) * self.box[2]
-        return self.item * (self.tile.positions + rows) * self.in_block
+        values = (self.tile.positions + rows) * self.in_block
+        return value_parts(self.problem) * self.item * values
 
     @property
     def stage_bytes(self) -> int:
@@ -651,7 +672,7 @@ class Layout:
 
         Not where phases are channels: their lines have weights all over the gradient.
         """
-        return splits == 1 and not self.tile.folded and self.item == 2
+        return splits == 1 and not self.tile.folded and self.problem.dtype != "float32"
 
     @property
     def part_boxes(self) -> int:
@@ -670,6 +691,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
     laid = layout(problem, tile)
+    if laid.strict and (tile.y_in_registers or tile.folded):
+        return "has full float32 in packed images alone, of tiles that are neither raw nor folded"
     line = laid.item * tile.columns
     if laid.item == 4 and (not tile.y_in_registers or tile.consumers > CONSUMERS):
         return "takes values of 16 bits"

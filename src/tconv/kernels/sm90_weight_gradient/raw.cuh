@@ -26,7 +26,7 @@
 
 namespace {
 
-constexpr int value_bytes = sizeof(Layer::Element);
+constexpr int value_bytes = Layer::strict ? 2 : sizeof(Layer::Element);  // as it is multiplied
 constexpr bool is_float32 = value_bytes == 4;
 constexpr int step_positions = 32 / value_bytes;  // of a product
 

@@ -22,6 +22,8 @@
 #include <common/constant_tables.cuh>
 #include <common/counted_ring.cuh>
 #include <common/element.cuh>
+#include <common/not_finite.cuh>
+#include <common/split.cuh>
 #include <engine/fold.cuh>
 #include <ptx/barrier.cuh>
 #include <ptx/bulk.cuh>
@@ -33,6 +35,7 @@
 #include <ptx/setmaxnreg.cuh>
 #include <ptx/tensor_map.cuh>
 #include <ptx/wgmma.cuh>
+#include <sm90_weight_gradient/exact_sum.cuh>
 #include <sm90_weight_gradient/raw.cuh>
 #include <sm90_weight_gradient/turned.cuh>
 
@@ -54,7 +57,10 @@ constexpr int all_steps = Layer::positions / step_positions;  // of a box
 constexpr int steps = Layer::steps;  // at a time
 constexpr bool overlaps = Layer::buffers > 1;  // loads with products
 constexpr int operands = Layer::raw ? raw_taps : 1;  // of a step
-constexpr int x_box_bytes = value_bytes * Layer::positions * in_block;
+// In strict float32 a value is three of bfloat16 (<common/split.cuh>), each with lines of its own.
+constexpr int value_parts = Layer::strict ? 3 : 1;
+constexpr int x_part_bytes = value_bytes * Layer::positions * in_block;
+constexpr int x_box_bytes = value_parts * x_part_bytes;
 constexpr int turning_warps = 3;
 
 // Bytes before y.
@@ -124,10 +130,11 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
             } else {
                 unsigned char* line = to + x_copy(arguments);
 #pragma unroll
-                for (int i = 0; i < (Layer::turned ? x_lines : 1); ++i) {
+                for (int i = 0; i < (Layer::turned ? x_lines : value_parts); ++i) {
                     ptx::cp_async_bulk_tensor_5d_global_to_shared(
-                        line + i * x_line_bytes, &arguments.x, share.in + i * line_channels, x, y,
-                        image, share.group, full);
+                        line + i * x_line_bytes, &arguments.x,
+                        share.in + (Layer::strict ? 0 : i * line_channels), x, y, image,
+                        share.group * value_parts + (Layer::strict ? i : 0), full);
                 }
             }
         }
@@ -143,11 +150,12 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
             }
             constexpr bool lines = Layer::raw && !Layer::turned;
 #pragma unroll
-            for (int i = 0; i < (Layer::turned ? y_lines : 1); ++i) {
+            for (int i = 0; i < (Layer::turned ? y_lines : value_parts); ++i) {
                 ptx::cp_async_bulk_tensor_5d_global_to_shared(
                     to + i * line_stride(arguments), maps + source, lines ? pixel : channel,
-                    lines ? channel : pixel, row, image, share.group, full);
-                channel += line_channels;
+                    lines ? channel : pixel, row, image,
+                    share.group * value_parts + (Layer::strict ? i : 0), full);
+                if (Layer::turned) channel += line_channels;
             }
             to += arguments.patch_stride;
         }
@@ -264,6 +272,25 @@ TCONV_DEVICE void write(const Arguments& arguments, const Share& share, int firs
     }
 }
 
+// Computes again what a thread has written in strict float32, where it is not finite.
+template <typename Fields>
+TCONV_DEVICE void write_exactly(const Fields& arguments, const Share& share, int first, int count) {
+    constexpr int all_in = Layer::groups * Layer::in_channels, of_tap = tap_columns / 2;
+#pragma unroll 1
+    for (int i = 0; i < count * of_tap; ++i) {
+        Pair pair(i % of_tap / 2, 1);
+        int in = share.in + pair.in, out = share.out + pair.out + i % 2;
+        if (in >= Layer::in_channels || out >= Layer::out_channels) continue;
+        int tap = entry(Layer::tap_index, first + i / of_tap);
+        Index row = Index(share.split * Layer::taps + tap) * all_in;
+        row += share.group * Layer::in_channels + in;
+        float* written = static_cast<float*>(arguments.result) + row * Layer::out_channels + out;
+        if (is_finite(*written)) continue;
+        *written = exact_sum(arguments, share.split, share.group * Layer::in_channels + in,
+                             share.group * Layer::out_channels + out, tap);
+    }
+}
+
 using Bits = unsigned short;  // of a value of the gradient
 
 // The gradient is dense: weights of an input channel have their taps adjacent, or their output
@@ -373,6 +400,54 @@ TCONV_DEVICE void multiply(float (&sums)[columns / 2], const uint32_t (&a)[4], u
     }
 }
 
+// The products of some steps and all taps in strict float32. They have ended.
+//
+// The tensor cores cut a sum after each product. So those of a tap go to a temporary sum, the
+// small ones first, while there is little to cut. It is then added in float32.
+template <typename Fields>
+TCONV_DEVICE void multiply_parts(const Fields& arguments, const unsigned char* x, int first,
+                                 uint64_t y, const int (&starts)[consumer_taps],
+                                 const int (&of_step)[all_steps], Sums& sums) {
+    uint32_t a[value_parts][steps][operands][4];
+#pragma unroll
+    for (int part = 0; part < value_parts; ++part) {
+        load_x(x + part * x_part_bytes + first * 16 * line_bytes, 0, a[part]);
+    }
+    float partial[columns / 2];
+#pragma unroll
+    for (float& sum : partial) sum = 0.0f;
+    // NOTE: ptxas must not know, or it has temporary sums of several taps, and spills.
+    bool keeps = ptx::opaque(0u) != 0;
+#pragma unroll
+    for (int tap = 0; tap < consumer_taps; ++tap) {
+        uint64_t of_tap = ptx::advance(y, starts[tap]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int product = 0; product < Split::products; ++product) {
+            auto& of_part = a[Split::part_of_a(product)];
+#pragma unroll
+            for (int step = 0; step < steps; ++step) {
+                int at = of_step[first + step] + Split::part_of_b(product) * line_stride(arguments);
+                ptx::wgmma_m64k16<true, columns, true>(partial, of_part[step][0],
+                                                       ptx::advance(of_tap, at),
+                                                       product + step > 0 || keeps);
+            }
+        }
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<0>();
+        ptx::fence_registers(partial);
+#pragma unroll
+        for (int i = 0; i < columns / 2; ++i) {
+            sums[tap][i] = fmaf(partial[i], Split::rescale, sums[tap][i]);
+        }
+        // NOTE: or ptxas adds later, and keeps the temporary sums of several taps until then.
+        ptx::fence_registers(sums[tap]);
+    }
+    // NOTE: to ptxas a register is free once a product that reads it is issued.
+#pragma unroll
+    for (auto& of_part : a) keep(of_part);
+}
+
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned char* memory,
                           int consumer) {
     Share share;
@@ -427,6 +502,10 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
             if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
 #pragma unroll
             for (int first = 0; first < all_steps; first += steps) {
+                if constexpr (Layer::strict) {
+                    multiply_parts(arguments, stage, first, operand, starts, of_step, sums);
+                    continue;
+                }
                 auto& of_steps = a[first / steps % Layer::buffers];
                 if constexpr (Layer::raw) {
                     places.load(arguments, stage + (Layer::turned ? 0 : starts[0]), first,
@@ -473,13 +552,22 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
         }
 #pragma unroll
         for (auto& of_tap : sums) ptx::fence_registers(of_tap);
-        if constexpr (!is_folded && !is_float32) {
+        if constexpr (!is_folded && !is_float32 && !Layer::strict) {
             if (arguments.splits == 1) {
                 write_gradient(arguments, memory, share, first, count, sums);
                 return;
             }
         }
         write(arguments, share, first, count, sums, adds);
+        if constexpr (Layer::strict) {
+            NotFinite<float> noted;
+#pragma unroll
+            for (auto& of_tap : sums) {
+#pragma unroll
+                for (int i = 0; i < columns / 2; i += 2) noted.note(of_tap[i], of_tap[i + 1]);
+            }
+            if (noted.any()) write_exactly(arguments, share, first, count);
+        }
         adds = true;
     } while (is_float32 && box < arguments.boxes);
 }

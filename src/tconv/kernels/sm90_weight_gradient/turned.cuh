@@ -25,10 +25,11 @@ constexpr int x_lines = (Layer::in_block + line_channels - 1) / line_channels;
 constexpr int y_lines = (Layer::out_block + line_channels - 1) / line_channels;
 constexpr int x_line_bytes = Layer::positions * 128;  // of all positions
 
-// From a patch's first channels to its next: a field of turned tiles alone.
+// From a patch's first channels, or its values' first part, to the next: a field of such tiles
+// alone.
 template <typename Fields>
 TCONV_DEVICE int line_stride(const Fields& arguments) {
-    if constexpr (Layer::turned) return arguments.line_stride;
+    if constexpr (Layer::turned || Layer::strict) return arguments.line_stride;
     return 0;
 }
 
