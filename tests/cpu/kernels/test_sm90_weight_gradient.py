@@ -349,14 +349,16 @@ def test_every_tile_of_full_float32(case, layout, of_splits):
 
 
 def test_the_cases_serve_every_tile_of_full_float32():
-    found = [plan_.tile for case, layout in FULL for plan_ in full_plans(case, of_float32(case))]
-    assert set(found) == FULL_TILES
+    chosen = [each for case, layout in FULL for each in full_plans(case, of_float32(case, layout))]
+    assert {each.tile for each in chosen} == FULL_TILES
 
 
 @pytest.mark.parametrize("case", (FLOAT32_LINES[0], FLOAT32_MORE[0], FLOAT32_MORE[7]), ids=str)
 def test_full_float32_does_not_depend_on_the_order_of_threads(case):
     t = of_float32(case)
-    for plan_ in full_plans(case, t, few()):
+    chosen = full_plans(case, t, few())
+    assert chosen
+    for plan_ in chosen:
         first = run(plan_, t, sanitize=True)
         assert_fully_right(first, case, t)
         for schedule in ("reverse", "random:1"):
@@ -373,7 +375,9 @@ def test_full_float32_for_another_size_is_right(layout):
         t = of_float32(other, layout)
         problem = dataclasses.replace(problem_of(other, t), math="ieee").by(like)
         assert problem is not None
-        for one in plans(problem, family.STEM):
+        chosen = plans(problem, family.STEM)
+        assert chosen
+        for one in chosen:
             assert one.kernel.source == sources[one.tile]
             assert_fully_right(run(one, t), other, t)
 

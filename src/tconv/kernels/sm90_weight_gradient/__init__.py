@@ -1,4 +1,4 @@
-"""`sm90_weight_gradient`: the weight's gradient of 16-bit tensors, and of float32 for TF32."""
+"""`sm90_weight_gradient`: the weight's gradient of 16-bit tensors and of float32."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// The weight's gradient of 16-bit tensors, and of float32 for TF32, on Hopper's tensor cores. What
-// copies float32 rounds it.
+// The weight's gradient of 16-bit tensors and of float32 on Hopper's tensor cores. For TF32, what
+// copies float32 rounds it; in strict float32 a value is three of bfloat16 (<common/split.cuh>).
 //
 //   sums[tap][64 in][out] += x[positions][64 in]^T * y[positions + shift][out]
 //
@@ -57,7 +57,7 @@ constexpr int all_steps = Layer::positions / step_positions;  // of a box
 constexpr int steps = Layer::steps;  // at a time
 constexpr bool overlaps = Layer::buffers > 1;  // loads with products
 constexpr int operands = Layer::raw ? raw_taps : 1;  // of a step
-// In strict float32 a value is three of bfloat16 (<common/split.cuh>), each with lines of its own.
+// In strict float32 each part of a value has lines of its own.
 constexpr int value_parts = Layer::strict ? 3 : 1;
 constexpr int x_part_bytes = value_bytes * Layer::positions * in_block;
 constexpr int x_box_bytes = value_parts * x_part_bytes;
