@@ -188,7 +188,7 @@ def picks(direction: Direction) -> tuple[Pick, ...]:
             problem = case.layer.problem(direction, layout=layout, tf32=math == "tf32")
             if problem.math != math:  # too few channels
                 continue
-            # Named, so that what no device has run yet is not left out.
+            # Named, so that none is left to another.
             for found in candidates(problem, HOPPER, FAMILIES):
                 if found.refusal is None and (found.stem in ENGINE or layout == "contiguous"):
                     key = (found.stem, math, layout, kind(found.stem, found.tile))

@@ -14,7 +14,7 @@ from typing import Any
 from tconv import settings
 from tconv.errors import NoKernelError
 from tconv.jit.target import Target
-from tconv.kernels import FAMILIES, LEFT_TO, UNSEEN_IN_FULL_FLOAT32
+from tconv.kernels import FAMILIES, LEFT_TO
 from tconv.kernels.adding import addition
 from tconv.kernels.family import Family
 from tconv.kernels.launch import Launch, Role
@@ -150,8 +150,7 @@ def candidates(
 
     Args:
         problem, target: the call and the GPU.
-        families: the kernels, named. None for all but those that are left to others (`LEFT_TO`), or
-            that no device has run yet (`UNSEEN_IN_FULL_FLOAT32`).
+        families: the kernels, named. None for all but those that are left to others (`LEFT_TO`).
     """
     found: list[Candidate] = []
     for kernel in FAMILIES if families is None else families:
@@ -159,7 +158,7 @@ def candidates(
             continue
         refusal = kernel.why_not(problem, target)
         if refusal is None and families is None:
-            refusal = _left_to(kernel, found) or _unseen(kernel, problem)
+            refusal = _left_to(kernel, found)
         if refusal is not None:
             found.append(Candidate(kernel.STEM, None, refusal, float("inf")))
             continue
@@ -175,14 +174,6 @@ def _left_to(kernel: Family, found: list[Candidate]) -> str | None:
     ahead = LEFT_TO.get(kernel.STEM)
     if any(one.stem == ahead and one.refusal is None for one in found):
         return f"is left out for {ahead}, which is ahead of it; TCONV_KERNEL={kernel.STEM} runs it"
-    return None
-
-
-def _unseen(kernel: Family, problem: Problem) -> str | None:
-    """The same, of what the emulator alone has run."""
-    full_float32 = problem.dtype == "float32" and problem.math == "ieee"
-    if full_float32 and kernel.STEM in UNSEEN_IN_FULL_FLOAT32:
-        return f"in full float32 no device has run it yet; TCONV_KERNEL={kernel.STEM} runs it"
     return None
 
 

@@ -64,6 +64,3 @@ LEFT_TO = {f"sm80_{direction}": f"sm90_{direction}" for direction in get_args(Di
 
 Hopper's engine is ahead of the kernels for sm_80; where they are named, they run there too.
 """
-
-UNSEEN_IN_FULL_FLOAT32 = ("sm90_forward", "sm90_input_gradient", "sm90_weight_gradient")
-"""Kernels that the emulator alone has run in full float32: they run so where they are named."""

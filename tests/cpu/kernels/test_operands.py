@@ -41,6 +41,8 @@ CASES = [
     ("split", LAYERS[2].problem("forward", tf32=False)),
     ("tf32", LAYERS[2].problem("forward")),
     ("wide", Layer.parse("256,64,2,2", "8x64x64").problem("forward")),
+    ("full float32", LAYERS[1].problem("input_gradient", "float32", tf32=False)),
+    ("full float32", LAYERS[2].problem("input_gradient", "float32", tf32=False)),
 ]
 OF_REGISTERS = {
     "forward": "/raw/",
@@ -52,12 +54,13 @@ OF_REGISTERS = {
     "split": "sm90_split_forward",
     "tf32": "sm90_tf32_forward",
     "wide": "sm90_tf32_wide_forward",
+    "full float32": "/raw/",
 }
 """Words of those candidates that read operands from registers."""
 
 
 # In `make test` one layer of each direction in 16 bits, and float32.
-@pytest.mark.parametrize(("kind", "given"), quick(CASES, 1, 3, 6, *range(9, 13)), ids=str)
+@pytest.mark.parametrize(("kind", "given"), quick(CASES, 1, 3, 6, *range(9, 13), -1), ids=str)
 def test_no_register_is_written_that_products_still_read(kind, given):
     if disassemble.find() is None:
         pytest.skip("no disassembler: pip install nvidia-cuda-nvdisasm")

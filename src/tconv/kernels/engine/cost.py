@@ -7,13 +7,11 @@ import math
 from tconv.jit.target import Target
 from tconv.kernels import costs, family
 from tconv.kernels.engine import fold
-from tconv.kernels.engine.layout import Layout, layout, packing_bytes, unread_bytes
+from tconv.kernels.engine.layout import Layout, layout, packing_bytes, part_products, unread_bytes
 from tconv.kernels.engine.tiles import Tile
 from tconv.problem import Problem
 
 _COSTS = costs.load(__file__)
-PART_PRODUCTS = 6
-"""Of values that are three each (`common/split.cuh`)."""
 
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
@@ -29,7 +27,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         # Reading 64 rows takes as long as products with 32 columns.
         cycles *= max(laid.group_rows, 32) / 64
     products = slots * cycles * laid.line_bytes / 128 * fit.product
-    products *= PART_PRODUCTS if laid.strict else 1
+    products *= part_products(problem)
     weights = 0 if laid.resident else slots * laid.weight_bytes
     stages *= laid.patch_loads(target)
     patch = laid.value_parts * laid.patch_positions * laid.line_bytes
@@ -44,6 +42,8 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
         products += max(0.0, turning - written) if laid.unfolds else turning
     patch_stages, weight_stages = (max(1, of_ring) for of_ring in laid.rings(target))
     products += fit.step * slots + fit.turn * stages
+    if laid.strict:
+        products += fit.strict_block * slots * tile.columns / 64
     # From one turn of the ring to the next, a stage is copied and multiplied.
     turns = (products + copied + fit.stage * stages) / patch_stages
     if not laid.resident:  # a ring of weights, or one for each consumer
@@ -77,14 +77,19 @@ def _raw(laid: Layout, patch_stages: int) -> float:
     fit = _COSTS
     stages = laid.chunks * len(laid.stages)
     rows = laid.chunks * laid.slot_count / (laid.stage_slots * laid.set_count)
-    products = rows * laid.stage_slots * laid.line_bytes / 32 * laid.positions / 64
-    products *= fit.raw_product + fit.raw_column * laid.group_rows
-    weights = 0 if laid.resident else rows * laid.weight_stage_bytes
     of_stage = laid.raw_lines(laid.box)
-    lines = stages * laid.depth * laid.box[0] * of_stage.copied
-    # What the next stages take to come, but for that which is multiplied.
-    coming = (fit.raw_stage * stages + fit.raw_line * lines) / (patch_stages - 1)
-    multiplied = products + fit.raw_row * rows + weights / fit.raw_weights + coming
+    # `coming`: what the next stages take to come, but for that which is multiplied.
+    if laid.strict:
+        products = laid.raw_products / 2 * (fit.strict_raw + fit.strict_column * laid.group_rows)
+        coming = fit.strict_stage * stages
+    else:
+        products = laid.raw_products * (fit.raw_product + fit.raw_column * laid.group_rows)
+        products += 0 if laid.resident else rows * laid.weight_stage_bytes / fit.raw_weights
+        lines = stages * laid.depth * laid.box[0] * of_stage.copied
+        coming = fit.raw_stage * stages + fit.raw_line * lines
+    multiplied = products + fit.raw_row * rows + coming / (patch_stages - 1)
+    if not laid.forward:  # near the tensor cores' rate
+        multiplied = (multiplied**4 + laid.raw_cycles**4) ** (1 / 4)
     copies = stages * of_stage.rows * of_stage.segments if laid.flat else 0
     return math.hypot(multiplied, fit.raw_flat_row * copies)
 
@@ -111,7 +116,7 @@ def _longer(laid: Layout, tile: Tile) -> float:
     if laid.unfolds and laid.problem.groups > 1:
         return fit.unfolded_groups
     if laid.is_float32 and tile.raw:
-        return fit.float32_raw
+        return 1.0 if laid.strict else fit.float32_raw
     if laid.is_float32 and tile.folded and tile.reach != "tap" and not laid.contiguous:
         return fit.float32_folded
     if laid.is_float32 and not tile.folded:

@@ -94,6 +94,7 @@ def _constants(laid: Layout) -> tuple[tuple[str, Constant], ...]:
         ("reduced", laid.reduced),
         ("line_bytes", laid.line_bytes),
         ("strict", laid.strict),
+        ("raw", laid.tile.raw),
         ("packs_image", laid.packs_image),
         *fold.constants(laid.call, laid.tile.folded),
         ("set_begin", begins),
@@ -124,7 +125,6 @@ def _source(stem: str, laid: Layout, arguments: dict[str, Argument], share: int)
             ("rows_adjacent", laid.rows_adjacent),
             ("weight_line", laid.weight_line),
             ("turned", laid.tile.turned),
-            ("raw", laid.tile.raw),
             ("flat", laid.flat),
             ("swizzled", laid.tile.raw and laid.swizzled),
             ("raw_grain", laid.raw_grain),
@@ -377,7 +377,7 @@ def _raw_image(laid: Layout, operand: Operand) -> dict[str, Argument]:
     """The image that a kernel reads as it lies, and the lines of a patch."""
     problem, n, depth = laid.problem, laid.box[0], laid.depth
     lines = laid.raw_lines(laid.box)
-    line = laid.item * lines.pixels
+    line = laid.pixel_bytes * lines.pixels
     # Bytes of a stage from one to the next.
     if laid.flat:
         classes = flat.classes(problem, operand)

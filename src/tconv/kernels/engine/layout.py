@@ -35,6 +35,9 @@ MOST_SUMS = 128
 STRICT_SUMS = 152
 """Those of strict float32, with the temporary ones of 64 positions: with 168, some spilled."""
 
+RAW_STRICT_SUMS = 96
+"""The same of a raw tile, with one of its two temporary sums: it has words of all taps too."""
+
 STRICT_COLUMNS = 128
 """Positions of a consumer in strict float32, at most: 256 spilled with 140 sums."""
 
@@ -58,6 +61,12 @@ LONG_INTERLEAVED_ROW = 128
 
 By a guess, short ones take twice their number's time. From long ones on there is no difference.
 With pixels of several phases in turn, 32 were too few by the rows of one layer, pointpillars_k4s4.
+"""
+
+WRITTEN = 8
+"""Values of a short row that a raw tile writes a cycle, by a guess: long products hide them.
+
+pose_32x24's rows of 24 in three boxes of 16 rows took 0.80 of the time of four rows in one.
 """
 
 PART_BYTES = 2 * PIECE_BYTES
@@ -84,11 +93,18 @@ RAW_BYTES = 8 * 1024
 SWIZZLED_LINE = 64
 """Pixels of a line that is swizzled."""
 
-RAW_STRIDE = 4
-"""Phases of a row that a raw tile reads or makes, at most."""
+RAW_READ_STRIDE = 5
+RAW_MADE_STRIDE = 4
+"""Phases of a row that a raw tile reads, and makes, at most.
+
+A raw tile that made five took 1.15 times another tile's time (kb81 in bfloat16).
+"""
 
 RAW_TAPS = 8
 """Taps of a row of a raw tile, at most: the operands of two steps are in registers."""
+
+STRICT_RAW_TAPS = 7
+"""The same of full float32 with 128 positions of a consumer: 8 spilled."""
 
 WIDE_RAW_TAPS = 4
 """The same where a consumer has 256 positions: five spilled."""
@@ -252,6 +268,11 @@ class Layout:
         return operand_bytes(self.problem)
 
     @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a value as it lies in a tensor."""
+        return ITEM_BYTES[self.problem.dtype]
+
+    @property
     def is_float32(self) -> bool:
         """Whether tensors are of float32."""
         return self.problem.dtype == "float32"
@@ -272,7 +293,7 @@ class Layout:
         blocks = self.tile.columns // 64
         if not self.strict:
             return MOST_SUMS // blocks
-        return STRICT_SUMS // (blocks + 1)
+        return (RAW_STRICT_SUMS if self.tile.raw else STRICT_SUMS) // (blocks + 1)
 
     @functools.cached_property
     def depth(self) -> int:
@@ -613,23 +634,29 @@ class Layout:
         room = self.positions // shares
         packed = self.contiguous and not (self.tile.raw or self.tile.turned)
         long_row = LONG_INTERLEAVED_ROW if packed and of_pixel > 1 else LONG_ROW
+        raw_gradient = self.tile.raw and not self.forward
         best: tuple[tuple[float, ...], tuple[tuple[int, int, int], int, int, int]] | None = None
-        for x in (width, *range(min(room * shares, MOST_BOX) // granule * granule, 0, -granule)):
+        every = min(room * shares, MOST_BOX) // granule * granule
+        for x in dict.fromkeys((width, *range(every, 0, -granule))):
             count = -(-width // x)
             even = width if count == 1 else -(-width // (count * granule)) * granule
             pitch = -(-(x + reach_x) // granule) * granule
             if x > room * shares or pitch > MOST_BOX or x != even:
                 continue
             pieces = SHORT_ROW / min(long_row, x * of_pixel) if self.contiguous else 0
-            image = (height + reach_y) * pitch
-            # Of each axis: all, positions of one and from one to the next, its lines of a part.
-            for axis, (total, one, each, of_part, most) in enumerate(
-                (
-                    (sizes[0], (height - 1) * pitch + x, image, height * x, MOST_BOX),
-                    (height, x, pitch, x, MOST_BOX - reach_y),
-                    (x, 1, 1, 1, MOST_BOX - reach_x),
-                )
-            ):
+            if raw_gradient:
+                written = self.positions * self.group_rows / WRITTEN
+                pieces *= min(1.0, written / max(1.0, self.raw_cycles))
+            # Of each axis: its number, rows of an image, all, positions of one and from one to the
+            # next, its lines of a part.
+            of_images = [
+                (0, y, sizes[0], (y - 1) * pitch + x, (y + reach_y) * pitch, y * x, MOST_BOX)
+                for y in (height, *(self._row_pieces(pitch) if raw_gradient and x == width else ()))
+            ]
+            of_rows = (1, 1, height, x, pitch, x, MOST_BOX - reach_y)
+            of_columns = (2, 1, x, 1, 1, 1, MOST_BOX - reach_x)
+            axes = (of_images[0], of_rows, of_columns, *of_images[1:])
+            for axis, rows, total, one, each, of_part, most in axes:
                 fit = (room - one) // each + 1 if one <= room else 0
                 for parts in range(1, most_parts + 1):
                     cuts = shares * parts
@@ -637,7 +664,7 @@ class Layout:
                     if size < 1 or (axis == 2 and size * cuts < x):
                         continue
                     size = -(-total // (cuts * -(-total // (cuts * size))))
-                    y = (height, size * cuts, 1)[axis]
+                    y = (rows, size * cuts, 1)[axis]
                     box = (size * cuts if axis == 0 else 1, y, size * cuts if axis == 2 else x)
                     if y + reach_y > MOST_BOX:
                         continue
@@ -654,6 +681,15 @@ class Layout:
                         best = rank, (box, axis, size, parts)
         return ((0, 0, 0), 0, 0, 0) if best is None else best[1]
 
+    def _row_pieces(self, pitch: int) -> tuple[int, ...]:
+        """Rows of pieces that an image is cut into, evenly: several images' are a box.
+
+        Of images of 14 x 14 a tile of 256 positions has one, and 60 for nothing, or two rows of 8.
+        """
+        height = max(view.size for view in self.results[0])
+        most = min(height - 1, self.positions // pitch)
+        return tuple(dict.fromkeys(-(-height // -(-height // y)) for y in range(most, 0, -1)))
+
     def raw_lines(self, box: tuple[int, int, int]) -> Lines:
         """The lines of a stage of a raw tile; of over 256 pixels where none fit a copy."""
         reach_y, reach_x = self._stages[2]
@@ -668,7 +704,7 @@ class Layout:
             line = flat.line_pixels(pixels, classes, self.raw_grain)
             if line <= MOST_BOX:
                 break
-        return Lines(box[1] + reach_y, segments, columns, line, self.item)
+        return Lines(box[1] + reach_y, segments, columns, line, self.pixel_bytes)
 
     def _raw_fits(self, box: tuple[int, int, int]) -> bool:
         lines = self.raw_lines(box)
@@ -679,13 +715,24 @@ class Layout:
     def _raw_bytes(self, box: tuple[int, int, int]) -> int:
         """Bytes of a stage of a raw tile."""
         lines = self.raw_lines(box)
-        return self.item * lines.pixels * self.depth * lines.rows * lines.segments * box[0]
+        return self.pixel_bytes * lines.pixels * self.depth * lines.rows * lines.segments * box[0]
+
+    @property
+    def raw_products(self) -> float:
+        """Products of a raw tile: of 64 positions, its channels and 32 bytes that are reduced."""
+        slots = self.chunks * self.slot_count / self.set_count
+        return slots * self.line_bytes / 32 * self.positions / 64
+
+    @property
+    def raw_cycles(self) -> float:
+        """Cycles of the tensor cores for them."""
+        return part_products(self.problem) * self.raw_products * self.group_rows / 2
 
     def _raw_copied(self, box: tuple[int, int, int]) -> float:
         """What copying lines takes of a raw tile's products, at three cycles for 128 bytes."""
         lines = box[0] * self.raw_lines(box).copied * len(self.stages)
         products = max(1, self.slot_count) * self.positions / 64 * self.group_rows / 2
-        return 3 * (32 // self.item) * lines / products
+        return 3 * (32 // self.item) * lines / (part_products(self.problem) * products)
 
     @property
     def flat(self) -> bool:
@@ -984,8 +1031,7 @@ class Layout:
         ins, outs = PACK_DEPTH, self.item_rows
         if not self.forward:
             ins, outs = outs, ins
-        item = ITEM_BYTES[self.problem.dtype]
-        return self.slot_bytes + item * ins * self.part_taps * (outs + 8)
+        return self.slot_bytes + self.pixel_bytes * ins * self.part_taps * (outs + 8)
 
     @property
     def pack_grid(self) -> int:
@@ -1156,6 +1202,11 @@ def value_parts(problem: Problem) -> int:
     return 3 if is_strict(problem) else 1
 
 
+def part_products(problem: Problem) -> int:
+    """Products of the parts of two values that make one of them."""
+    return 6 if is_strict(problem) else 1
+
+
 def operand_bytes(problem: Problem) -> int:
     """Bytes of each of them."""
     return 2 if is_strict(problem) else ITEM_BYTES[problem.dtype]
@@ -1282,13 +1333,16 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "reads images of rows on multiples of 16 bytes, those that it reads are not"
     if laid.flat and (reason := flat.why_not(laid.problem, "y")):
         return reason
-    if axis.stride > RAW_STRIDE:
-        return f"has {RAW_STRIDE} phases of a row at most, the stride is {axis.stride}"
+    if axis.stride > (most := RAW_MADE_STRIDE if laid.forward else RAW_READ_STRIDE):
+        return f"has {most} phases of a row at most, the stride is {axis.stride}"
     if laid.forward and axis.stride == 1:
         return "makes rows of several phases, there is one"
     if laid.forward and len(laid.results[1]) < axis.stride:
         return "makes all phases of a row, some have no pixel"
-    if axis.kernel > (most := RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS):
+    most = RAW_TAPS if laid.tile.columns < 256 else WIDE_RAW_TAPS
+    if laid.strict and laid.tile.columns > 64:
+        most = STRICT_RAW_TAPS
+    if axis.kernel > most:
         return f"has {most} taps of a row in registers, there are {axis.kernel}"
     return None
 
@@ -1304,8 +1358,8 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     laid = layout(problem, tile)
     if tile in FLOAT32_TILES and not laid.is_float32:
         return "takes float32"
-    if laid.strict and (tile.raw or tile.folded or not tile.positions_are_rows):
-        return "has full float32 in packed images alone, of tiles whose rows are positions"
+    if laid.strict and (tile.folded or not tile.positions_are_rows):
+        return "has full float32 in tiles whose rows are positions, of images not folded"
     if laid.strict and tile.columns > STRICT_COLUMNS:
         return f"has {STRICT_COLUMNS} positions of a consumer in full float32, not {tile.columns}"
     if tile.paired and laid.phases_in_turn != 2:

@@ -112,13 +112,15 @@ TCONV_DEVICE Value as_operand(Value value) {
     return value;
 }
 
-// Writes the parts of eight channels in strict float32, so many lines apart. A template, as others
+// Writes the parts of eight channels in strict float32, so many lines apart: of neighbours beside
+// each other, or, as raw tiles read them, of channels and the fourth behind. A template, as others
 // have none.
 template <int count>
 TCONV_DEVICE void write_parts(const Element (&values)[count], uint4* to, int apart) {
     if constexpr (count == 8 && sizeof(Element) == 4) {
-        auto a = Split::scaled(values[0], values[1]), b = Split::scaled(values[2], values[3]);
-        auto c = Split::scaled(values[4], values[5]), d = Split::scaled(values[6], values[7]);
+        constexpr int next = Layer::raw ? 4 : 1, step = Layer::raw ? 1 : 2;
+        auto two = [&](int i) { return Split::scaled(values[i * step], values[i * step + next]); };
+        Split a = two(0), b = two(1), c = two(2), d = two(3);
         to[0] = {a.high, b.high, c.high, d.high};
         to[apart] = {a.middle, b.middle, c.middle, d.middle};
         to[2 * apart] = {a.low, b.low, c.low, d.low};

@@ -13,6 +13,9 @@
 // Of float32 a word is a pixel of a channel. Vectors are of 4 words at even
 // strides and of 2 at odd ones, with which lanes that load at a time meet all banks up to a stride
 // of 3. At 4 they meet half, as they do where a flat map has several classes.
+//
+// Strict float32 splits words in registers (<common/split.cuh>). The two channels of an operand are
+// four apart, so that lanes have the channels that they have of TF32.
 #pragma once
 
 #include <common/element.cuh>
@@ -233,6 +236,108 @@ struct RawMultiplier {
         }
     }
 
+    // Of strict float32: words of a thread's four channels of 16, whose operands are of two each.
+    using Split16 = uint32_t[2][2][words];
+
+    TCONV_DEVICE void load_split(const unsigned char* line, int eight, const Masks& masks,
+                                 Split16& read) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int other = 0; other < 2; ++other) {
+                load(line + half * eight + other * (eight / 2), masks, read[half][other]);
+            }
+        }
+    }
+
+    // The parts of a tap's operands.
+    using Parts = uint32_t[value_parts][4];
+
+    TCONV_DEVICE static void split(const Split16& read, int tap, Parts& parts) {
+        if constexpr (Layer::strict) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int pixel = Layer::raw_first + Layer::raw_slot_pixel[tap] + i % 2 * stride;
+                auto value = [&](int other) {
+                    return __uint_as_float(read[i / 2][other][pixel - first_word]);
+                };
+                Split both = Split::scaled(value(0), value(1));
+                parts[0][i] = both.high;
+                parts[1][i] = both.middle;
+                parts[2][i] = both.low;
+            }
+        }
+    }
+
+    // The products of a row of taps in strict float32. They have ended.
+    //
+    // As in Multiplier::multiply_parts, those of a tap and 16 channels go to a temporary sum, small
+    // ones first. What the next ones read is loaded and split meanwhile.
+    TCONV_DEVICE void multiply_parts(const Fields& arguments, const unsigned char* lines, int y,
+                                     const Masks (&masks)[blocks], uint64_t weight,
+                                     Block (&sums)[blocks]) const {
+        constexpr int steps = depth / 16 * blocks;
+        int eight = arguments.source_eight_bytes;
+        Split16 read;
+        Parts parts[2];
+        auto prepare = [&](int number) {
+            int step = number / stage_slots, block = step % blocks, k = step / blocks;
+            if (number % stage_slots == 0) {
+                const unsigned char* line = lines_of(arguments, lines, y, block).begin[0];
+                load_split(line + k * 2 * eight, eight, masks[block], read);
+            }
+            split(read, number % stage_slots, parts[number % 2]);
+        };
+        prepare(0);
+        Block partial[2];
+#pragma unroll
+        for (auto& of_number : partial) {
+#pragma unroll
+            for (float& sum : of_number) sum = 0.0f;
+        }
+        // NOTE: ptxas must not know, or it has temporary sums of several taps, and spills.
+        bool keeps = ptx::opaque(0u) != 0;
+        auto add = [&](int number) {
+            ptx::fence_registers(partial[number % 2]);
+            // NOTE: to ptxas a register is free once a product that reads it is issued.
+#pragma unroll
+            for (auto& part : parts[number % 2]) {
+#pragma unroll
+                for (uint32_t& value : part) value = ptx::opaque(value);
+            }
+            auto& to = sums[number / stage_slots % blocks];
+#pragma unroll
+            for (int i = 0; i < products_columns / 2; ++i) {
+                to[i] = fmaf(partial[number % 2][i], Split::rescale, to[i]);
+            }
+            // NOTE: or ptxas adds later, and keeps the temporary sums of several taps until then.
+            ptx::fence_registers(to);
+        };
+        constexpr int numbers = steps * stage_slots;
+#pragma unroll
+        for (int number = 0; number < numbers; ++number) {
+            int step = number / stage_slots, k = step / blocks;
+            auto& a = parts[number % 2];
+            uint64_t b = ptx::advance(weight, number % stage_slots * weight_bytes + k * 32);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int product = 0; product < Split::products; ++product) {
+                ptx::wgmma_m64k16<true, products_columns>(
+                    partial[number % 2], a[Split::part_of_a(product)],
+                    ptx::advance(b, Split::part_of_b(product) * part_weight_bytes),
+                    product > 0 || keeps);
+            }
+            ptx::wgmma_commit_group();
+            if (number > 0) {
+                ptx::wgmma_wait_group<1>();
+                add(number - 1);
+            }
+            if (number + 1 < numbers) prepare(number + 1);
+        }
+        ptx::wgmma_wait_group<0>();
+        add(numbers - 1);
+    }
+
     // Of a channel of float32.
     TCONV_DEVICE void load_floats(const unsigned char* line, const Masks& masks, int half,
                                   Fragment& a) const {
@@ -263,6 +368,20 @@ struct RawMultiplier {
                     __byte_perm(read[0][i], read[1][i], pixel % 2 ? 0x7632 : 0x5410);
             }
         }
+    }
+
+    TCONV_DEVICE static void multiply(Block& sums, const uint32_t (&a)[4], uint64_t b) {
+        if constexpr (floats) {
+            ptx::wgmma_m64k8_tf32<products_columns>(sums, a, b, true);
+        } else {
+            ptx::wgmma_m64k16<Layer::bfloat, products_columns>(sums, a, b, true);
+        }
+    }
+
+    // The stages that the newest finished products were the last to read, or -1.
+    TCONV_DEVICE static void hand_back_used(Shared& shared, int weights, int patch) {
+        if (weights >= 0) hand_back(&shared.weights_empty[0][weights]);
+        if (patch >= 0) hand_back(&shared.patches_empty[patch]);
     }
 
     TCONV_DEVICE void multiply(const Fields& arguments, Shared& shared, const Position& at,
@@ -312,44 +431,50 @@ struct RawMultiplier {
                 const unsigned char* lines = patch + row * arguments.source_row_bytes;
                 int y = stage_y + row * Layer::source_step_y;
                 int eight = arguments.source_eight_bytes;
-                // Of two fragments one is loaded while products read the other.
-                constexpr int step_channels = floats ? 8 : 16, halves = step_channels / 8;
-                constexpr int steps = depth / step_channels * blocks;
-                static_assert(!Layer::raw || steps % 2 == 0, "each has registers of its own");
-                Fragment a[2];
+                if constexpr (Layer::strict) {
+                    multiply_parts(arguments, lines, y, masks, weight, sums[0]);
+                    if (!Layer::resident) hand_back(&shared.weights_empty[0][weights.stage]);
+                } else {
+                    // Of two fragments one is loaded while products read the other.
+                    constexpr int step_channels = floats ? 8 : 16, halves = step_channels / 8;
+                    constexpr int steps = depth / step_channels * blocks;
+                    static_assert(!Layer::raw || steps % 2 == 0, "each has registers of its own");
+                    Fragment a[2];
 #pragma unroll
-                for (int step = 0; step < steps; ++step) {
-                    int block = step % blocks, k = step / blocks;
-                    load(lines_of(arguments, lines, y, block), k * halves * eight,
-                         floats ? eight / 2 : eight, masks[block], a[step % 2]);
-                    ptx::wgmma_fence();
+                    for (int step = 0; step < steps; ++step) {
+                        int block = step % blocks, k = step / blocks;
+                        load(lines_of(arguments, lines, y, block), k * halves * eight,
+                             floats ? eight / 2 : eight, masks[block], a[step % 2]);
+                        ptx::wgmma_fence();
 #pragma unroll
-                    for (int tap = 0; tap < stage_slots; ++tap) {
-                        uint64_t b = ptx::advance(weight, tap * weight_bytes + k * 32);
-                        auto& to = sums[Layer::raw_slot_result[tap]][block];
-                        auto& of_tap = a[step % 2][fragment_of(tap)];
-                        if constexpr (floats) {
-                            ptx::wgmma_m64k8_tf32<products_columns>(to, of_tap, b, true);
-                        } else {
-                            ptx::wgmma_m64k16<Layer::bfloat, products_columns>(to, of_tap, b, true);
+                        for (int tap = 0; tap < stage_slots; ++tap) {
+                            uint64_t b = ptx::advance(weight, tap * weight_bytes + k * 32);
+                            multiply(sums[Layer::raw_slot_result[tap]][block],
+                                     a[step % 2][fragment_of(tap)], b);
+                        }
+                        ptx::wgmma_commit_group();
+                        ptx::wgmma_wait_group<1>();
+                        if (step == 0) {
+                            hand_back_used(shared, used_weights, used_patch);
+                            used_patch = -1;
                         }
                     }
-                    ptx::wgmma_commit_group();
-                    ptx::wgmma_wait_group<1>();
-                    if (step == 0) {
-                        if (used_weights >= 0) hand_back(&shared.weights_empty[0][used_weights]);
-                        if (used_patch >= 0) hand_back(&shared.patches_empty[used_patch]);
-                        used_patch = -1;
-                    }
+                    if (!Layer::resident) used_weights = weights.stage;
                 }
                 if constexpr (Layer::resident) {
                     ++weights.stage;
                 } else {
-                    used_weights = weights.stage;
                     weights.advance(arguments.weight_stages);
                 }
             }
-            if (at.hands_back) used_patch = patches.stage;
+            if (at.hands_back) {
+                if constexpr (Layer::strict) {
+                    __syncwarp();  // no lane still waits for it
+                    hand_back(&shared.patches_empty[patches.stage]);
+                } else {
+                    used_patch = patches.stage;
+                }
+            }
             patches.advance(arguments.patch_stages);
         }
         ptx::wgmma_wait_group<0>();
@@ -358,8 +483,7 @@ struct RawMultiplier {
 #pragma unroll
             for (auto& of_block : of_result) ptx::fence_registers(of_block);
         }
-        if (used_weights >= 0) hand_back(&shared.weights_empty[0][used_weights]);
-        if (used_patch >= 0) hand_back(&shared.patches_empty[used_patch]);
+        hand_back_used(shared, used_weights, used_patch);
     }
 };
 

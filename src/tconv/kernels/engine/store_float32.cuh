@@ -128,7 +128,7 @@ TCONV_DEVICE void store_exactly(const Fields& arguments, const Position& at, int
     for (int i = 0; i < blocks * of_block; ++i) {
         int value = i % of_block, half = value % 2, column = value / 2;
         int position = first_position(arguments, consumer) + i / of_block * 64 + warp * 16;
-        position += lane / 4 + half * 8;
+        position += Layer::raw ? lane / 4 * 2 + half : lane / 4 + half * 8;
         int channel = column / 2 * 8 + lane % 4 * 2 + column % 2;
         Index offset = offset_of(arguments, at, to, position);
         if (offset < 0 || channel >= to.channels) continue;

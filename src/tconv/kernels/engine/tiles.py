@@ -87,8 +87,13 @@ TILES = (
 FLOAT32_TILES = (
     Tile(64, "column", positions_are_rows=True),
     *(Tile(columns, "tap", positions_are_rows=True, shared=True) for columns in (128, 64)),
+    Tile(64, positions_are_rows=True, raw=True, depth=16),
 )
-"""Of float32 alone."""
+"""Of float32 alone.
+
+NOTE: a raw tile in 16 bits alternates between two sets of registers, so that it has two products of
+64 positions and 16 channels or more in a stage. The last one would have one.
+"""
 
 RAW = Tile(64, positions_are_rows=True, raw=True, depth=32)
 
@@ -115,5 +120,5 @@ FORWARD_TILES = (
         Tile(columns, "image", positions_are_rows=True, folded=True, turned=True)
         for columns in (256, 128)
     ),
-    *FLOAT32_TILES,
+    *(tile for tile in FLOAT32_TILES if not tile.raw),
 )

@@ -6,8 +6,7 @@ import math
 
 from tconv.jit.target import Target
 from tconv.kernels import costs, flat
-from tconv.kernels.engine.cost import PART_PRODUCTS
-from tconv.kernels.engine.layout import unread_bytes
+from tconv.kernels.engine.layout import part_products, unread_bytes
 from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, SHARED_RATE, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import Tile
@@ -41,7 +40,7 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     elif tile.turned:
         of_tap = laid.in_block / 2 + fit.raw_start
     products = tile.consumers * taps * tile.positions / laid.step * of_tap
-    products *= PART_PRODUCTS if laid.strict else 1
+    products *= part_products(problem)
     if tile.columns:
         of_box = max(products, _line_cycles(laid)) + fit.raw_box
         if laid.item == 4:
