@@ -11,8 +11,8 @@
 // are a stage.
 //
 // Of float32 a word is a pixel of a channel. Vectors are of 4 words at even
-// strides and of 2 at odd ones, with which lanes that load at a time meet all banks up to a stride
-// of 3. At 4 they meet half, as they do where a flat map has several classes.
+// strides and of 2 at odd ones, with which lanes that load at a time meet all banks but at a stride
+// of 4. There they meet half, as they do where a flat map has several classes.
 //
 // Strict float32 splits words in registers (<common/split.cuh>). The two channels of an operand are
 // four apart, so that lanes have the channels that they have of TF32.
