@@ -1253,7 +1253,7 @@ def test_refusals_of_raw_tiles():
     case = Case(1, 8, 8, 1, (5, 8), (3, 3), (1, 1), (1, 1))
     six = dict(kernel=(3, 7), stride=(1, 6), size=(5, 3), padding=(1, 2), output_padding=(0, 1))
     for direction, changes, made, reason in (
-        ("input_gradient", six, "contiguous", "has 4 phases of a row at most, the stride is 6"),
+        ("input_gradient", six, "contiguous", "has 5 phases of a row at most, the stride is 6"),
         ("forward", dict(stride=(1, 5)), "contiguous", "has 4 phases of a row at most"),
         ("forward", {}, "contiguous", "makes rows of several phases, there is one"),
         (
@@ -1556,7 +1556,7 @@ def test_refusals_of_flat_maps():
         ("forward", even, "reads images of rows on multiples of 16 bytes"),
     ):
         found = candidates(problem(direction, case), HOPPER, (FAMILIES[direction],))
-        reasons = {str(c.refusal) for c in found if c.tile.raw}
+        reasons = {str(c.refusal) for c in found if c.tile.raw and c.tile not in FLOAT32_TILES}
         assert reasons and all(reason in found for found in reasons), reasons
     like = problem("input_gradient", Case(2, 8, 8, 1, (5, 6), (2, 2), (2, 2)))
     assert any(c.tile.raw for c in served(like))
