@@ -96,11 +96,13 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def strict(monkeypatch):
+    """Full float32 on a GPU before Hopper, where general kernels alone serve its gradients."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(binding.Call, "target", Target.named("sm_80"))
 
 
 def operands(channels=32, size=16, dtype=torch.float32):
-    """Of a layer whose gradients in full float32 general kernels alone serve."""
+    """Of a small layer."""
     x = torch.randn(2, channels, size, size, dtype=dtype, requires_grad=True)
     w = torch.randn(channels, 8, 4, 4, dtype=dtype, requires_grad=True)
     return x, w, torch.randn(8, dtype=dtype, requires_grad=True)
@@ -114,7 +116,7 @@ def ours(x):
     """The kernel that the plan chooses for a forward call."""
     layer = Layer.parse("32,8,4,2,1", f"2x{x.shape[2]}x{x.shape[3]}")
     tf32 = torch.backends.cudnn.allow_tf32
-    return plan(layer.problem("forward", tf32=tf32), HOPPER).stem
+    return plan(layer.problem("forward", tf32=tf32), binding.Call.target).stem
 
 
 def test_a_general_kernel_leaves_the_call_to_pytorch(gpu):
