@@ -63,7 +63,7 @@ By a guess, short ones take twice their number's time. From long ones on there i
 With pixels of several phases in turn, 32 were too few by the rows of one layer, pointpillars_k4s4.
 """
 
-WRITTEN = 8
+SHORT_ROW_RATE = 8
 """Values of a short row that a raw tile writes a cycle, by a guess: long products hide them.
 
 pose_32x24's rows of 24 in three boxes of 16 rows took 0.80 of the time of four rows in one.
@@ -623,7 +623,9 @@ class Layout:
         of rows of one, or of columns of one. Found: the axis, a part's size along it, and the parts
         of a consumer.
 
-        Of a contiguous result, short rows are pieces of sectors: long ones are worth more tiles.
+        Of a contiguous result, short rows are pieces of sectors: long ones are worth more tiles,
+        but where long products hide them. A gradient's raw tile may have some rows of several
+        images.
         """
         height = max(view.size for view in self.results[0])
         width = max(view.size for view in self.results[1])
@@ -645,7 +647,7 @@ class Layout:
                 continue
             pieces = SHORT_ROW / min(long_row, x * of_pixel) if self.contiguous else 0
             if raw_gradient:
-                written = self.positions * self.group_rows / WRITTEN
+                written = self.positions * self.group_rows / SHORT_ROW_RATE
                 pieces *= min(1.0, written / max(1.0, self.raw_cycles))
             # Of each axis: its number, rows of an image, all, positions of one and from one to the
             # next, its lines of a part.

@@ -237,10 +237,10 @@ struct RawMultiplier {
     }
 
     // Of strict float32: words of a thread's four channels of 16, whose operands are of two each.
-    using Split16 = uint32_t[2][2][words];
+    using FourChannels = uint32_t[2][2][words];
 
-    TCONV_DEVICE void load_split(const unsigned char* line, int eight, const Masks& masks,
-                                 Split16& read) const {
+    TCONV_DEVICE void load_channels(const unsigned char* line, int eight, const Masks& masks,
+                                    FourChannels& read) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -253,7 +253,7 @@ struct RawMultiplier {
     // The parts of a tap's operands.
     using Parts = uint32_t[value_parts][4];
 
-    TCONV_DEVICE static void split(const Split16& read, int tap, Parts& parts) {
+    TCONV_DEVICE static void split(const FourChannels& read, int tap, Parts& parts) {
         if constexpr (Layer::strict) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -272,19 +272,20 @@ struct RawMultiplier {
     // The products of a row of taps in strict float32. They have ended.
     //
     // As in Multiplier::multiply_parts, those of a tap and 16 channels go to a temporary sum, small
-    // ones first. What the next ones read is loaded and split meanwhile.
+    // ones first. While they write it, the one before is added to the sums, and what the next ones
+    // read is loaded and split.
     TCONV_DEVICE void multiply_parts(const Fields& arguments, const unsigned char* lines, int y,
                                      const Masks (&masks)[blocks], uint64_t weight,
                                      Block (&sums)[blocks]) const {
         constexpr int steps = depth / 16 * blocks;
         int eight = arguments.source_eight_bytes;
-        Split16 read;
+        FourChannels read;
         Parts parts[2];
         auto prepare = [&](int number) {
             int step = number / stage_slots, block = step % blocks, k = step / blocks;
             if (number % stage_slots == 0) {
                 const unsigned char* line = lines_of(arguments, lines, y, block).begin[0];
-                load_split(line + k * 2 * eight, eight, masks[block], read);
+                load_channels(line + k * 2 * eight, eight, masks[block], read);
             }
             split(read, number % stage_slots, parts[number % 2]);
         };
@@ -430,11 +431,11 @@ struct RawMultiplier {
                 int row = entry(Layer::slot_y, slot);
                 const unsigned char* lines = patch + row * arguments.source_row_bytes;
                 int y = stage_y + row * Layer::source_step_y;
-                int eight = arguments.source_eight_bytes;
                 if constexpr (Layer::strict) {
                     multiply_parts(arguments, lines, y, masks, weight, sums[0]);
                     if (!Layer::resident) hand_back(&shared.weights_empty[0][weights.stage]);
                 } else {
+                    int eight = arguments.source_eight_bytes;
                     // Of two fragments one is loaded while products read the other.
                     constexpr int step_channels = floats ? 8 : 16, halves = step_channels / 8;
                     constexpr int steps = depth / step_channels * blocks;
