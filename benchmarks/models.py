@@ -1,12 +1,13 @@
 """Whole models, PyTorch's time over tconv's after `tconv.convert`, inference and training.
 
-    python benchmarks/models.py [--csv FILE] [--gpu-name NAME] [--own-kernels] [--graph]
+    python benchmarks/models.py [--csv FILE] [--gpu-name NAME] [--own-kernels] [--graph] [--host]
 
 Each model runs with its own weights in PyTorch and, converted, in tconv, in turns, each timing a
 few steps between two CUDA events. Inference is a forward pass in inference mode, training a forward
 and a backward pass. The ratio is the median over the turns, since a host's speed drifts.
 `--gpu-name` pretends another GPU, of which no committed row speaks. With `--graph` each step is a
-CUDA graph, so that the host's time does not count.
+CUDA graph, so that the host's time does not count. With `--host` it alone counts: the GPU sleeps
+while the host prepares the steps.
 
 A copy of PyTorch's model runs in the same turns. Its ratio, `control`, is the noise of the host.
 """
@@ -31,6 +32,9 @@ import tconv
 ROUNDS = 21
 SECONDS = 3.0
 """Turns of each entry: at least so many, and for at least so long, as hosts are noisy."""
+
+SLEEP, HOST_STEPS = 60_000_000, 4
+"""Cycles that the GPU sleeps with `--host`, some 30 ms, and steps that the host prepares then."""
 
 MODES = {
     "float32": (False, False),
@@ -194,7 +198,32 @@ def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return replay
 
 
-def race(steps: list[Callable[[], Tensor]]) -> list[list[float]]:
+def timed(run: Callable[[], Tensor], count: int) -> float:
+    """Milliseconds of a step between two CUDA events."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / count
+
+
+def timed_on_the_host(run: Callable[[], Tensor], _: int) -> float:
+    """Milliseconds that a step takes the host, of a few that the driver's queue has room for."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP)
+    begin = time.perf_counter()
+    for _ in range(HOST_STEPS):
+        run()
+    found = (time.perf_counter() - begin) / HOST_STEPS * 1e3
+    torch.cuda.synchronize()
+    return found
+
+
+def race(
+    steps: list[Callable[[], Tensor]], timed: Callable[[Callable[[], Tensor], int], float]
+) -> list[list[float]]:
     """Milliseconds of each in turns, each turn a few steps."""
     for run in steps:
         for _ in range(3):
@@ -213,13 +242,7 @@ def race(steps: list[Callable[[], Tensor]]) -> list[list[float]]:
         first = turn // 2 % len(order)
         turned = order[first:] + order[:first]
         for run, times in turned if turn % 2 else turned[::-1]:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(count):
-                run()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / count)
+            times.append(timed(run, count))
     return found
 
 
@@ -230,6 +253,7 @@ def main() -> None:
     parser.add_argument("--gpu-name")
     parser.add_argument("--own-kernels", action="store_true")
     parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--host", action="store_true")
     parser.add_argument("--only", default="")
     parsed = parser.parse_args()
     name = torch.cuda.get_device_name()
@@ -259,7 +283,7 @@ def main() -> None:
                     if parsed.graph:
                         steps = [captured(run) for run in steps]
                     apart = (steps[0]() - steps[1]()).norm() / steps[0]().norm()
-                    theirs, ours, copied = race(steps)
+                    theirs, ours, copied = race(steps, timed_on_the_host if parsed.host else timed)
                 ratio = median(a / b for a, b in zip(theirs, ours, strict=True))
                 control = median(a / b for a, b in zip(theirs, copied, strict=True))
                 ratios.append(f"{ratio:.3f} ({control:.3f})")
@@ -276,6 +300,7 @@ def main() -> None:
                         "control": control,
                         "apart": float(apart),
                         "graph": parsed.graph,
+                        "host": parsed.host,
                         **{
                             f"{who}_turns_ms": " ".join(f"{time:.4f}" for time in times)
                             for who, times in (

@@ -107,17 +107,31 @@ Both functions look here in their own text: one more call takes as long as much 
 _EVERY = 64
 
 _Own = tuple[
-    tuple[object, ...],  # as in _Left
+    tuple[object, ...],  # grad mode, whether there is no bias, the layer's parameters
     Callable[..., bool],  # whether the input, the weight and the bias, if any, are as they were
     object,  # as in _Left, like the two that follow
     str,
     torch.dtype | None,
+    Callable[[], int],  # counts the calls
+    tuple[bool, ...],  # `_flags`
     Callable[[Tensor, Tensor, Tensor | None], Tensor],  # runs the call
 ]
 """A kind of calls that our kernels run, and of which no gradient is recorded."""
 
 _own_calls: tuple[dict[int, tuple[_Own, ...]], dict[int, tuple[_Own, ...]]] = ({}, {})
 """These kinds of either function, as in `_left_to_pytorch`, by the identity of the parameter."""
+
+
+def _flags() -> tuple[bool, ...]:
+    """What else a kind of `_own_calls` depends on: each `_EVERY`th of its calls reads it."""
+    return (
+        _is_cudnn_benchmark(),
+        _is_cudnn_enabled(),
+        _is_cudnn_deterministic(),
+        _is_deterministic(),
+        _STRICT in _environment,
+        _KERNEL in _environment,
+    )
 
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
@@ -204,46 +218,41 @@ def _keep_own(
     state: tuple[object, ...],
     operands: tuple[Tensor, Tensor, Tensor | None],
     axes: int,
-    geometry: Geometry,
-    run: Callable[..., Tensor],
-    is_ours: Callable[[], bool],
+    ready: Callable[[int], Callable[..., Tensor] | None],
 ) -> None:
     """Let `_own` find calls like this one, whose arguments are valid.
 
     Args:
         state: what `_left` gave for it.
         operands: the call's input, weight and bias.
-        axes, geometry: how many spatial axes they have, and the layer's geometry, of two.
-        run: runs the call on operands of two axes.
-        is_ours: whether our kernels do, which read no more of the operands than their addresses.
+        axes: how many spatial axes they have.
+        ready: gives what runs such calls on operands of so many axes, if our kernels do.
 
     A parameter's calls of further kinds take the longer way: to make entries in turns takes more.
     """
-    input, weight, _ = operands
+    input, weight, bias = operands
     others = _own_calls[axes - 1].get(id(weight), ())
     # What makes a weight in each call would fill the table with what no call finds.
     if type(weight) is not torch.nn.Parameter or len(others) >= _MOST_OF_A_WEIGHT:
         return
-    if (input.data_ptr() | weight.data_ptr()) % 16:
+    if (input.data_ptr() | weight.data_ptr()) % 16 or not (bias is None or bias.is_contiguous()):
         return
     for value in state:
         if not all(
             type(one) in (int, bool) for one in (value if type(value) is tuple else (value,))
         ):
             return
-
-    def call(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if axes == 2:
-            return run(input, weight, bias, geometry)
-        if is_ours():  # to make the views takes a quarter of the call
-            return run(input, weight, bias, geometry).squeeze(2)
-        return run(_with_height(input), _with_height(weight), bias, geometry).squeeze(2)
-
+    run = ready(axes)
+    if run is None:
+        return
+    grad_enabled, _, _, *rest = state
     entry = (
-        state,
+        (grad_enabled, *rest),
         private.alike(*(operand for operand in operands if operand is not None)),
         *_computed(input),
-        call,
+        itertools.count(1).__next__,
+        _flags(),
+        run,
     )
     table = _own_calls[axes - 1]
     if len(table) >= _MOST_LEFT:
@@ -479,29 +488,39 @@ def _left(
 
 
 def _own(
-    axes: int,
-    state: tuple[object, ...] | None,
+    kinds: tuple[_Own, ...],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: Any,
+    dilation: Any,
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
     """What runs a call on our kernels, if that is known; its arguments were valid then.
 
     As our kernels, unlike PyTorch's function, see no mode, transform or tracer, and read vectors,
-    more is asked than by `_left`, which has said what the call's state is. The layer's parameters
-    have to be the very objects: 1.0 equals 1, and PyTorch raises.
+    more is asked than by `_left`, and less often: what changes a result in each call, `_flags` in
+    each `_EVERY`th. The layer's parameters have to be the very objects: 1.0 equals 1, and PyTorch
+    raises.
+
+    Args:
+        kinds: those that the call's weight is known for.
     """
-    if state is None:
+    if _overrides:
         return None
+    called = _is_grad_enabled(), bias is None, stride, padding, output_padding, groups, dilation
     try:
-        for kept, alike, precision, device, cast, run in _own_calls[axes - 1].get(id(weight), ()):
+        for kept, alike, precision, device, cast, turn, flags, run in kinds:
             if (
-                all(map(operator.is_, kept, state))
+                all(map(operator.is_, kept, called))
                 and (alike(input, weight) if bias is None else alike(input, weight, bias))
                 and not (input.data_ptr() | weight.data_ptr()) % 16
                 and (precision is None or _fp32_precision("cuda", "conv") == precision)
                 and (cast is None or _autocast_dtype(device) is cast)
-                and ops.unwatched()
+                and not private.is_watched()
+                and (turn() % _EVERY or _flags() == flags)
             ):
                 return run
     except (TypeError, ValueError, RuntimeError):  # as in `_left`
@@ -594,7 +613,7 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
     leave = None if state is None else functools.partial(_leave_to_pytorch, state, *arguments[:3])
     keep = None
     if state is not None and not unbatched:
-        keep = functools.partial(_keep_own, state, arguments[:3], kind.axes, geometry)
+        keep = functools.partial(_keep_own, state, arguments[:3], kind.axes)
     cached = (
         unobserved
         and (device == "cuda" or settings.emulate())
@@ -643,7 +662,8 @@ def conv_transpose1d(
     Raises:
         RuntimeError, TypeError, TconvError: as `conv_transpose2d`, with PyTorch's own message.
     """
-    last = None if _is_dynamo_compiling() else _last_left.get(id(weight))
+    compiling = _is_dynamo_compiling()
+    last = None if compiling else _last_left.get(id(weight))
     if last is not None:
         kept, alike, turn, served = last
         called = _is_grad_enabled(), bias is None, stride, padding, output_padding, groups, dilation
@@ -657,15 +677,17 @@ def conv_transpose1d(
             return _pytorch1d(
                 input, weight, bias, stride, padding, output_padding, groups, dilation
             )
+    kinds = None if compiling else _own_calls[0].get(id(weight))
+    if kinds is not None:
+        run = _own(kinds, input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if run is not None:
+            return run(input, weight, bias)
     state, found = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if found is not None:
         found.add()
         return _pytorch1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if last is not None:
         _last_left.pop(id(weight), None)
-    run = _own(1, state, input, weight, bias)
-    if run is not None:
-        return run(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     return _convolve(_ONE, arguments, state)
 
@@ -706,7 +728,8 @@ def conv_transpose2d(
         TypeError: for arguments of the wrong type, with PyTorch's own message.
         TconvError: where a kernel cannot be compiled or launched.
     """
-    last = None if _is_dynamo_compiling() else _last_left.get(id(weight))
+    compiling = _is_dynamo_compiling()
+    last = None if compiling else _last_left.get(id(weight))
     if last is not None:
         kept, alike, turn, served = last
         called = _is_grad_enabled(), bias is None, stride, padding, output_padding, groups, dilation
@@ -718,15 +741,17 @@ def conv_transpose2d(
             # Most of what PyTorch is to run ends here. Its own function checks its arguments.
             served.add()
             return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    kinds = None if compiling else _own_calls[1].get(id(weight))
+    if kinds is not None:
+        run = _own(kinds, input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if run is not None:
+            return run(input, weight, bias)
     state, found = _left(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if found is not None:
         found.add()
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if last is not None:
         _last_left.pop(id(weight), None)
-    run = _own(2, state, input, weight, bias)
-    if run is not None:
-        return run(input, weight, bias)
     arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     return _convolve(_TWO, arguments, state)
 

@@ -115,14 +115,18 @@ def _alike_in_python(*tensors: Tensor) -> Callable[..., bool]:
         seen = one.is_neg(), is_zerotensor(one), is_wrapped(one)
         return one.dtype, one.device, one.shape, one.stride(), one.requires_grad, seen
 
+    def surroundings() -> tuple[object, ...]:
+        seen = len_dispatch_stack(), are_transforms_active(), is_tracing()
+        return *seen, torch.is_autocast_enabled(device)
+
     kinds = tuple(map(type, tensors))
     kept = tuple(map(described, tensors))
     device = tensors[0].device.type
-    cast = torch.is_autocast_enabled(device)
+    then = surroundings()
     return lambda *others: (
         tuple(map(type, others)) == kinds
         and tuple(map(described, others)) == kept
-        and torch.is_autocast_enabled(device) == cast
+        and surroundings() == then
     )
 
 
@@ -140,9 +144,16 @@ def _alike_in_c(*tensors: Tensor) -> Callable[..., bool]:
 
 # Takes strided tensors, and makes a function that says whether others (or anything else) have their
 # class, dtype, device, sizes and strides, and require gradients as they do, with autocast for their
-# device on or off as it is now. In C it is what torch.compile guarded its graphs with, 0.2 us for
-# two tensors where their sizes and strides alone take Python 0.4.
+# device on or off, and modes of operators, transforms and tracers about or not, as they are now. In
+# C it is what torch.compile guarded its graphs with, 0.2 us for two tensors where their sizes and
+# strides alone take Python 0.4: the dispatcher's keys of a tensor and a thread tell most of it.
 alike: Callable[..., Callable[..., bool]] = _alike_in_python if _guards is None else _alike_in_c
+
+
+def is_watched() -> bool:
+    """Whether something that `alike` does not ask about sees this thread's calls."""
+    return len_function_stack() != 0 or is_profiler_enabled() or forward_ad._current_level >= 0
+
 
 # --- flags --------------------------------------------------------------------------------------
 
@@ -197,12 +208,17 @@ def _raw_stream(device: int) -> int:
 current_device: Callable[[], int] = find("_C._cuda_getDevice", torch.cuda.current_device)
 
 
+is_stream_capturing: Callable[[], bool] = find(
+    "_C._cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+
+
 def is_capturing(device: int) -> bool:
     """Whether the device's current stream captures: PyTorch tells it of the current device's."""
     if current_device() == device:
-        return torch.cuda.is_current_stream_capturing()
+        return is_stream_capturing()
     with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+        return is_stream_capturing()
 
 
 raw_stream: Callable[[int], int] = find("_C._cuda_getCurrentRawStream", _raw_stream)

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from tconv import private, run
+from tconv.counts import counter
 from tconv.jit import runtime
+from tconv.jit.series import Series
 from tconv.jit.target import Target
 from tconv.kernels.launch import Address, Launch, TensorMap
 from tconv.kernels.source import TENSOR_MAP, KernelSource
@@ -55,7 +57,7 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
 
     class Filled(binding.Filled):
         def __missing__(self, addresses: object) -> Any:
-            return launches
+            return Series(launches)  # type: ignore[arg-type]
 
     call = SimpleNamespace(
         device=0,
@@ -68,7 +70,7 @@ def test_the_kernel_behind_its_packing_is_a_dependent_launch(
     )
     kept: list[object] = []
     monkeypatch.setattr(private, "raw_stream", lambda device: STREAM)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    monkeypatch.setattr(private, "is_stream_capturing", lambda: captured)
     monkeypatch.setattr(private, "current_device", lambda: 0)
     monkeypatch.setattr(runtime, "keep", kept.append)
     real = torch.zeros(1, 16, 4, 4)
@@ -114,11 +116,11 @@ def test_calls_let_go_of_kernels_beyond_a_bound(monkeypatch: pytest.MonkeyPatch)
     for call in every:
         for one in (call, every[0]):
             one.filled.uses += 1
-            assert len(one.filled[()]) == 2
+            assert len(one.filled[()].launches) == 2
         assert runtime.loaded() <= 5
     held = [number for number, call in enumerate(every) if "filled" in vars(call)]
     assert held == [0, 9, 10, 11]
-    assert len(every[3].bound.launches) == 2 and len(every[3].filled[()]) == 2
+    assert len(every[3].bound.launches) == 2 and len(every[3].filled[()].launches) == 2
     assert runtime.loaded() <= 5
     del call, one
     every.clear()
@@ -191,7 +193,7 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
     call.__dict__["bound"] = binding.Bound((kernel,), (launch.bind({}),), 0, None, (), False)
     for _ in range(2):
         for base in (0x1000, 0x2000):
-            (filled,) = call.filled[base, base + 1, base + 2, 0, 0, 0]
+            (filled,) = call.filled[base, base + 1, base + 2, 0, 0, 0].launches
             assert isinstance(filled, Recorded)
             grid, written = filled.of
             assert grid == 3
@@ -201,6 +203,46 @@ def test_arguments_are_filled_in_once_for_the_same_addresses(
             for name, value in (("weight", base + 1), ("destination", base + 10)):
                 assert written[offsets[name] :][:8] == value.to_bytes(8, "little")
     assert encoded == [0x1010, 0x2010]
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_a_ready_forward_launches_what_a_forward_does(
+    monkeypatch: pytest.MonkeyPatch, axes: int, with_bias: bool, device: int
+) -> None:
+    """Also where another device is the current one."""
+    launched: list[tuple[int, ...]] = []
+    made: dict[object, torch.Tensor] = {}
+
+    def empty(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        found = made.setdefault(len(size) == 1, torch.empty_strided(size, strides, dtype=dtype))
+        return found.as_strided(size, strides)
+
+    monkeypatch.setattr(execution, "_start", lambda call, device, where: launched.append(where))
+    monkeypatch.setattr(
+        execution, "_empty_strided", lambda like, size, strides, dtype: empty(size, strides, dtype)
+    )
+    monkeypatch.setattr(private, "empty_strided_cuda", empty)
+    monkeypatch.setattr(private, "is_deterministic", lambda: False)  # the tests fill memory
+    monkeypatch.setattr(private, "current_device", lambda: device)
+    shape, weight_shape = ((2, 4, 1, 6), (4, 3, 1, 5))
+    x, w = torch.randn(shape), torch.randn(weight_shape)
+    bias = torch.randn(3) if with_bias else None
+    geometry = ((1, 2), (0, 1), (0, 0), (1, 1), 1)
+    call = calls._find_forward(x, w, bias, geometry)
+    call = binding.Call(
+        call.problem, call.shape, call.result_strides, call.strides, call.settings, 0
+    )
+    call.__dict__["bound"] = binding.Bound((), (), 7, None, (), False)
+    expected = execution._forward(call, x, w, bias, geometry)
+    way = binding.Way(None, "timed", counter("forward", "a kernel", "timed"))
+    before = way.served.calls
+    ready = execution.ready_forward(call, way, axes)
+    out = ready(*((x, w) if axes == 2 else (x.squeeze(2), w.squeeze(2))), bias)
+    assert launched[0] == launched[1] and launched[0][2] == out.data_ptr()
+    assert out.shape == (expected.shape if axes == 2 else expected.squeeze(2).shape)
+    assert out.is_contiguous() and way.served.calls == before + 1
 
 
 CHANGES: dict[str, dict[str, Any]] = {

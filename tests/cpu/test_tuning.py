@@ -51,7 +51,7 @@ class Machine:
         monkeypatch.setattr(tuning, "_gpu", lambda device: self.name)
         monkeypatch.setattr(tuning, "timer_for", lambda device: self.time)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(private, "is_stream_capturing", lambda: self.capturing)
         monkeypatch.setattr(private, "current_device", lambda: GPU)
         self.folder = folder
         monkeypatch.setattr(tuning, "default_cache", lambda: self.cache)

@@ -10,6 +10,7 @@ import tconv
 from tconv import functional, tuning
 from tconv.choice import Race, Timed
 from tconv.jit.cache import DiskCache
+from tconv.jit.series import GRAPH_AFTER
 from tconv.layers import DIRECTIONS
 from tconv.run import calls
 
@@ -75,6 +76,10 @@ def test_calls_of_a_layer_that_are_found_at_once(kind, monkeypatch):
         for _ in range(2):
             layer(images[0])
     assert len(functional._own_calls[axes - 1]) == len(layers)
+    for layer in layers:  # until a call's launches are a graph
+        first = layer(images[0])
+        for _ in range(3 * GRAPH_AFTER):
+            assert torch.equal(layer(images[0]), first)
     plain = getattr(F, f"conv_transpose{axes}d")
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         torch.cuda.synchronize()
@@ -86,6 +91,26 @@ def test_calls_of_a_layer_that_are_found_at_once(kind, monkeypatch):
         for layer, x, out in found:
             expected = plain(x.double(), layer.weight.double(), layer.bias.double(), 4, 2)
             assert (out - expected).norm() / expected.norm() < 1e-3
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_that_are_repeated_have_the_same_bits(dtype, channels_last):
+    """Their launches become graphs."""
+    x, w = operands(dtype, size=20)
+    if channels_last:
+        x, w = (t.detach().to(memory_format=torch.channels_last).requires_grad_() for t in (x, w))
+
+    def step():
+        out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
+        return out, *torch.autograd.grad(out, (x, w), grad)
+
+    with tconv.own_kernels():
+        grad = torch.randn_like(tconv.conv_transpose2d(x, w, stride=2, padding=1))
+        first = [one.clone() for one in step()]
+        for _ in range(3 * GRAPH_AFTER):
+            assert all(map(torch.equal, step(), first))
+    assert {row.reason for row in tconv.statistics()} == {"own kernels"}
 
 
 def test_gradients_with_our_forward():

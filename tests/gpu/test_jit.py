@@ -15,6 +15,7 @@ from tconv.functional import conv_transpose2d
 from tconv.jit import runtime, tensor_map
 from tconv.jit.compile import compile_cuda
 from tconv.jit.module import Kernel
+from tconv.jit.series import GRAPH_AFTER, Series
 from tconv.jit.target import Target
 
 pytestmark = [
@@ -364,6 +365,31 @@ def test_dependent_launches(captured: bool, size: int) -> None:
         values.normal_()
         graph.replay()
         torch.testing.assert_close(outputs, values * (1 + pair) + pair)
+
+
+@needs_dependent_launches
+@pytest.mark.parametrize("size", [100, 1_000_003])
+def test_a_series_that_is_started_often(size: int) -> None:
+    """By single launches first, then as a graph, on more than one stream."""
+    values = torch.randn(size, device="cuda")
+    between, output = torch.empty_like(values), torch.empty_like(values)
+    first, second = (runtime.load(Stage(stem), 0) for stem in ("first", "second"))
+    grid = -(-size // THREADS)
+    series = Series(
+        (
+            first.prepare(grid, pack(values, between, 2.0, 0.0)),
+            second.prepare(grid, pack(between, output, 1.0, 0.5)),
+        )
+    )
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(2 * GRAPH_AFTER):
+                values.normal_()
+                output.fill_(float("nan"))
+                series.start(stream.cuda_stream)
+                torch.testing.assert_close(output, values * 2 + 0.5)
+    assert series._graph is not None
 
 
 @needs_dependent_launches

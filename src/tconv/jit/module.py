@@ -73,7 +73,7 @@ class Kernel:
         self.target = Target.for_device(device)
         self._driver = libraries.driver()
         self._check_shared_memory()
-        with _current_context(device), _relaxed_capture():
+        with current_context(device), relaxed_capture():
             self._function = self._load()
             self.argument_bytes = self._argument_bytes()
         self._launch = self._driver.cuLaunchKernel
@@ -129,7 +129,7 @@ class Kernel:
     def blocks_per_multiprocessor(self) -> int:
         """Blocks that an SM holds at once."""
         driver = self._driver
-        with _current_context(self.device):
+        with current_context(self.device):
             answer = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self._function, self.threads, self.shared_bytes
             )
@@ -315,7 +315,7 @@ class Launch:
         refusals = (codes.CUDA_ERROR_NOT_SUPPORTED,) if dependent else ()
         if result in (*context_errors, *refusals):
             adopted = _adopt(kernel.device)
-            with contextlib.nullcontext() if adopted else _current_context(kernel.device):
+            with contextlib.nullcontext() if adopted else current_context(kernel.device):
                 result = self._start_plain(stream)
             if not result:
                 return
@@ -351,7 +351,7 @@ def _adopt(device: int) -> bool:
 
 def _unload(device: int, module: Any) -> None:
     """Unloads a module. The driver waits until none of its kernels runs."""
-    with _current_context(device), _relaxed_capture():
+    with current_context(device), relaxed_capture():
         libraries.driver().cuModuleUnload(module)
 
 
@@ -363,7 +363,7 @@ def _knows_dependent_launches() -> bool:
 
 
 @contextlib.contextmanager
-def _current_context(device: int) -> Iterator[None]:
+def current_context(device: int) -> Iterator[None]:
     """Inside, the device's primary context is this thread's current one."""
     driver = libraries.driver()
     context = _primary_context(device)
@@ -376,7 +376,7 @@ def _current_context(device: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _relaxed_capture() -> Iterator[None]:
+def relaxed_capture() -> Iterator[None]:
     """Inside, loading a module does not break the capture of a CUDA graph on this thread."""
     driver = libraries.driver()
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

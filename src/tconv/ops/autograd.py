@@ -355,7 +355,7 @@ def cached_forward(
     bias: Tensor | None,
     geometry: Geometry,
     leave: Callable[[Counter], None] | None = None,
-    keep: Callable[[Callable[..., Tensor], Callable[[], bool]], None] | None = None,
+    keep: Callable[[Callable[[int], Callable[..., Tensor] | None]], None] | None = None,
 ) -> Tensor | None:
     """`forward_unobserved` of a call whose like was `remember`ed, else None.
 
@@ -364,8 +364,8 @@ def cached_forward(
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
         leave: is told the call's counter where PyTorch is to run such calls from now on.
-        keep: is given what runs such calls, on the arguments up to the geometry, and whether our
-            kernels do, where that is so and no gradient is recorded.
+        keep: is told how to run such calls where no gradient is recorded: `_ready` but for its
+            first two arguments.
 
     Where PyTorch is to run the call and its gradients, its own function does, with its own
     backward: the host then does what it does without us, but for one look-up.
@@ -385,9 +385,25 @@ def cached_forward(
             leave(served)
         stride, padding, output_padding, dilation, groups = geometry
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if keep is not None and not differentiable and run.is_ours():
-        keep(run if dtype is None else functools.partial(_run, run, False, dtype), run.is_ours)
+    if keep is not None and not differentiable:
+        keep(functools.partial(_ready, run, dtype))
     return _run(run, differentiable, dtype, input, weight, bias, geometry)
+
+
+def _ready(known: Any, dtype: torch.dtype | None, axes: int) -> Callable[..., Tensor] | None:
+    """What runs a known call on our kernels, if they do.
+
+    It takes the input, the weight and the bias of calls like it.
+
+    Args:
+        known: the call, a `run.calls.Known`.
+        dtype: what autocast casts its tensors to.
+        axes: the spatial axes of its tensors.
+    """
+    run = known.ready(axes)
+    if run is None or dtype is None:
+        return run
+    return lambda input, weight, bias: _run(run, False, dtype, input, weight, bias, None)
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
@@ -413,7 +429,7 @@ def _run(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    geometry: Geometry,
+    geometry: Geometry | None,
 ) -> Tensor:
     """A valid call of `forward`, in the dtype that autocast computes it in, if it is on."""
     if dtype is not None:

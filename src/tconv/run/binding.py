@@ -15,7 +15,8 @@ from tconv.counts import Counter
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import CompileError
 from tconv.jit import runtime, tensor_map
-from tconv.jit.module import Kernel, Launch
+from tconv.jit.module import Kernel
+from tconv.jit.series import Series
 from tconv.jit.target import Target
 from tconv.kernels.launch import BoundLaunch
 from tconv.kernels.source import KernelSource
@@ -190,7 +191,7 @@ class Call:
 _MOST_FILLED = 64
 
 
-class Filled(dict[Sizes, list[Launch]]):
+class Filled(dict[Sizes, Series]):
     """A call's launches on a device, by the operands' addresses.
 
     Remembered: a program's calls soon meet the allocator's same few addresses again, and filling in
@@ -207,7 +208,7 @@ class Filled(dict[Sizes, list[Launch]]):
         self._bound = bound
         self.uses = 0
 
-    def __missing__(self, addresses: Sizes) -> list[Launch]:
+    def __missing__(self, addresses: Sizes) -> Series:
         launches = []
         for kernel, bound in zip(self._bound.kernels, self._bound.launches, strict=True):
             assert not isinstance(kernel, EmulatedKernel)
@@ -215,8 +216,8 @@ class Filled(dict[Sizes, list[Launch]]):
             launches.append(kernel.prepare(bound.grid, arguments))
         if len(self) >= _MOST_FILLED:
             self.clear()
-        self[addresses] = launches
-        return launches
+        series = self[addresses] = Series(launches)
+        return series
 
 
 def _planned(

@@ -65,10 +65,16 @@ class Known:
         """The layer's output."""
         return execution.forward(self._call, input, weight, bias, geometry)
 
-    def is_ours(self) -> bool:
-        """Whether it is known that our kernels run the call on a GPU."""
+    def ready(self, axes: int) -> Callable[..., Tensor] | None:
+        """What runs the call on our kernels, where it is known that they do, on a GPU.
+
+        Args:
+            axes: as in `execution.ready_forward`.
+        """
         way = choosing.known(self._call, tuning.mode())
-        return way is not None and way.candidate is not PYTORCH and self._call.device is not None
+        if way is None or way.candidate is PYTORCH or self._call.device is None:
+            return None
+        return execution.ready_forward(self._call, way, axes)
 
     def pytorchs(self, differentiable: bool, wanted: tuple[bool, bool]) -> Counter | None:
         """The counter of the call where PyTorch's own function, with its own backward, runs it.

@@ -17,7 +17,7 @@ from tconv.memory_format import memory_format
 from tconv.plan import Candidate
 from tconv.problem import Geometry, Pair, Sizes
 from tconv.run import choosing
-from tconv.run.binding import Call
+from tconv.run.binding import Call, Way
 from tconv.tuning import PYTORCH
 
 
@@ -25,7 +25,52 @@ def forward(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     """The layer's output."""
-    return _run(call, _forward, _pytorch_forward, input, weight, bias, geometry)
+    return _run(call, _forward, aten.forward, input, weight, bias, geometry)
+
+
+def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
+    """What runs a known call of `forward` on our kernels, on a GPU.
+
+    It takes the input, the weight and the bias, like those of the call but for their addresses, and
+    looks at no more of them. It ignores a fourth argument, which stands for the geometry.
+
+    Args:
+        call: the call.
+        way: who runs it, a candidate of ours.
+        axes: the spatial axes of the operands and the output: 1 stands for a height of 1.
+
+    NOTE: much of what a program waits for where it waits for the host. A function called here costs
+    four times what a loop of such calls shows, as caches hold other things between two layers.
+    """
+    call = call if way.candidate is None else call.on(way.candidate)
+    count = way.served.add
+    shape, strides = call.shape, call.result_strides
+    if axes == 1:
+        shape, strides = (*shape[:2], shape[3]), (*strides[:2], strides[3])
+    device = call.device
+    empty = None if private.is_deterministic() else private.empty_strided_cuda
+
+    def run(input: Tensor, weight: Tensor, bias: Tensor | None, _geometry: object = None) -> Tensor:
+        count()
+        if empty is None or private.current_device() != device:
+            output = _forward(call, input, weight, bias, _geometry)
+            return output if axes == 2 else output.squeeze(2)
+        output = empty(shape, strides, input.dtype)
+        packed, needed = None, call.bound.packed_elements
+        if needed:
+            packed = empty((needed,), (1,), torch.float32)
+        addresses = (
+            input.data_ptr(),
+            weight.data_ptr(),
+            output.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if packed is None else packed.data_ptr(),
+            0,  # no forward has partial results
+        )
+        _start(call, device, addresses)
+        return output
+
+    return run
 
 
 def input_gradient(
@@ -94,18 +139,8 @@ def _run(
     return run(way.candidate)
 
 
-def _pytorch_forward(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
-) -> Tensor:
-    # Operands of a known call of ours may lack the height, and another thread may have turned
-    # tuning on since it was looked up.
-    if input.dim() == 3:
-        input, weight = input.unsqueeze(2), weight.unsqueeze(2)
-    return aten.forward(input, weight, bias, geometry)
-
-
 def _forward(
-    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, _geometry: Geometry
+    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, _geometry: object
 ) -> Tensor:
     if bias is not None:
         bias = bias.contiguous()
@@ -180,23 +215,32 @@ def _launch(
             arguments = bound.arguments(addresses, emulated_map.encode)
             kernel.launch(bound.grid, arguments, allocations=memory)
         return partial
-    stream = private.raw_stream(device)
-    # The packing waits for all that came before it; the kernel behind it need not wait to start.
-    dependent = False
+    _start(call, device, addresses)
+    return partial
+
+
+def _start(call: Call, device: int, addresses: Sizes) -> None:
+    """Starts a call's kernels on the device's current stream.
+
+    Args:
+        call: the call.
+        device: its ordinal.
+        addresses: of the operands, in the order of `OPERANDS`; 0 for those that it lacks.
+    """
     try:
         filled = call.filled
         filled.uses += 1
-        launches = filled[addresses]
-        if private.is_capturing(device):
-            # NOTE: the kernels of these launches: the call may load others meanwhile.
-            for launch in launches:
-                runtime.keep(launch.kernel)
-        for launch in launches:
-            launch.start(stream, dependent)
-            dependent = True
+        series = filled[addresses]
+        stream = private.raw_stream(device)
+        if not private.is_capturing(device):
+            series.start(stream)
+            return
+        # NOTE: the kernels of these launches: the call may load others meanwhile.
+        for launch in series.launches:
+            runtime.keep(launch.kernel)
+        series.start_each(stream)
     except LaunchError as error:
         raise LaunchError(f"{error}\nplan: {call.plan}") from error
-    return partial
 
 
 def _allocations(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:

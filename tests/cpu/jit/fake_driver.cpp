@@ -27,6 +27,18 @@ struct {
 int driver_version = 13000, capability = 9;
 int unloads = 0;
 int launches = 0, dynamic_shared = -1, parameters = 1, load_capture_mode = -1;
+// One graph at a time: how many launches it has, what became of it.
+constexpr intptr_t capture_stream = 0xE0, executable = 0xE1;
+bool capturing = false;
+int captured = 0, graph_launches = 0, graphs_destroyed = 0, executables_destroyed = 0;
+Handle graph_stream = nullptr;
+
+int next_result() {
+    if (next_results.empty()) return 0;
+    int result = next_results.front();
+    next_results.pop_front();
+    return result;
+}
 }  // namespace
 
 extern "C" {
@@ -46,6 +58,12 @@ int fake_context_depth() { return context_depth; }
 int fake_capture_mode() { return capture_mode; }
 int fake_load_capture_mode() { return load_capture_mode; }
 const void* fake_last_launch() { return &last_launch; }
+int fake_captured() { return captured; }
+int fake_graph_launches() { return graph_launches; }
+Handle fake_graph_stream() { return graph_stream; }
+int fake_is_capturing() { return capturing; }
+int fake_graphs_destroyed() { return graphs_destroyed; }
+int fake_executables_destroyed() { return executables_destroyed; }
 
 // For NVRTC, which looks for a driver when it compiles.
 int cuGetExportTable(const void** table, const void*) { return *table = nullptr, 500; }
@@ -103,9 +121,8 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Handle, int, size_t
 }
 int cuLaunchKernel(Handle function, unsigned grid, unsigned, unsigned, unsigned block, unsigned,
                    unsigned, unsigned shared, Handle stream, void** parameters, void**) {
-    int result = 0;
-    if (!next_results.empty()) result = next_results.front(), next_results.pop_front();
-    if (result != 0) return result;
+    if (int result = next_result()) return result;
+    if (capturing && stream == (Handle)capture_stream) return ++captured, 0;
     ++launches;
     last_launch = {grid, block, shared, function, stream, context_depth, {}};
     std::memcpy(last_launch.arguments, parameters[0], sizeof last_launch.arguments);
@@ -128,6 +145,27 @@ int cuLaunchKernelEx(const Configuration* c, Handle function, void** parameters,
     last_attributes = {(int)c->count, c->attributes[0].id, c->attributes[0].value};
     return cuLaunchKernel(function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
                           c->block[2], c->shared, c->stream, parameters, extra);
+}
+int cuStreamCreate(Handle* stream, unsigned flags) {
+    return *stream = (Handle)capture_stream, flags == 1 ? 0 : 1;
+}
+int cuStreamBeginCapture(Handle stream, int mode) {
+    if (int result = next_result()) return result;
+    if (capturing || stream != (Handle)capture_stream || mode != 2 || capture_mode != 2) return 1;
+    return capturing = true, captured = 0, 0;
+}
+int cuStreamEndCapture(Handle, Handle* graph) {
+    if (!capturing) return 1;
+    return capturing = false, *graph = (Handle)0xE2, 0;
+}
+int cuGraphInstantiateWithFlags(Handle* made, Handle, unsigned long long) {
+    return *made = (Handle)executable, next_result();
+}
+int cuGraphDestroy(Handle) { return ++graphs_destroyed, 0; }
+int cuGraphExecDestroy(Handle) { return ++executables_destroyed, 0; }
+int cuGraphLaunch(Handle, Handle stream) {
+    if (int result = next_result()) return result;
+    return ++graph_launches, graph_stream = stream, 0;
 }
 int cuTensorMapEncodeTiled(unsigned char* map, int dtype, unsigned rank, void* address,
                            const uint64_t* dims, const uint64_t* strides, const unsigned* box,

@@ -9,15 +9,17 @@ import timeit
 from dataclasses import dataclass
 
 from tconv.errors import CompileError, LaunchError
-from tconv.jit import module, runtime, target, tensor_map
+from tconv.jit import module, runtime, series, target, tensor_map
 from tconv.jit.compile import compile_cuda
 from tconv.jit.module import MAX_GRID, Kernel
+from tconv.jit.series import GRAPH_AFTER, Series
 from tconv.jit.target import Target
 
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_last_launch.restype = ctypes.c_void_p
 fake.fake_last_attributes.restype = ctypes.c_void_p
 fake.fake_set_context.restype = ctypes.c_void_p
+fake.fake_graph_stream.restype = ctypes.c_void_p
 
 DEPENDENT = (1, 6, 1)
 """One attribute, programmatic stream serialization, allowed."""
@@ -333,6 +335,96 @@ def test_tensor_map():
     assert struct.unpack_from("QQ", encoded, 64) == (160, 4800)
     message = refusal(LaunchError, tensor_map.encode, 0xBAD0, "float32", (8,), (), (8,))
     assert "dims=(8,)" in message and "CUDA_ERROR_FAKE" in message, message
+
+
+def a_series(launches=3, device=0):
+    kernel = runtime.load(Source(), device)
+    return Series([kernel.prepare(grid, bytes(24)) for grid in range(1, launches + 1)])
+
+
+def test_a_series_becomes_a_graph():
+    made = a_series()
+    for turn in range(GRAPH_AFTER):
+        before = fake.fake_launches()
+        attributes()
+        made.start(0x1000)
+        assert fake.fake_launches() == before + 3, turn
+        assert attributes() == DEPENDENT and last_launch()[4] == 0x1000
+    assert fake.fake_captured() == 3, "captured once, and dependent as they were"
+    assert (fake.fake_capture_mode(), fake.fake_context_depth()) == (0, 0), "both put back"
+    before = fake.fake_launches(), fake.fake_graph_launches()
+    for stream in (0x1000, 0, 2**47 + 8, *range(0x2000, 0x2000 + 8 * 100, 8), 0x1000):
+        made.start(stream)
+        assert (fake.fake_graph_stream() or 0) == stream
+    assert fake.fake_launches() == before[0]
+    assert fake.fake_graph_launches() == before[1] + 104
+    assert len(series._handles) <= 64
+    made.start_each(0x1000)
+    assert fake.fake_launches() == before[0] + 3, "as where the stream captures"
+    destroyed = fake.fake_executables_destroyed()
+    del made
+    assert fake.fake_executables_destroyed() == destroyed + 1
+    assert (fake.fake_capture_mode(), fake.fake_context_depth()) == (0, 0), "both put back"
+
+
+def test_one_launch_is_no_graph():
+    made, before = a_series(1), fake.fake_launches()
+    for _ in range(3 * GRAPH_AFTER):
+        made.start()
+    assert fake.fake_launches() == before + 3 * GRAPH_AFTER
+    assert made._graph is None
+
+
+def test_a_graph_that_fails():
+    made = a_series(2)
+    for _ in range(GRAPH_AFTER):
+        made.start(0x1000)
+    before = fake.fake_launches()
+    fake.fake_next_result(201)  # this thread has no context
+    made.start(0x1000)
+    assert fake.fake_launches() == before + 2, "each launch by itself"
+    for _ in range(2):
+        fake.fake_next_result(700)
+    assert "CUDA_LAUNCH_BLOCKING=1" in refusal(LaunchError, made.start, 0x1000)
+    made.start(0x1000)
+    assert fake.fake_launches() == before + 2
+    with made._graph._lock:  # another thread launches it
+        made.start(0x1000)
+    assert fake.fake_launches() == before + 4
+
+
+def test_a_series_that_makes_no_graph():
+    for name, results in (
+        ("the capture is refused", (801,)),
+        ("a captured launch fails", (0, 0, 1)),
+        ("no graph is made", (0, 0, 0, 2)),
+    ):
+        made, destroyed = a_series(2), fake.fake_graphs_destroyed()
+        for _ in range(GRAPH_AFTER - 1):
+            made.start(0x1000)
+        for result in (0, 0, *results):  # behind the two launches of this start
+            fake.fake_next_result(result)
+        made.start(0x1000)
+        assert made._graph is None and not fake.fake_is_capturing(), name
+        assert fake.fake_graphs_destroyed() - destroyed == (len(results) > 1), name
+        before = fake.fake_launches()
+        for _ in range(2 * GRAPH_AFTER):
+            made.start(0x1000)
+        assert fake.fake_launches() == before + 4 * GRAPH_AFTER, name
+        assert (fake.fake_capture_mode(), fake.fake_context_depth()) == (0, 0), name
+
+
+def test_threads_start_a_series_together():
+    made, count = a_series(), 200
+    threads = [
+        threading.Thread(target=lambda: [made.start(0x1000) for _ in range(count)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made._graph is not None and not fake.fake_is_capturing()
 
 
 def test_overhead():
