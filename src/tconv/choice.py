@@ -92,8 +92,12 @@ by ours; with 2.5, a DCGAN on a host that was slow at times 0.82 and 0.93
 WORTH = 3
 """How many times the host's extra time ours must save the device, in a call by itself."""
 
-STEP = 12
-"""What a step of forward and backward takes the host, in times of the launches of our forward."""
+STEP = 20
+"""What a step of forward and backward of a layer takes the host with what surrounds it, in times of
+the launches of our forward. DCGAN's five layers, each with a normalisation and an activation, take
+some 440 us each where launches take 12 to 20. With 12, its training waited for the host: 2.30 ms by
+PyTorch's nodes, 2.54 with some of ours (benchmarks/results/h200/models_graphs_step_12.csv).
+"""
 
 NODE = 5
 """What our node of autograd, in Python, takes the host more than PyTorch's, in those times: in 24

@@ -119,7 +119,7 @@ _Own = tuple[
 """A kind of calls that our kernels run, and of which no gradient is recorded."""
 
 _own_calls: tuple[dict[int, tuple[_Own, ...]], dict[int, tuple[_Own, ...]]] = ({}, {})
-"""These kinds of either function, as in `_left_to_pytorch`, by the identity of the parameter."""
+"""These kinds of either function, as in `_left_to_pytorch`, by the identity of the weight."""
 
 
 def _flags() -> tuple[bool, ...]:
@@ -228,12 +228,11 @@ def _keep_own(
         axes: how many spatial axes they have.
         ready: gives what runs such calls on operands of so many axes, if our kernels do.
 
-    A parameter's calls of further kinds take the longer way: to make entries in turns takes more.
+    A weight's calls of further kinds take the longer way: to make entries in turns takes more.
     """
     input, weight, bias = operands
     others = _own_calls[axes - 1].get(id(weight), ())
-    # What makes a weight in each call would fill the table with what no call finds.
-    if type(weight) is not torch.nn.Parameter or len(others) >= _MOST_OF_A_WEIGHT:
+    if len(others) >= _MOST_OF_A_WEIGHT:
         return
     if (input.data_ptr() | weight.data_ptr()) % 16 or not (bias is None or bias.is_contiguous()):
         return
@@ -517,6 +516,8 @@ def _own(
                 all(map(operator.is_, kept, called))
                 and (alike(input, weight) if bias is None else alike(input, weight, bias))
                 and not (input.data_ptr() | weight.data_ptr()) % 16
+                # Without cuDNN nothing allows TF32.
+                and (precision is None or _is_cudnn_enabled())
                 and (precision is None or _fp32_precision("cuda", "conv") == precision)
                 and (cast is None or _autocast_dtype(device) is cast)
                 and not private.is_watched()
