@@ -17,7 +17,7 @@ from tconv.kernels import sm90_weight_gradient as family
 from tconv.kernels.engine.layout import MOST_SOURCES, packed_size, packed_values
 from tconv.kernels.sm90_weight_gradient import launch
 from tconv.kernels.sm90_weight_gradient.layout import Layout, layout
-from tconv.kernels.sm90_weight_gradient.tiles import FLOAT32_TILES
+from tconv.kernels.sm90_weight_gradient.tiles import FLOAT32_TILES, Tile
 from tconv.memory_format import is_channels_last
 from tconv.problem import Axis, Problem
 from tconv.reference import expected
@@ -332,6 +332,7 @@ FULL = [
     if case not in (CASES[10], FLOAT32_MORE[9], CASES[20], FLOAT32_MORE[5])
 ]
 FULL_TILES = {tile for tile in OF_16_BITS if not (tile.columns or tile.folded)}
+FULL_TILES |= {Tile(128, 128, columns=16), Tile(64, 128, columns=32), Tile(32, 128, columns=32)}
 
 
 def full_plans(case: Case, t, target: Target = HOPPER):

@@ -434,15 +434,18 @@ def contiguous_map(
     """
     shape = problem.x_shape if operand == "x" else problem.y_shape
     of_group = shape[1] // problem.groups
-    dims = (shape[3], of_group, view.size, problem.batch, problem.groups)
-    item = ITEM_BYTES[problem.dtype]
+    splits = packed is not None and operand == "x"  # parts are groups
+    parts = value_parts(problem) if splits else 1
+    dims = (shape[3], of_group, view.size, problem.batch, problem.groups * parts)
+    item = operand_bytes(problem) if splits else ITEM_BYTES[problem.dtype]
     swizzle = box[0] * item if box[0] * item in (32, 64, 128) and not plain else 0
     if packed is not None:
         line = line_bytes(shape[3], item)
         plane = shape[2] * line
         address = Address("packed", packed + view.first * line)
-        of_bytes = (plane, step * line, shape[1] * plane, of_group * plane)
-        return TensorMap(address, dims, of_bytes, box, swizzle, read_type(problem))
+        of_bytes = (plane, step * line, parts * shape[1] * plane, of_group * plane)
+        kind = "bfloat16" if parts > 1 else read_type(problem)
+        return TensorMap(address, dims, of_bytes, box, swizzle, kind)
     of_strides = (
         Stride(operand, 1),
         Stride(operand, 2, step),

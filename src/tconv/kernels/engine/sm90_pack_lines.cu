@@ -4,6 +4,7 @@
 //
 // A unit is 4 channels of 4 columns, which one thread turns in registers. A thread's loads are all
 // under way together.
+#include <common/split.cuh>
 #include <engine/fold.cuh>
 #include <ptx/griddepcontrol.cuh>
 
@@ -19,7 +20,7 @@ struct Lines {
 };
 
 // Of `channels` channels of a group, those of a folded image if `folds`.
-template <int channels, bool channels_last, bool folds>
+template <int channels, bool channels_last, bool folds, bool splits = false>
 struct LinePacking {
     static constexpr int quads = (channels + 3) / 4;  // of a group
     static constexpr int source_channels = folds ? Layer::fold_channels : channels;
@@ -70,6 +71,10 @@ struct LinePacking {
             const float* from =
                 image.source + n * image.stride_n + Index(group * source_channels) * image.stride_c;
             load<vectors>(image, from, y, x * 4, channel, values);
+            if constexpr (splits) {
+                write_parts(image, n * Layer::groups + group, channel, y, x, values);
+                continue;
+            }
             Index of_line = Index(of_row) * 4, of_channel = image.height * of_line;
             Index line = (n * Layer::groups + group) * channels + channel;
             float* to = image.destination + line * of_channel + y * of_line + x * 4;
@@ -79,6 +84,25 @@ struct LinePacking {
                 const float (&of)[4] = values[i];
                 *reinterpret_cast<float4*>(to + i * of_channel) = {of[0], of[1], of[2], of[3]};
             }
+        }
+    }
+
+    // In strict float32: each of a group's three parts has planes of its own.
+    TCONV_DEVICE static void write_parts(const Lines& image, Index group, int channel, int y,
+                                         int quad, const float (&values)[4][4]) {
+        // Rows are on 16 bytes: of 8 values.
+        Index of_line = (image.width + 7) / 8 * 2, of_channel = image.height * of_line;  // quads
+        Index of_part = channels * of_channel;
+        auto* to = reinterpret_cast<uint2*>(image.destination) + group * (3 * of_part) +
+                   channel * of_channel + y * of_line + quad;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (channels % 4 != 0 && channel + i >= channels) continue;
+            const float (&of)[4] = values[i];
+            auto first = Split::scaled(of[0], of[1]), second = Split::scaled(of[2], of[3]);
+            to[i * of_channel] = {first.high, second.high};
+            to[i * of_channel + of_part] = {first.middle, second.middle};
+            to[i * of_channel + 2 * of_part] = {first.low, second.low};
         }
     }
 
@@ -122,7 +146,7 @@ struct LinePacking {
 template <typename Fields>
 TCONV_DEVICE void pack_lines(const Fields& arguments) {
     if constexpr (Layer::packs_x) {
-        LinePacking<Layer::in_channels, Layer::x_channels_last, false>::pack(
+        LinePacking<Layer::in_channels, Layer::x_channels_last, false, Layer::strict>::pack(
             {static_cast<const float*>(arguments.x), static_cast<float*>(arguments.packed_x),
              arguments.x_stride_n, arguments.x_stride_c, arguments.x_stride_h, arguments.x_stride_w,
              arguments.batch, arguments.x_height, arguments.x_width, arguments.x_height,

@@ -6,7 +6,7 @@ import math
 
 from tconv.jit.target import Target
 from tconv.kernels import costs, flat
-from tconv.kernels.engine.layout import part_products, unread_bytes
+from tconv.kernels.engine.layout import part_products, unread_bytes, value_parts
 from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.layout import LINE_BYTES, SHARED_RATE, Layout, layout
 from tconv.kernels.sm90_weight_gradient.tiles import Tile
@@ -34,13 +34,16 @@ def _seconds(problem: Problem, target: Target, tile: Tile, splits: int) -> float
     of_tap, taps = laid.out_block / 2 * fit.product, laid.consumer_taps
     if tile.columns:
         # Float32 has a word of each pixel: beyond a stride of 2, no more of them are read.
-        stride = laid.problem.width.stride if laid.item == 2 else min(laid.problem.width.stride, 2)
-        start = fit.raw_start + fit.raw_stride * (stride - 1)
-        of_tap, taps = laid.in_block * laid.stacked / 2 + start, laid.row_taps
+        stride = laid.problem.width.stride if laid.pixel == 2 else min(laid.problem.width.stride, 2)
+        of_tap, taps = laid.in_block * laid.stacked / 2, laid.row_taps
+        of_tap += fit.raw_start + fit.raw_stride * (stride - 1)
+        if laid.strict:  # of all products of a tap
+            of_tap = fit.strict_column * laid.in_block + fit.strict_raw
+            of_tap += fit.strict_stride * (stride - 1)
     elif tile.turned:
         of_tap = laid.in_block / 2 + fit.raw_start
     products = tile.consumers * taps * tile.positions / laid.step * of_tap
-    products *= part_products(problem)
+    products *= 1 if tile.columns else part_products(problem)
     if tile.columns:
         of_box = max(products, _line_cycles(laid)) + fit.raw_box
         if laid.item == 4:
@@ -80,11 +83,11 @@ def _line_cycles(laid: Layout) -> float:
     """
     fit, problem, (n, y, _) = _COSTS, laid.problem, laid.box
     rows, columns = laid.pitch
-    x_lines = laid.in_block * n * (y + laid.stacked - 1)
+    x_lines = value_parts(problem) * laid.in_block * n * (y + laid.stacked - 1)
     patches = n * max(map(len, laid.set_sources))
     y_lines = laid.out_block * patches
     far = 2 * math.prod(problem.y_shape[2:]) >= PAGE_BYTES
-    lines = x_lines + rows * y_lines * max(1.0, columns * laid.item / LINE_BYTES)
+    lines = x_lines + rows * y_lines * max(1.0, columns * laid.pixel / LINE_BYTES)
     turns = x_lines + rows * y_lines if far else 0
     copies = rows * patches * flat.classes(problem, "y") if laid.flat else 0
     return max(lines * fit.line + turns * (fit.far_line - fit.line), copies * fit.copy)

@@ -26,12 +26,13 @@ from tconv.kernels.engine.layout import (
     packed_values,
     packing_bytes,
     packs,
+    part_products,
     phase_view,
     value_parts,
 )
 from tconv.kernels.launch import Operand
 from tconv.kernels.sm90_weight_gradient.tiles import CONSUMERS, FLOAT32_TILES, Tile
-from tconv.problem import Problem
+from tconv.problem import ITEM_BYTES, Problem
 
 LINE_BYTES = 128
 STEP_BYTES = 32
@@ -55,6 +56,9 @@ STRICT_STEPS = 2
 
 STRICT_SUMS = 128
 """Sums of a thread in strict float32, at most, beside the temporary ones of a tap."""
+
+STRICT_RAW_SUMS = 160
+"""Those of a raw tile, with two temporary ones of a tap."""
 
 RAW_START = 12
 """Cycles of a product whose operand is in registers, beside a half for each column."""
@@ -118,9 +122,14 @@ class Layout:
         return is_strict(self.problem)
 
     @property
+    def pixel(self) -> int:
+        """Bytes of a value of y in a stage: raw tiles have it as it lies."""
+        return ITEM_BYTES[self.problem.dtype] if self.tile.columns else self.item
+
+    @property
     def octet(self) -> int:
-        """Values of 16 bytes: 8, or 4 of float32."""
-        return 16 // self.item
+        """Values of y of 16 bytes: 8, or 4 of float32."""
+        return 16 // self.pixel
 
     @property
     def step(self) -> int:
@@ -130,7 +139,7 @@ class Layout:
     @property
     def line(self) -> float:
         """What takes as long to copy as a line of y, in lines of 128 bytes."""
-        return max(1.0, self.item * self.problem.width.stride * self.tile.columns / LINE_BYTES)
+        return max(1.0, self.pixel * self.problem.width.stride * self.tile.columns / LINE_BYTES)
 
     @functools.cached_property
     def _found(self) -> tuple[tuple[tuple[View, View], ...], tuple[Tap, ...]]:
@@ -213,6 +222,8 @@ class Layout:
             for taps in range(1, width + 1):
                 of_set = min(self.call.taps, self.takers * taps * self.stacked)
                 fits = taps * sums <= self.tile.sums and taps * (sums + 4) <= most and sums <= 128
+                if self.strict:
+                    fits = (taps + 2) * sums <= STRICT_RAW_SUMS
                 gradient = 2 * block * (of_set * self.out_block + 72)
                 if fits and (self.item == 4 or gradient <= GRADIENT_BYTES):
                     sets = -(-rows * -(-width // taps) // self.takers)
@@ -460,13 +471,13 @@ class Layout:
     def packs_lines(self) -> tuple[bool, bool]:
         """Whether x and y are packed as lines (`sm90_pack_lines`): float32 that no map describes.
 
-        And a folded y.
+        And a folded y, and x of strict float32, whose values are three each.
         """
         pattern = self.call.pattern
-        if not self.tile.columns or self.item != 4:
+        if not self.tile.columns or self.problem.dtype != "float32":
             return False, False
         mapped = pattern.y_mapped or _flat_why_not(layout(pattern, self.tile)) is None
-        return not pattern.x_mapped, self.tile.folded or not mapped
+        return self.strict or not pattern.x_mapped, self.tile.folded or not mapped
 
     @property
     def flat(self) -> bool:
@@ -484,7 +495,7 @@ class Layout:
     def swizzled(self) -> bool:
         """Whether lines of y are swizzled: each octet of positions has pixels of its own."""
         stride = self.problem.width.stride
-        line = self.item * stride * self.tile.columns
+        line = self.pixel * stride * self.tile.columns
         whole = self.reach[1] < stride and line == LINE_BYTES
         return whole and not self.flat
 
@@ -492,7 +503,7 @@ class Layout:
     def maps_x(self) -> bool:
         """Whether x is copied as lines of pixels, by a tensor map."""
         mapped = self.call.pattern.x_mapped or self.packs_lines[0]
-        return mapped and not self.tile.turned and not self.strict
+        return mapped and not self.tile.turned and (self.tile.columns > 0 or not self.strict)
 
     @functools.cached_property
     def box(self) -> tuple[int, int, int]:
@@ -534,6 +545,7 @@ class Layout:
         """Cycles of boxes of so many lines, about."""
         of_tap = self.in_block * self.stacked // 2 + RAW_START
         products = self.tile.consumers * self.row_taps * self.tile.positions // self.step * of_tap
+        products *= part_products(self.problem)
         return boxes * max(products, LINE_CYCLES * lines)
 
     def _counts(self, box: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -563,19 +575,19 @@ class Layout:
             shift = max(self.shifts)
             last = self.problem.width.stride * (self.tile.columns - 1) + self.reach[1] + shift
             octets = last // self.octet + 1 | 1
-            columns = LINE_BYTES // self.item if self.swizzled else octets * self.octet
+            columns = LINE_BYTES // self.pixel if self.swizzled else octets * self.octet
         return rows, columns
 
     @property
     def patch_bytes(self) -> int:
         """Bytes of a patch of y, or of each of its parts."""
         pixels = self.box[0] * math.prod(self.pitch)
-        return pixels * (self.item * self.out_block if self.tile.columns else LINE_BYTES)
+        return pixels * (self.pixel * self.out_block if self.tile.columns else LINE_BYTES)
 
     @property
     def patch_lines(self) -> int:
         """Parts of a patch: of turned tiles those of a line's channels, of strict float32 three."""
-        if self.strict:
+        if self.strict and not self.tile.columns:
             return value_parts(self.problem)
         return -(-self.out_block * self.item // LINE_BYTES) if self.tile.turned else 1
 
@@ -642,14 +654,17 @@ class Layout:
     def lines_bytes(self, operand: Operand) -> int:
         """Bytes of an image that is packed as lines."""
         shape = self.problem.x_shape if operand == "x" else self.problem.y_shape
-        return math.prod(shape[:3]) * line_bytes(shape[3], self.item)
+        if operand == "y":
+            return math.prod(shape[:3]) * line_bytes(shape[3], self.pixel)
+        parts = value_parts(self.problem)
+        return parts * math.prod(shape[:3]) * line_bytes(shape[3], self.item)
 
     def packing_bytes(self, operand: Operand) -> float:
         """Bytes that packing an image moves."""
         if not self.tile.columns:
             return packing_bytes(self.problem, operand)
         shape = self.call.x_shape if operand == "x" else self.call.y_shape
-        return self.lines_bytes(operand) + self.item * math.prod(shape)
+        return self.lines_bytes(operand) + self.pixel * math.prod(shape)
 
     @property
     def units(self) -> int:
@@ -691,14 +706,14 @@ def tile_why_not(problem: Problem, target: Target, tile: Tile) -> str | None:
     if tile.folded and (reason := fold.why_not(problem)):
         return reason
     laid = layout(problem, tile)
-    if laid.strict and (tile.y_in_registers or tile.folded):
-        return "has full float32 in packed images alone, of tiles that are neither raw nor folded"
+    if laid.strict and (tile.stacked or tile.folded or tile.turned or tile.consumers > CONSUMERS):
+        return "has full float32 neither stacked, turned nor folded, and of two consumers alone"
     line = laid.item * tile.columns
     if laid.item == 4 and (not tile.y_in_registers or tile.consumers > CONSUMERS):
         return "takes values of 16 bits"
     if line and line not in (32, 64, 128):
         return f"reads lines of 32, 64 or 128 bytes, {tile.columns} positions have {line}"
-    if laid.item == 2 and tile in FLOAT32_TILES:
+    if problem.dtype != "float32" and tile in FLOAT32_TILES:
         return "reads lines of float32"
     if tile.columns and (reason := _raw_why_not(laid)):
         return reason
@@ -722,12 +737,13 @@ def _raw_why_not(laid: Layout) -> str | None:
         return "reads a contiguous x of rows on multiples of 16 bytes, this is none"
     if laid.flat and (reason := _flat_why_not(laid)):
         return reason
-    if width.stride > 2 and laid.item == 2:
+    if width.stride > 2 and laid.pixel == 2:
         return f"takes one pixel of y or every second one, the stride along x is {width.stride}"
     if laid.tile.stacked and laid.stacked == 1:
         return "multiplies rows of x at once, each tap has a row of its own"
     most = RAW_REGISTERS[tile.consumers][0]
-    if (found := laid.row_taps * (laid.in_block * laid.stacked // 2 + 4)) > most:
+    found = laid.row_taps * (laid.in_block * laid.stacked // 2 + 4)
+    if not laid.strict and found > most:
         return f"has {most} registers for taps of a taker, these take {found}"
     if laid.pitch[1] > MOST_BOX:
         return f"copies lines of {MOST_BOX} pixels, {tile.columns} positions read {laid.pitch[1]}"

@@ -33,7 +33,9 @@ constexpr int step_positions = 32 / value_bytes;  // of a product
 constexpr int raw_taps = Layer::row_taps;
 constexpr int raw_channels = Layer::raw ? Layer::out_block : 16;
 constexpr int raw_rows = Layer::positions / Layer::columns;
-constexpr int raw_line_bytes = value_bytes * Layer::line_pixels;
+// Of y, as it lies: in strict float32 it is split in registers.
+constexpr int pixel_bytes = sizeof(Layer::Element);
+constexpr int raw_line_bytes = pixel_bytes * Layer::line_pixels;
 constexpr int raw_row_bytes = raw_channels * raw_line_bytes;
 constexpr int x_row_bytes = Layer::in_block * value_bytes * Layer::columns;
 
@@ -177,7 +179,8 @@ struct RawPlaces {
                 line = of_class * planes.of_class(raw_channels) + in_class;
                 class_pixels[i] = of_class * arguments.flat_plane;
             }
-            of_channel[i] = line * raw_line_bytes + t * Layer::stride_x * 4;
+            // Of a lane two positions of 16 bits, or of strict float32; one of TF32.
+            of_channel[i] = line * raw_line_bytes + t * Layer::stride_x * (Layer::strict ? 8 : 4);
             if constexpr (Layer::swizzled) of_channel[i] ^= channel % 8 * 16;
         }
 #pragma unroll
@@ -236,6 +239,32 @@ struct RawPlaces {
 #pragma unroll
                 for (int tap = 0; tap < raw_taps; ++tap) {
                     a[step][tap][i] = two_positions(words, tap, odd);
+                }
+            }
+        }
+    }
+
+    // Pixels of a step's positions of strict float32, a thread's two of each tap.
+    using Pixels = float[4][raw_taps][2];
+
+    TCONV_DEVICE void load_pixels_of(const unsigned char* y, int step, Pixels& values) {
+        int position = step * step_positions, row = position / Layer::columns;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int column = position % Layer::columns + i / 2 * (step_positions / 2);
+            int pixel = first_pixel, of_line = column * Layer::stride_x * pixel_bytes;
+            if constexpr (Layer::flat) {
+                pixel += int(class_pixels[i % 2] + row_pixels[row] + box_pixels) &
+                         (FlatPlanes::octet - 1);
+            }
+            int at = of_channel[i % 2];
+            at = Layer::swizzled ? at ^ of_line : at + of_line;
+            const auto* pixels = reinterpret_cast<const float*>(y + of_row[row] + at) + pixel;
+#pragma unroll
+            for (int tap = 0; tap < raw_taps; ++tap) {
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    values[i][tap][k] = pixels[tap * Layer::dilation_x + k * Layer::stride_x];
                 }
             }
         }

@@ -59,6 +59,7 @@ constexpr bool overlaps = Layer::buffers > 1;  // loads with products
 constexpr int operands = Layer::raw ? raw_taps : 1;  // of a step
 // In strict float32 each part of a value has lines of its own.
 constexpr int value_parts = Layer::strict ? 3 : 1;
+constexpr int y_parts = Layer::raw ? 1 : value_parts;  // raw, it is split in registers
 constexpr int x_part_bytes = value_bytes * Layer::positions * in_block;
 constexpr int x_box_bytes = value_parts * x_part_bytes;
 constexpr int turning_warps = 3;
@@ -125,8 +126,12 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
             ptx::mbarrier_arrive_expect_tx(full, x_bytes(arguments, x_box_bytes) + patches);
             if constexpr (Layer::maps_x) {
                 int top = y - (Layer::stacked - 1);
-                ptx::cp_async_bulk_tensor_5d_global_to_shared(to, &arguments.x, x, share.in, top,
-                                                              image, share.group, full);
+#pragma unroll
+                for (int i = 0; i < value_parts; ++i) {
+                    ptx::cp_async_bulk_tensor_5d_global_to_shared(
+                        to + i * x_part_bytes, &arguments.x, x, share.in, top, image,
+                        share.group * value_parts + i, full);
+                }
             } else {
                 unsigned char* line = to + x_copy(arguments);
 #pragma unroll
@@ -150,11 +155,11 @@ TCONV_DEVICE void bring(const Arguments& arguments, Shared& shared, unsigned cha
             }
             constexpr bool lines = Layer::raw && !Layer::turned;
 #pragma unroll
-            for (int i = 0; i < (Layer::turned ? y_lines : value_parts); ++i) {
+            for (int i = 0; i < (Layer::turned ? y_lines : y_parts); ++i) {
                 ptx::cp_async_bulk_tensor_5d_global_to_shared(
                     to + i * line_stride(arguments), maps + source, lines ? pixel : channel,
                     lines ? channel : pixel, row, image,
-                    share.group * value_parts + (Layer::strict ? i : 0), full);
+                    share.group * y_parts + (Layer::strict && !Layer::raw ? i : 0), full);
                 if (Layer::turned) channel += line_channels;
             }
             to += arguments.patch_stride;
@@ -278,10 +283,10 @@ TCONV_DEVICE void write_exactly(const Fields& arguments, const Share& share, int
     constexpr int all_in = Layer::groups * Layer::in_channels, of_tap = tap_columns / 2;
 #pragma unroll 1
     for (int i = 0; i < count * of_tap; ++i) {
-        Pair pair(i % of_tap / 2, 1);
+        Pair pair(i % of_tap / 2, raw_classes(arguments));
         int in = share.in + pair.in, out = share.out + pair.out + i % 2;
-        if (in >= Layer::in_channels || out >= Layer::out_channels) continue;
         int tap = entry(Layer::tap_index, first + i / of_tap);
+        if (in >= Layer::in_channels || out >= Layer::out_channels || tap < 0) continue;
         Index row = Index(share.split * Layer::taps + tap) * all_in;
         row += share.group * Layer::in_channels + in;
         float* written = static_cast<float*>(arguments.result) + row * Layer::out_channels + out;
@@ -448,6 +453,73 @@ TCONV_DEVICE void multiply_parts(const Fields& arguments, const unsigned char* x
     for (auto& of_part : a) keep(of_part);
 }
 
+// The same of a raw tile's box. A tap's next operands are split, and its last sums added, while
+// products write the other temporary sum.
+template <typename Places>
+TCONV_DEVICE void multiply_raw_parts(Places& places, const unsigned char* y, uint64_t x,
+                                     Sums& sums) {
+    using Parts = uint32_t[value_parts][4];
+    typename Places::Pixels pixels;
+    Parts parts[2];
+    float partial[2][columns / 2];
+#pragma unroll
+    for (auto& of_number : partial) {
+#pragma unroll
+        for (float& sum : of_number) sum = 0.0f;
+    }
+    // NOTE: ptxas must not know, or it has temporary sums of several taps, and spills.
+    bool keeps = ptx::opaque(0u) != 0;
+    auto prepare = [&](int number) {
+        int tap = number % raw_taps;
+        if (tap == 0) places.load_pixels_of(y, number / raw_taps, pixels);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            Split both = Split::scaled(pixels[i][tap][0], pixels[i][tap][1]);
+            parts[number % 2][0][i] = both.high;
+            parts[number % 2][1][i] = both.middle;
+            parts[number % 2][2][i] = both.low;
+        }
+    };
+    auto add = [&](int number) {
+        ptx::fence_registers(partial[number % 2]);
+        // NOTE: to ptxas a register is free once a product that reads it is issued.
+#pragma unroll
+        for (auto& part : parts[number % 2]) {
+#pragma unroll
+            for (uint32_t& value : part) value = ptx::opaque(value);
+        }
+        auto& to = sums[number % raw_taps];
+#pragma unroll
+        for (int i = 0; i < columns / 2; ++i) {
+            to[i] = fmaf(partial[number % 2][i], Split::rescale, to[i]);
+        }
+        // NOTE: or ptxas adds later, and keeps the temporary sums of several taps until then.
+        ptx::fence_registers(to);
+    };
+    constexpr int numbers = all_steps * raw_taps;
+    prepare(0);
+#pragma unroll
+    for (int number = 0; number < numbers; ++number) {
+        uint64_t of_step = ptx::advance(x, places.x_step(number / raw_taps));
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int product = 0; product < Split::products; ++product) {
+            ptx::wgmma_m64k16<true, columns>(
+                partial[number % 2], parts[number % 2][Split::part_of_a(product)],
+                ptx::advance(of_step, Split::part_of_b(product) * x_part_bytes),
+                product > 0 || keeps);
+        }
+        ptx::wgmma_commit_group();
+        if (number > 0) {
+            ptx::wgmma_wait_group<1>();
+            add(number - 1);
+        }
+        if (number + 1 < numbers) prepare(number + 1);
+    }
+    ptx::wgmma_wait_group<0>();
+    add(numbers - 1);
+}
+
 TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned char* memory,
                           int consumer) {
     Share share;
@@ -500,8 +572,12 @@ TCONV_DEVICE void consume(const Arguments& arguments, Shared& shared, unsigned c
             const unsigned char* stage = stage_of(arguments, memory, turn.stage);
             uint64_t operand = ptx::advance(matrix, turn.stage * arguments.stage_bytes);
             if constexpr (Layer::flat) places.begin(arguments, shared.row[turn.stage]);
+            if constexpr (Layer::strict && Layer::raw) {
+                multiply_raw_parts(places, stage + starts[0], operand, sums);
+            }
 #pragma unroll
-            for (int first = 0; first < all_steps; first += steps) {
+            for (int first = 0; first < (Layer::strict && Layer::raw ? 0 : all_steps);
+                 first += steps) {
                 if constexpr (Layer::strict) {
                     multiply_parts(arguments, stage, first, operand, starts, of_step, sums);
                     continue;
