@@ -102,8 +102,8 @@ PyTorch's nodes, 2.54 with some of ours (benchmarks/results/h200/models_graphs_s
 NODE = 5
 """What our node of autograd, in Python, takes the host more than PyTorch's, in those times: in 24
 steps that waited for the host, 43 to 179 us, 76 in the median, where launches took 11 to 29
-(benchmarks/results/h200/regret/one_step.csv and timed.csv). Graphs have made launches a fifth
-quicker since then, and `STEP` and this as much more.
+(benchmarks/results/h200/regret/one_step.csv and timed.csv); since launches are graphs, 71 to 221
+a layer in DCGAN and HiFi-GAN, where they take 12 to 29 (host_graphs.log there).
 """
 
 STEP_WORTH = 4

@@ -32,7 +32,6 @@ from tconv.ops.autograd import (
     input_gradient,
     remember,
     unobserved,
-    unwatched,
     weight_gradient,
 )
 from tconv.ops.compute import DTYPES
@@ -49,7 +48,6 @@ __all__ = [
     "output_size",
     "remember",
     "unobserved",
-    "unwatched",
     "weight_gradient",
 ]
 

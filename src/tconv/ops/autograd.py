@@ -280,18 +280,6 @@ _pytorch = torch.conv_transpose2d
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-def unwatched() -> bool:
-    """Whether no mode, transform, tracer or profiler of this thread sees calls."""
-    return (
-        not private.len_dispatch_stack()
-        and not private.len_function_stack()
-        and not private.are_transforms_active()
-        and not private.is_tracing()
-        and not private.is_profiler_enabled()
-        and private.forward_ad._current_level < 0
-    )
-
-
 def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
     """Whether the dispatcher would do nothing for a call on these tensors but call us.
 
@@ -312,7 +300,12 @@ def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
                 and not private.is_wrapped(third)
             )
         )
-        and unwatched()
+        and not (
+            private.len_dispatch_stack()
+            or private.are_transforms_active()
+            or private.is_tracing()
+            or private.is_watched()
+        )
         and not (first.is_neg() or private.is_zerotensor(first) or private.is_wrapped(first))
         and not (second.is_neg() or private.is_zerotensor(second) or private.is_wrapped(second))
     )
