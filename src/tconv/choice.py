@@ -216,8 +216,10 @@ class Ahead(NamedTuple):
 _lock = threading.Lock()
 _depth = 0
 
-overrides: list[None] = []
-"""Not empty while a block on some thread, such as `own_kernels`, changes who runs calls."""
+OWN, TIMING = "own_kernels", "timing"
+
+overrides: list[str] = []
+"""What blocks on some thread, such as `own_kernels`, change who runs calls: `OWN` or `TIMING`."""
 
 
 @contextlib.contextmanager
@@ -231,11 +233,11 @@ def own_kernels() -> Iterator[None]:
     global _depth
     with _lock:
         _depth += 1
-    overrides.append(None)
+    overrides.append(OWN)
     try:
         yield
     finally:
-        overrides.pop()
+        overrides.remove(OWN)
         with _lock:
             _depth -= 1
 

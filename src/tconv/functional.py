@@ -23,6 +23,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import choice, ops, private, settings
 from .counts import Counter, counter
+from .memory_format import with_height
 from .problem import Geometry
 
 logger = logging.getLogger("tconv")
@@ -44,6 +45,7 @@ _MAX_STEP = 2**31 - 1
 
 _is_grad_enabled = torch.is_grad_enabled
 _overrides = choice.overrides
+_TIMING = choice.TIMING
 
 # What may keep calls to our kernels, even if it is set to nothing: then calls take the longer way.
 _environment = settings.environment
@@ -107,7 +109,7 @@ Both functions look here in their own text: one more call takes as long as much 
 _EVERY = 64
 
 _Own = tuple[
-    tuple[object, ...],  # grad mode, whether there is no bias, the layer's parameters
+    tuple[object, ...],  # own_kernels, grad mode, whether there is no bias, the layer's parameters
     Callable[..., bool],  # whether the input, the weight and the bias, if any, are as they were
     object,  # as in _Left, like the two that follow
     str,
@@ -116,7 +118,7 @@ _Own = tuple[
     tuple[bool, ...],  # `_flags`
     Callable[[Tensor, Tensor, Tensor | None], Tensor],  # runs the call
 ]
-"""A kind of calls that our kernels run, and of which no gradient is recorded."""
+"""A kind of calls that our kernels run. Where a gradient is recorded, they compute it as well."""
 
 _own_calls: tuple[dict[int, tuple[_Own, ...]], dict[int, tuple[_Own, ...]]] = ({}, {})
 """These kinds of either function, as in `_left_to_pytorch`, by the identity of the weight."""
@@ -246,7 +248,7 @@ def _keep_own(
         return
     grad_enabled, _, _, *rest = state
     entry = (
-        (grad_enabled, *rest),
+        (bool(_overrides), grad_enabled, *rest),
         private.alike(*(operand for operand in operands if operand is not None)),
         *_computed(input),
         itertools.count(1).__next__,
@@ -444,7 +446,7 @@ def _left(
     """
     if (
         _is_dynamo_compiling()
-        or choice.overrides
+        or _TIMING in _overrides
         or _is_cudnn_benchmark()
         or not _is_cudnn_enabled()
         or _STRICT in _environment
@@ -467,7 +469,8 @@ def _left(
             id(weight), ()
         ):
             if (
-                kept == state
+                not _overrides
+                and kept == state
                 and alike(input, weight)
                 and (precision is None or _fp32_precision("cuda", "conv") == precision)
                 and (cast is None or _autocast_dtype(device) is cast)
@@ -507,9 +510,10 @@ def _own(
     Args:
         kinds: those that the call's weight is known for.
     """
-    if _overrides:
+    if _TIMING in _overrides:
         return None
-    called = _is_grad_enabled(), bias is None, stride, padding, output_padding, groups, dilation
+    rules = bool(_overrides), _is_grad_enabled(), bias is None
+    called = *rules, stride, padding, output_padding, groups, dilation
     try:
         for kept, alike, precision, device, cast, turn, flags, run in kinds:
             if (
@@ -527,18 +531,6 @@ def _own(
     except (TypeError, ValueError, RuntimeError):  # as in `_left`
         pass
     return None
-
-
-def _with_height(tensor: Tensor) -> Tensor:
-    """A view [a, b, 1, c] of [a, b, c] that nobody takes for channels_last.
-
-    A size of 1 may have any stride. That of `unsqueeze` keeps what is contiguous so, as tensor maps
-    want it. Where channels are innermost it would look like channels_last, which PyTorch's 1-d
-    results are not.
-    """
-    if tensor.stride(1) > tensor.stride(2):
-        return tensor.unsqueeze(2)
-    return tensor.unsqueeze(3).transpose(2, 3)
 
 
 def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...] | None) -> Tensor:
@@ -607,7 +599,7 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
     if kind.axes == 1:
         if batch.dim() != 3 or weight.dim() != 3 or not _is_plain(weight):
             return kind.pytorch(*arguments)
-        batch, weight = _with_height(batch), _with_height(weight)
+        batch, weight = with_height(batch), with_height(weight)
     elif batch.dim() != 4:
         return kind.pytorch(*arguments)
     output = None

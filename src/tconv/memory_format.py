@@ -1,4 +1,4 @@
-"""Sizes and memory formats of 4-d tensors."""
+"""Sizes and memory formats of 4-d tensors, and 3-d ones as such."""
 
 from __future__ import annotations
 
@@ -58,6 +58,18 @@ def empty(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
         device=like.device,
         memory_format=memory_format(channels_last),
     )
+
+
+def with_height(tensor: Tensor) -> Tensor:
+    """A view [a, b, 1, c] of [a, b, c] that nobody takes for channels_last.
+
+    A size of 1 may have any stride. That of `unsqueeze` keeps what is contiguous so, as tensor maps
+    want it. Where channels are innermost it would look like channels_last, which PyTorch's 1-d
+    results are not.
+    """
+    if tensor.stride(1) > tensor.stride(2):
+        return tensor.unsqueeze(2)
+    return tensor.unsqueeze(3).transpose(2, 3)
 
 
 def sizes_of(tensor: Tensor) -> Pair:

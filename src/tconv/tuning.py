@@ -101,11 +101,11 @@ def autotune() -> Iterator[None]:
     global _depth
     with _lock:
         _depth += 1
-    choice.overrides.append(None)
+    choice.overrides.append(choice.TIMING)
     try:
         yield
     finally:
-        choice.overrides.pop()
+        choice.overrides.remove(choice.TIMING)
         with _lock:
             _depth -= 1
 
@@ -117,11 +117,11 @@ def using(candidate: Candidate) -> Iterator[None]:
     For measuring candidates one by one. The candidate must be able to run the problem.
     """
     token = _forced.set(candidate)
-    choice.overrides.append(None)
+    choice.overrides.append(choice.TIMING)
     try:
         yield
     finally:
-        choice.overrides.pop()
+        choice.overrides.remove(choice.TIMING)
         _forced.reset(token)
 
 

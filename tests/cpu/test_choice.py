@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import runpy
 import threading
 from pathlib import Path
@@ -17,6 +19,7 @@ from tconv import aten, choice, counts, functional, private, tuning
 from tconv.choice import Ahead, Race, Timed, Verdict, verdict
 from tconv.jit.target import Target
 from tconv.layers import Layer
+from tconv.ops import autograd
 from tconv.plan import FAMILIES, candidates, make_plan, plan
 from tconv.run import binding, calls, choosing, execution
 from tconv.tuning import PYTORCH
@@ -82,12 +85,14 @@ class Gpu:
     def kernel(self, direction):
         def run(call, *arguments):
             self.ran.append(direction)
-            if direction == "forward":  # a kernel knows all sizes; a tensor may lack the height
-                pair = (a.unsqueeze(2) if a.dim() == 3 else a for a in arguments[:2])
+            # A kernel knows all sizes; a tensor may lack the height.
+            pair = (a.unsqueeze(2) if a.dim() == 3 else a for a in arguments[:2])
+            arguments = (*pair, *arguments[2:])
+            if direction == "forward":
                 axes = (call.problem.height, call.problem.width)
                 names = ("stride", "padding", "output_padding", "dilation")
                 geometry = *(tuple(getattr(a, n) for a in axes) for n in names), call.problem.groups
-                arguments = (*pair, arguments[2], geometry)
+                arguments = (*arguments[:3], geometry)
             return getattr(aten, direction)(*arguments)
 
         return run
@@ -347,6 +352,121 @@ def test_what_is_ours_is_found_at_once(gpu, monkeypatch, axes, bias):
     assert sum(served().values()) == len(gpu.ran) - 1 == 3  # one was the timing's
 
 
+def fail(*_):
+    pytest.fail("considered again")
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("wanted", ["x", "w", "b", "xw", "xwb"])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_a_step_of_ours_is_found_at_once(gpu, monkeypatch, axes, wanted, own):
+    kind = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1]
+    layer = kind(64, 64, 4, 2, 1)
+    x = torch.randn(2, 64, *((256,), (16, 16))[axes - 1])
+    tensors = {"x": x, "w": layer.weight, "b": layer.bias}
+    for name, tensor in tensors.items():
+        tensor.requires_grad_(name in wanted)
+    asked = [tensors[name] for name in wanted]
+    expected = kind.__base__.forward(layer, x)
+    grad = torch.randn_like(expected).round()  # the bias's gradient is summed in two orders
+    expected = (expected, *torch.autograd.grad(expected, asked, grad))
+    with tconv.own_kernels() if own else contextlib.nullcontext():
+        for turn in range(4):
+            if turn == 3:
+                tconv.statistics(reset=True)
+                del gpu.ran[:]
+                monkeypatch.setattr(functional, "_convolve", fail)
+                monkeypatch.setattr(autograd.Step, "_longer_way", fail)
+            out = layer(x)
+            found = (out, *torch.autograd.grad(out, asked, grad))
+            torch.testing.assert_close(found, expected)
+    ran = [THREE[0], *[THREE[1]] * ("x" in wanted), *[THREE[2]] * ("w" in wanted)]
+    assert gpu.ran == ran
+    assert sum(served().values()) == len(ran)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_gradients_that_are_not_alike_take_the_longer_way(gpu, monkeypatch, channels_last):
+    layer = tconv.ConvTranspose2d(64, 64, 4, 2, 1)
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    layer.to(memory_format=form)
+    x = torch.randn(2, 64, 16, 16).to(memory_format=form).requires_grad_()
+    longer, ways = autograd.Step._longer_way, []
+    monkeypatch.setattr(autograd.Step, "_longer_way", lambda *rest: ways.append(1) or longer(*rest))
+    y = torch.randn(2, 64, 32, 32).to(memory_format=form)
+    off = torch.randn(y.numel() + 1)[1:].view_as(y)
+    flags = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    plain = contextlib.nullcontext()
+    others = [(grad, plain) for grad in (y[:1].expand(y.shape), off, torch._neg_view(y))]
+    others += [(y, block) for block in (SeesOperators(), tconv.own_kernels(), flags)]
+
+    def step(grad, around):
+        del ways[:]
+        out = layer(x)
+        with around:
+            return torch.autograd.grad(out, (x, layer.weight), grad)
+
+    for grad, block in others:
+        for _ in range(4):
+            step(y, plain)
+        assert not ways
+        out = F.conv_transpose2d(x, layer.weight, layer.bias, 2, 1)
+        expected = torch.autograd.grad(out, (x, layer.weight), grad)
+        torch.testing.assert_close(step(grad, block), expected)
+        assert ways
+
+
+def test_a_gradient_of_a_step_found_at_once_is_differentiable(gpu):
+    layer = tconv.ConvTranspose2d(64, 64, 4, 2, 1)
+    x = torch.randn(2, 64, 16, 16, requires_grad=True)
+
+    def penalty(function):
+        (grad,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), (x, layer.weight))
+
+    for _ in range(4):
+        layer(x).sum().backward()
+    expected = penalty(functools.partial(torch.nn.ConvTranspose2d.forward, layer))
+    for found, right in zip(penalty(layer), expected, strict=True):
+        assert (found - right).norm() < 1e-6 * right.norm()
+
+
+def test_a_step_found_at_once_keeps_what_hooks_make_of_saved_tensors(gpu):
+    layer = tconv.ConvTranspose2d(64, 64, 4, 2, 1)
+    x = torch.randn(2, 64, 16, 16, requires_grad=True)
+
+    def gradients(function):
+        out = function(x)
+        return torch.autograd.grad(out, (x, layer.weight), torch.ones_like(out))
+
+    for _ in range(4):
+        gradients(layer)
+    twice = torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: 2 * one.mT.mT)
+    with twice:
+        found = gradients(layer)
+        expected = gradients(functools.partial(torch.nn.ConvTranspose2d.forward, layer))
+    torch.testing.assert_close(found, expected)
+
+
+def test_under_autocast_a_step_is_found_at_once(gpu, monkeypatch):
+    layer = tconv.ConvTranspose2d(64, 64, 4, 2, 1)
+    x = torch.randn(2, 64, 16, 16, requires_grad=True)
+    asked = (x, layer.weight, layer.bias)
+
+    def gradients():
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(x)
+        assert out.dtype is torch.bfloat16
+        return torch.autograd.grad(out, asked, torch.ones_like(out))
+
+    first, *_ = (gradients() for _ in range(4))
+    monkeypatch.setattr(functional, "_convolve", fail)
+    monkeypatch.setattr(autograd.Step, "_longer_way", fail)
+    found = gradients()
+    assert [one.dtype for one in found] == [torch.float32] * 3
+    torch.testing.assert_close(found, first, rtol=0, atol=0)
+
+
 @torch.no_grad()
 def test_what_is_not_alike_is_not_found_at_once(gpu):
     layer = tconv.ConvTranspose2d(32, 16, 4, 2, 1)
@@ -373,8 +493,9 @@ def test_what_is_not_alike_is_not_found_at_once(gpu):
     for mode in (SeesFunctions(), SeesOperators(), torch.autograd.profiler.profile()):
         with mode:
             assert not own_run(layer, x)
-    with tconv.own_kernels():
-        assert not own_run(layer, x)
+    for block in (tconv.own_kernels(), tconv.autotune()):
+        with block:
+            assert not own_run(layer, x)
     found = []
     torch.func.vmap(lambda one: found.append(own_run(layer, one)) or one)(x.expand(3, *x.shape))
     torch.func.vmap(lambda one: found.append(own_run(layer, x)) or one)(x)
@@ -613,8 +734,10 @@ def test_flags_are_read_in_some_calls_that_are_left_and_the_rest_in_each(gpu, mo
             assert times_asked(3, x, w, None, 2, 1) == 1
         assert times_asked(1, x, w, None, 2, 0) == 1
         times_asked(2, x, w, None, 2, 1)
+        del gpu.ran[:]
         with tconv.own_kernels():
-            assert times_asked(3, x, w, None, 2, 1) == 3
+            assert times_asked(3, x, w, None, 2, 1) == 1
+        assert gpu.ran == ["forward"] * 3
         times_asked(2, x, w, None, 2, 1)
         monkeypatch.setattr(functional, "_is_cudnn_benchmark", lambda: True)
         assert times_asked(2 * every, x, w, None, 2, 1) > every

@@ -26,6 +26,7 @@ from tconv.problem import dense_strides
 from tconv.run import binding, calls, execution
 
 STREAM = 0x1000
+G = ((1, 1), (0, 0), (0, 0), (1, 1), 1)
 NO_SETTINGS = binding.Settings(None, "", False, True, False, False, "")
 
 
@@ -243,6 +244,112 @@ def test_a_ready_forward_launches_what_a_forward_does(
     assert launched[0] == launched[1] and launched[0][2] == out.data_ptr()
     assert out.shape == (expected.shape if axes == 2 else expected.squeeze(2).shape)
     assert out.is_contiguous() and way.served.calls == before + 1
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("wanted", ["x", "w", "xw"])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_ready_gradients_launch_what_the_gradients_do(
+    monkeypatch: pytest.MonkeyPatch, axes: int, wanted: str, device: int
+) -> None:
+    """In one start; each by itself where another device is the current one."""
+    started: list[tuple[tuple[int, ...], object]] = []
+    made: dict[object, torch.Tensor] = {}
+
+    def empty(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        count = torch.Size(size).numel()
+        return made.setdefault(count, torch.empty(count, dtype=dtype)).as_strided(size, strides)
+
+    def start(_: object, device: int, addresses: tuple[int, ...], behind: object = None) -> None:
+        started.append((addresses, behind))
+
+    monkeypatch.setattr(execution, "_start", start)
+    monkeypatch.setattr(
+        execution, "_empty_strided", lambda like, size, strides, dtype: empty(size, strides, dtype)
+    )
+    monkeypatch.setattr(private, "empty_strided_cuda", empty)
+    monkeypatch.setattr(private, "is_deterministic", lambda: False)  # the tests fill memory
+    monkeypatch.setattr(private, "current_device", lambda: device)
+    x, w, y = torch.randn(2, 4, 1, 6), torch.randn(4, 3, 1, 5), torch.randn(2, 3, 1, 13)
+    geometry = ((1, 2), (0, 1), (0, 0), (1, 1), 1)
+    found = calls._find_gradients(calls._find_forward(x, w, None, geometry), geometry)
+    on_gpu = []
+    for call, bound in zip(found, ((7, None), (5, (3, 4, 3, 1, 5))), strict=True):
+        of = call.problem, call.shape, call.result_strides, call.strides, call.settings
+        on_gpu.append(binding.Call(*of, 0))
+        strides = bound[1] and torch.empty(bound[1]).stride()
+        vars(on_gpu[-1])["bound"] = binding.Bound((), (), *bound, strides, bound[1] is not None)
+    expected = (
+        execution._input_gradient(on_gpu[0], y, w, (1, 6), geometry),
+        execution._weight_gradient(on_gpu[1], x, y, (1, 5), geometry, False),
+    )
+    plain = [addresses for addresses, _ in started]
+    del started[:]
+    rest = ((1, 6), geometry), ((1, 5), geometry, False)
+    counted = [counter(call.problem.direction, "a kernel", "timed") for call in on_gpu]
+    before = [one.calls for one in counted]
+    ready = [
+        execution.Ready(call, one.add, execution._made(call, axes), last)
+        for call, one, last in zip(on_gpu, counted, rest, strict=True)
+    ]
+    which = ["x" in wanted, "w" in wanted]
+    run = execution.ready_gradients(
+        *(one if is_wanted else None for one, is_wanted in zip(ready, which, strict=True)), axes
+    )
+    results = run(*(one if axes == 2 else one.squeeze(2) for one in (y, x, w)))
+    for result, right, is_wanted in zip(results, expected, which, strict=True):
+        assert (result is not None) == is_wanted
+        if result is not None:
+            assert result.shape == (right.shape if axes == 2 else right.squeeze(2).shape)
+            assert result.is_contiguous()
+    assert [one.calls - b for one, b in zip(counted, before, strict=True)] == which
+    plain = [addresses for addresses, is_wanted in zip(plain, which, strict=True) if is_wanted]
+    if device or len(plain) == 1:
+        assert started == [(addresses, None) for addresses in plain]
+    else:
+        assert started == [(plain[0] + plain[1], on_gpu[1])]
+
+
+def test_launches_behind_another_calls_are_filled_in_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[tuple[Any, ...]] = []
+
+    class Filling:
+        def __init__(self, grid: int) -> None:
+            self.grid = grid
+
+        def arguments(self, addresses: tuple[int, ...], _: object) -> bytes:
+            return bytes(addresses)
+
+    def a_call(number: int) -> binding.Call:
+        call = calls._find_forward(torch.zeros(number, 4, 5, 8), torch.zeros(4, 6, 3, 3), None, G)
+        of = call.problem, call.shape, call.result_strides, call.strides, call.settings
+        call = binding.Call(*of, 0)
+        vars(call)["bound"] = binding.Bound(
+            (Recorded(launched),) * number,  # type: ignore[arg-type]
+            tuple(Filling(10 * number + i) for i in range(number)),  # type: ignore[arg-type]
+            0, None, (), False,
+        )
+        return call
+
+    monkeypatch.setattr(private, "raw_stream", lambda device: STREAM)
+    monkeypatch.setattr(private, "is_capturing", lambda device: False)
+    first, second = a_call(1), a_call(2)
+    for _ in range(2):
+        execution._start(first, 0, (1, 2, 3, 4), second)
+    once = [
+        (10, bytes((1, 2)), STREAM, False),
+        (20, bytes((3, 4)), STREAM, False),
+        (21, bytes((3, 4)), STREAM, True),
+    ]
+    assert launched == once * 2
+    assert first.uses() == second.uses() == 2
+    joined = first.filled_before(second)
+    assert joined is first.filled_before(second) and len(joined) == 1
+    first.release()
+    vars(first)["bound"] = binding.Bound((), (), 0, None, (), False)
+    assert first.filled_before(second) is not joined
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -25,7 +25,7 @@ _handles: dict[int, Any] = {}
 
 
 class Series:
-    """Launches that belong together; all but the first are dependent (`Launch.start`).
+    """Launches that belong together, in groups of which all but the first are dependent.
 
     Started often, it is a CUDA graph of the same launches, which costs the host one call for all.
     A graph runs them as they would run in the stream.
@@ -34,13 +34,14 @@ class Series:
         launches: in order.
 
     Args:
-        launches: at least one, of one device.
+        groups: at least one launch each, all of one device; see `Launch.start` for dependent ones.
     """
 
-    __slots__ = ("_graph", "_starts_left", "launches")
+    __slots__ = ("_graph", "_groups", "_starts_left", "launches")
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
-        self.launches = tuple(launches)
+    def __init__(self, *groups: Sequence[Launch]) -> None:
+        self._groups = tuple([tuple(group) for group in groups])
+        self.launches = sum(self._groups, ())
         self._graph: _Graph | None = None
         self._starts_left = GRAPH_AFTER if len(self.launches) > 1 else 0
 
@@ -60,7 +61,7 @@ class Series:
         if self._starts_left:
             self._starts_left -= 1
             if not self._starts_left:
-                self._graph = _captured(self.launches)
+                self._graph = _captured(self)
 
     def start_each(self, stream: int = 0) -> None:
         """Starts the launches one by one, on a stream that may capture.
@@ -71,10 +72,11 @@ class Series:
         Raises:
             LaunchError: as `Launch.start`.
         """
-        dependent = False
-        for launch in self.launches:
-            launch.start(stream, dependent)
-            dependent = True
+        for group in self._groups:
+            dependent = False
+            for launch in group:
+                launch.start(stream, dependent)
+                dependent = True
 
 
 class _Graph:
@@ -122,9 +124,10 @@ def _destroy(device: int, executable: Any) -> None:
         libraries.driver().cuGraphExecDestroy(executable)
 
 
-def _captured(launches: tuple[Launch, ...]) -> _Graph | None:
+def _captured(series: Series) -> _Graph | None:
     """The launches as a graph; None where the driver does not make one."""
     driver = libraries.driver()
+    launches = series.launches
     kernel: Kernel = launches[0].kernel
     with _capturing, current_context(kernel.device), relaxed_capture():
         stream = _capture_stream(kernel.device)
@@ -133,7 +136,7 @@ def _captured(launches: tuple[Launch, ...]) -> _Graph | None:
             return None
         whole = False
         try:
-            Series(launches).start_each(int(stream))
+            series.start_each(int(stream))
             whole = True
         except LaunchError:
             pass

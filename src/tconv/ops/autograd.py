@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tconv import private
 from tconv.counts import Counter
-from tconv.memory_format import is_channels_last, lies_channels_last, sizes_of
+from tconv.memory_format import is_channels_last, lies_channels_last, sizes_of, with_height
 from tconv.ops import autocast, compute, schema
 from tconv.ops.fake import output_size
 from tconv.ops.schema import Map
@@ -65,10 +65,167 @@ def _sum(terms: list[Tensor]) -> Tensor | None:
     return total
 
 
+Gradients = tuple["Tensor | None", "Tensor | None"]
+"""Of the input and the weight, each if it is wanted."""
+
+AtOnce = Callable[[Tensor, Any, Any], "Gradients | None"]
+"""Computes the gradients from the output's, the input and the weight; None where these or their
+surroundings are not like those that it was made for."""
+
+_TRIES = 16
+"""How often a step looks for what computes its gradients at once: its tensors may change."""
+
+
+class Step:
+    """A call of `forward` that autograd records, as its backward needs it.
+
+    Args:
+        run: computes it: takes the input, the weight, the bias and the geometry.
+        geometry: of the layer.
+        axes: the spatial axes of the tensors: 1 stands for a height of 1.
+        comes_again: whether it stands for all calls like it. What computes their gradients is kept
+            then.
+
+    Attributes:
+        laid: the sizes and strides of the input, and of the weight.
+    """
+
+    __slots__ = ("_at_once", "_axes", "_bias_dtype", "_tries_left", "geometry", "laid", "run")
+
+    def __init__(
+        self, run: Map, geometry: Geometry, axes: int = 2, comes_again: bool = False
+    ) -> None:
+        self.run = run
+        self.geometry = geometry
+        self._axes = axes
+        self.laid: Any = None
+        self._bias_dtype: torch.dtype | None = None
+        self._at_once: dict[tuple[bool, ...], AtOnce] = {}  # by what is wanted
+        self._tries_left = _TRIES if comes_again else 0
+
+    def note(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep what a backward needs to know of the tensors; calls alike keep the first's."""
+        if bias is not None:
+            self._bias_dtype = bias.dtype
+        input, weight = self._in_two_axes(input, weight)
+        self.laid = input.shape, input.stride(), weight.shape, weight.stride()
+
+    def gradients(
+        self, grad: Tensor, input: Any, weight: Any, wanted: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of the input, the weight and the bias, each if it is wanted.
+
+        Args:
+            grad: the output's.
+            input, weight: tensors; None if no gradient that is wanted needs them.
+            wanted: which.
+        """
+        grad_bias = None
+        if wanted[2]:
+            grad_bias = grad.sum((0, 2, 3)[: self._axes + 1], dtype=self._bias_dtype)
+        if not (wanted[0] or wanted[1]):
+            return None, None, grad_bias
+        at_once = self._at_once.get(wanted)
+        found = None if at_once is None else at_once(grad, input, weight)
+        if found is None:
+            found = self._longer_way(grad, input, weight, *wanted[:2])
+            if self._tries_left:
+                self._tries_left -= 1
+                at_once = self._find_at_once(grad, input, weight, *wanted[:2])
+                if at_once is not None:
+                    self._at_once[wanted] = at_once
+        return *found, grad_bias
+
+    def _in_two_axes(self, *tensors: Any) -> Any:
+        if self._axes == 2:
+            return tensors
+        return [None if one is None else with_height(one) for one in tensors]
+
+    def _longer_way(
+        self, grad: Tensor, input: Any, weight: Any, needs_input: bool, needs_weight: bool
+    ) -> Gradients:
+        """The gradients of the input and the weight, one at least, of any call."""
+        grad, input, weight = self._in_two_axes(grad, input, weight)
+        input_shape, input_strides, weight_shape, weight_strides = self.laid
+        if lies_channels_last(input_shape, input_strides):
+            # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
+            grad = grad.contiguous(memory_format=torch.channels_last)
+        channels_last = needs_weight and lies_channels_last(weight_shape, weight_strides)
+        grad_input = grad_weight = None
+        if (
+            needs_input
+            and needs_weight
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+            and unobserved(grad, input, weight)
+        ):
+            rest = (self.geometry, channels_last)
+            grad_input, grad_weight = compute.gradients(grad, input, weight, *rest)
+        else:
+            if needs_input:
+                grad_input = input_gradient(grad, weight, input_shape[2:], self.geometry)
+            if needs_weight:
+                kernel_size = weight_shape[2:]
+                grad_weight = weight_gradient(
+                    input, grad, kernel_size, self.geometry, channels_last
+                )
+        if self._axes == 2:
+            return grad_input, grad_weight
+        return (
+            None if grad_input is None else grad_input.squeeze(2),
+            None if grad_weight is None else grad_weight.squeeze(2),
+        )
+
+    def _find_at_once(
+        self, grad: Tensor, input: Any, weight: Any, needs_input: bool, needs_weight: bool
+    ) -> AtOnce | None:
+        """What computes such gradients on our kernels; None unless it is known that ours do."""
+        if torch.compiler.is_compiling():
+            return None
+        tensors = [grad, *[input] * needs_weight, *[weight] * needs_input]
+        if torch.is_grad_enabled() or not unobserved(*tensors):
+            return None
+        input_shape, input_strides, weight_shape, weight_strides = self.laid
+        full, of_input, of_kernel = self._in_two_axes(grad, input, weight)
+        channels_last = lies_channels_last(input_shape, input_strides)
+        if channels_last:
+            full = full.contiguous(memory_format=torch.channels_last)
+        run = compute.runner().ready_gradients(
+            full,
+            of_input if needs_weight else None,
+            of_kernel if needs_input else None,
+            (input_shape, weight_shape),
+            self.geometry,
+            lies_channels_last(weight_shape, weight_strides),
+            self._axes,
+        )
+        if run is None:
+            return None
+        alike = private.alike(*tensors)
+
+        def at_once(grad: Tensor, input: Any, weight: Any) -> Gradients | None:
+            if needs_input and needs_weight:
+                is_alike = alike(grad, input, weight)
+                addresses = grad.data_ptr() | input.data_ptr() | weight.data_ptr()
+            else:
+                other = weight if needs_input else input
+                is_alike = alike(grad, other)
+                addresses = grad.data_ptr() | other.data_ptr()
+            if not is_alike or addresses % 16 or torch.is_grad_enabled() or private.is_watched():
+                return None
+            if channels_last:
+                grad = grad.contiguous(memory_format=torch.channels_last)
+            return run(grad, input, weight)
+
+        return at_once
+
+
 class TconvForward(_Node):
     """forward(x, w, b): x's gradient is an input_gradient, w's a weight_gradient, b's a sum.
 
     The sum has the bias's dtype, which under autocast may be another than the output's.
+
+    NOTE: its implementation may be a `Step`, which runs it on tensors of its own number of axes.
     """
 
     @staticmethod
@@ -82,40 +239,18 @@ class TconvForward(_Node):
     ) -> Tensor:
         """Compute the output and note what its derivatives need."""
         _save(ctx, input, weight)
-        # One attribute: setting one takes as long as most else here.
-        bias_dtype = None if bias is None else bias.dtype
-        sizes = (input.shape, input.stride(), weight.shape, weight.stride())
-        ctx.call = (geometry, bias_dtype, *sizes)
-        return implementation(input, weight, bias, geometry)
+        step = implementation if type(implementation) is Step else Step(implementation, geometry)
+        if step.laid is None:
+            step.note(input, weight, bias)
+        ctx.step = step
+        return step.run(input, weight, bias, geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
         """Gradients of the input, the weight and the bias, each only where it is wanted."""
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        input, weight = ctx.saved_tensors
-        geometry, bias_dtype, input_shape, input_strides, weight_shape, weight_strides = ctx.call
-        _, needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        if (needs_input or needs_weight) and lies_channels_last(input_shape, input_strides):
-            # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
-            grad = grad.contiguous(memory_format=torch.channels_last)
-        channels_last = needs_weight and lies_channels_last(weight_shape, weight_strides)
-        grad_bias = grad.sum((0, 2, 3), dtype=bias_dtype) if needs_bias else None
-        if (
-            needs_input
-            and needs_weight
-            and not torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
-            and unobserved(grad, input, weight)
-        ):
-            gradients = compute.gradients(grad, input, weight, geometry, channels_last)
-            return None, *gradients, grad_bias, None
-        grad_input = grad_weight = None
-        if needs_input:
-            grad_input = input_gradient(grad, weight, input_shape[2:], geometry)
-        if needs_weight:
-            grad_weight = weight_gradient(input, grad, weight_shape[2:], geometry, channels_last)
-        return None, grad_input, grad_weight, grad_bias, None
+        return None, *ctx.step.gradients(grad, *ctx.saved_tensors, ctx.needs_input_grad[1:4]), None
 
     @staticmethod
     def jvp(
@@ -127,7 +262,8 @@ class TconvForward(_Node):
         _geometry: None,
     ) -> Tensor | None:
         """The output's tangent, from those of the input, the weight and the bias."""
-        geometry, _, input_shape, _, weight_shape, _ = ctx.call
+        geometry = ctx.step.geometry
+        input_shape, _, weight_shape, _ = ctx.step.laid
         terms = _product_rule(ctx, input, weight, lambda x, w: forward(x, w, None, geometry))
         if bias is not None:
             spatial = output_size(input_shape[2:], weight_shape[2:], geometry)
@@ -357,8 +493,7 @@ def cached_forward(
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
         leave: is told the call's counter where PyTorch is to run such calls from now on.
-        keep: is told how to run such calls where no gradient is recorded: `_ready` but for its
-            first two arguments.
+        keep: is told how to run such calls: `_ready` but for its first arguments.
 
     Where PyTorch is to run the call and its gradients, its own function does, with its own
     backward: the host then does what it does without us, but for one look-up.
@@ -378,12 +513,19 @@ def cached_forward(
             leave(served)
         stride, padding, output_padding, dilation, groups = geometry
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if keep is not None and not differentiable:
-        keep(functools.partial(_ready, run, dtype))
+    if keep is not None:
+        keep(functools.partial(_ready, run, dtype, differentiable, wanted, geometry))
     return _run(run, differentiable, dtype, input, weight, bias, geometry)
 
 
-def _ready(known: Any, dtype: torch.dtype | None, axes: int) -> Callable[..., Tensor] | None:
+def _ready(
+    known: Any,
+    dtype: torch.dtype | None,
+    differentiable: bool,
+    wanted: tuple[bool, bool],
+    geometry: Geometry,
+    axes: int,
+) -> Callable[..., Tensor] | None:
     """What runs a known call on our kernels, if they do.
 
     It takes the input, the weight and the bias of calls like it.
@@ -391,12 +533,28 @@ def _ready(known: Any, dtype: torch.dtype | None, axes: int) -> Callable[..., Te
     Args:
         known: the call, a `run.calls.Known`.
         dtype: what autocast casts its tensors to.
+        differentiable: whether autograd records it.
+        wanted: whether the input's and the weight's gradients may be asked for.
+        geometry: of the layer.
         axes: the spatial axes of its tensors.
     """
-    run = known.ready(axes)
-    if run is None or dtype is None:
+    if differentiable and not known.is_settled(wanted):
+        return None
+    run: Callable[..., Tensor] | None = known.ready(axes)
+    if run is None or not (differentiable or dtype):
         return run
-    return lambda input, weight, bias: _run(run, False, dtype, input, weight, bias, None)
+    if dtype is not None:
+        run = functools.partial(_with_cast_bias, run)
+    if differentiable:
+        step = Step(run, geometry, axes, comes_again=True)
+        run = functools.partial(TconvForward.apply, step)
+
+    def ready(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if dtype is not None:
+            input, weight = _cast(dtype, input, weight)
+        return run(input, weight, bias, geometry)
+
+    return ready
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
@@ -427,18 +585,19 @@ def _run(
     """A valid call of `forward`, in the dtype that autocast computes it in, if it is on."""
     if dtype is not None:
         input, weight = _cast(dtype, input, weight)
-        if bias is not None and bias.dtype is not input.dtype:
-            # Below our node, which needs no second one then to cast the bias's gradient back.
-            implementation = functools.partial(_with_cast_bias, implementation)
+        # Below our node, which needs no second one then to cast the bias's gradient back.
+        implementation = functools.partial(_with_cast_bias, implementation)
     if differentiable:
         return TconvForward.apply(implementation, input, weight, bias, geometry)
     return implementation(input, weight, bias, geometry)
 
 
 def _with_cast_bias(
-    implementation: Map, input: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry
+    implementation: Map, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
-    return implementation(input, weight, bias.to(input.dtype), geometry)
+    if bias is not None and bias.dtype is not input.dtype:
+        bias = bias.to(input.dtype)
+    return implementation(input, weight, bias, geometry)
 
 
 def _cast(dtype: torch.dtype, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ class Bound(NamedTuple):
         packed_elements: float32 values of the workspace; 0 without one.
         partial_shape: [splits, Cin, Cout/groups, kH, kW] of the partial results; None without them.
         partial_strides: theirs, in elements.
-        adds: whether a launch adds the partial results. Else PyTorch does.
+        adds: whether a launch adds the partial results.
     """
 
     kernels: tuple[Kernel | EmulatedKernel, ...]
@@ -89,6 +89,11 @@ class Bound(NamedTuple):
     partial_shape: Sizes | None
     partial_strides: Sizes
     adds: bool
+
+    @property
+    def pytorch_adds(self) -> bool:
+        """Whether PyTorch has to add the partial results."""
+        return self.partial_shape is not None and not self.adds
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,13 @@ class Call:
         """Its launches on a device."""
         return Filled(self.bound)
 
+    def filled_before(self, other: Call) -> Filled:
+        """Its launches on a device, and behind them those of another call."""
+        joined: tuple[Call, Filled] | None = vars(self).get("joined")
+        if joined is None or joined[0] is not other:
+            joined = vars(self)["joined"] = other, Filled(self.bound, other.bound)
+        return joined[1]
+
     def uses(self) -> int:
         """How often it has launched its kernels since they were loaded."""
         filled = vars(self).get("filled")
@@ -184,7 +196,7 @@ class Call:
 
     def release(self) -> None:
         """Lets go of its kernels, which the next launch loads again."""
-        for name in ("bound", "filled"):
+        for name in ("bound", "filled", "joined"):
             vars(self).pop(name, None)
 
 
@@ -192,7 +204,7 @@ _MOST_FILLED = 64
 
 
 class Filled(dict[Sizes, Series]):
-    """A call's launches on a device, by the operands' addresses.
+    """Launches of a call, or of some behind each other, on a device, by the operands' addresses.
 
     Remembered: a program's calls soon meet the allocator's same few addresses again, and filling in
     takes longer than a launch. One object a size, where an `lru_cache` has six.
@@ -203,20 +215,23 @@ class Filled(dict[Sizes, Series]):
 
     __slots__ = ("_bound", "uses")
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, *bound: Bound) -> None:
         super().__init__()
         self._bound = bound
         self.uses = 0
 
     def __missing__(self, addresses: Sizes) -> Series:
-        launches = []
-        for kernel, bound in zip(self._bound.kernels, self._bound.launches, strict=True):
-            assert not isinstance(kernel, EmulatedKernel)
-            arguments = bound.arguments(addresses, tensor_map.encode)
-            launches.append(kernel.prepare(bound.grid, arguments))
+        groups, count = [], len(addresses) // len(self._bound)
+        for number, needed in enumerate(self._bound):
+            own, group = addresses[number * count :][:count], []
+            for kernel, bound in zip(needed.kernels, needed.launches, strict=True):
+                assert not isinstance(kernel, EmulatedKernel)
+                arguments = bound.arguments(own, tensor_map.encode)
+                group.append(kernel.prepare(bound.grid, arguments))
+            groups.append(group)
         if len(self) >= _MOST_FILLED:
             self.clear()
-        series = self[addresses] = Series(launches)
+        series = self[addresses] = Series(*groups)
         return series
 
 

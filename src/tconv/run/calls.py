@@ -76,6 +76,14 @@ class Known:
             return None
         return execution.ready_forward(self._call, way, axes)
 
+    def is_settled(self, wanted: tuple[bool, bool]) -> bool:
+        """Whether it is known who runs the call with its gradients.
+
+        Args:
+            wanted: as for `pytorchs`.
+        """
+        return (tuning.mode(), True, *wanted) in self._pytorchs
+
     def pytorchs(self, differentiable: bool, wanted: tuple[bool, bool]) -> Counter | None:
         """The counter of the call where PyTorch's own function, with its own backward, runs it.
 
@@ -188,6 +196,55 @@ def gradients(
             _find_weight_gradient(input, grad_output, kernel, geometry, channels_last),
         )
     return execution.gradients(calls, grad_output, input, weight, geometry, channels_last)
+
+
+def ready_gradients(
+    grad_output: Tensor,
+    input: Tensor | None,
+    weight: Tensor | None,
+    sizes: tuple[Sizes, Sizes],
+    geometry: Geometry,
+    channels_last: bool,
+    axes: int,
+) -> Callable[[Tensor, Any, Any], tuple[Tensor | None, Tensor | None] | None] | None:
+    """What computes the gradients of calls like this one on our kernels.
+
+    None unless it is known that our kernels compute all of them. It takes the output's gradient,
+    the input and the weight, of calls that differ in their addresses alone, and gives the gradients
+    of both, or None where a setting or a flag has changed.
+
+    Args:
+        grad_output: [N, Cout, OH, OW], any strides.
+        input: [N, Cin, H, W], any strides; None if the weight's gradient is not wanted.
+        weight: [Cin, Cout/groups, kH, kW], any strides; None if the input's gradient is not wanted.
+        sizes: of the input and the weight.
+        geometry: of the layer.
+        channels_last: the memory format of the weight's gradient.
+        axes: the spatial axes of what it takes: 1 stands for a height of 1.
+    """
+    mode, is_cuda, dtype = tuning.mode(), grad_output.is_cuda, grad_output.dtype
+    read = _read(is_cuda, dtype)
+    of_input = of_weight = None
+    if weight is not None:
+        image = (sizes[0][2], sizes[0][3])
+        call = _find_input_gradient(grad_output, weight, image, geometry)
+        of_input = execution.ready(call, axes, image, geometry)
+        if of_input is None:
+            return None
+    if input is not None:
+        kernel = (sizes[1][2], sizes[1][3])
+        call = _find_weight_gradient(input, grad_output, kernel, geometry, channels_last)
+        of_weight = execution.ready(call, axes, kernel, geometry, channels_last)
+        if of_weight is None:
+            return None
+    gradients = execution.ready_gradients(of_input, of_weight, axes)
+
+    def run(grad_output: Tensor, input: Any, weight: Any) -> Any:
+        if tuning.mode() != mode or _read(is_cuda, dtype) != read:
+            return None
+        return gradients(grad_output, input, weight)
+
+    return run
 
 
 def known(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from tconv.memory_format import memory_format
 from tconv.plan import Candidate
 from tconv.problem import Geometry, Pair, Sizes
 from tconv.run import choosing
-from tconv.run.binding import Call, Way
+from tconv.run.binding import Bound, Call, Way
 from tconv.tuning import PYTORCH
 
 
@@ -44,9 +44,7 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
     """
     call = call if way.candidate is None else call.on(way.candidate)
     count = way.served.add
-    shape, strides = call.shape, call.result_strides
-    if axes == 1:
-        shape, strides = (*shape[:2], shape[3]), (*strides[:2], strides[3])
+    shape, strides = _made(call, axes)
     device = call.device
     empty = None if private.is_deterministic() else private.empty_strided_cuda
 
@@ -71,6 +69,104 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
         return output
 
     return run
+
+
+class Ready(NamedTuple):
+    """A known call of a gradient that our kernels run, on a GPU.
+
+    Attributes:
+        call: the call, on the candidate that runs it.
+        count: counts it.
+        made: size and strides of the tensor that it writes.
+        rest: the map's arguments behind its tensors.
+    """
+
+    call: Call
+    count: Callable[[], int]
+    made: tuple[Sizes, Sizes]
+    rest: tuple[Any, ...]
+
+
+def ready(call: Call, axes: int, *rest: Any) -> Ready | None:
+    """The call of a gradient, if it is known that our kernels run it on a GPU.
+
+    Args:
+        call: the call.
+        axes: as in `ready_forward`.
+        rest: the map's arguments behind its tensors.
+    """
+    way = choosing.known(call, tuning.mode())
+    if way is None or way.candidate is PYTORCH or call.device is None:
+        return None
+    call = call if way.candidate is None else call.on(way.candidate)
+    return Ready(call, way.served.add, _made(call, axes), rest)
+
+
+def ready_gradients(
+    of_input: Ready | None, of_weight: Ready | None, axes: int
+) -> Callable[[Tensor, Any, Any], tuple[Tensor | None, Tensor | None]]:
+    """What computes gradients of known calls on our kernels.
+
+    It takes the output's gradient, the input and the weight, as `ready_forward` takes its operands.
+
+    Args:
+        of_input, of_weight: the gradients' calls, each if it is wanted; one at least is.
+        axes: as in `ready_forward`.
+    """
+    empty = None if private.is_deterministic() else private.empty_strided_cuda
+    first = of_input or of_weight
+    assert first is not None and first.call.device is not None
+    device = first.call.device
+    last = of_weight.call if of_input is not None and of_weight is not None else None
+
+    def run(grad_output: Tensor, input: Any, weight: Any) -> tuple[Tensor | None, Tensor | None]:
+        grad_input = grad_weight = None
+        if (
+            empty is None
+            or private.current_device() != device
+            or (of_weight is not None and of_weight.call.bound.pytorch_adds)
+        ):
+            if of_input is not None:
+                of_input.count()
+                grad_input = _input_gradient(of_input.call, grad_output, weight, *of_input.rest)
+                grad_input = grad_input if axes == 2 else grad_input.squeeze(2)
+            if of_weight is not None:
+                of_weight.count()
+                grad_weight = _weight_gradient(of_weight.call, input, grad_output, *of_weight.rest)
+                grad_weight = grad_weight if axes == 2 else grad_weight.squeeze(2)
+            return grad_input, grad_weight
+        at, dtype = grad_output.data_ptr(), grad_output.dtype
+        addresses: tuple[int, ...] = ()
+        if of_input is not None:
+            of_input.count()
+            grad_input = empty(*of_input.made, dtype)
+            where = grad_input.data_ptr(), weight.data_ptr(), at, 0
+            _held, *spaces = _workspaces(of_input.call.bound, empty)
+            addresses = *where, *spaces
+        if of_weight is not None:
+            of_weight.count()
+            grad_weight = empty(*of_weight.made, dtype)
+            where = input.data_ptr(), grad_weight.data_ptr(), at, 0
+            _kept, *spaces = _workspaces(of_weight.call.bound, empty)
+            addresses = *addresses, *where, *spaces
+        _start(first.call, device, addresses, last)
+        return grad_input, grad_weight
+
+    return run
+
+
+def _workspaces(needed: Bound, empty: Callable[..., Tensor]) -> tuple[object, int, int]:
+    """What keeps a call's workspaces, and their addresses in the order of `OPERANDS`."""
+    packed = partial = None
+    if needed.packed_elements:
+        packed = empty((needed.packed_elements,), (1,), torch.float32)
+    if needed.partial_shape is not None:
+        partial = empty(needed.partial_shape, needed.partial_strides, torch.float32)
+    return (
+        (packed, partial),
+        0 if packed is None else packed.data_ptr(),
+        0 if partial is None else partial.data_ptr(),
+    )
 
 
 def input_gradient(
@@ -165,7 +261,7 @@ def _weight_gradient(
     _geometry: Geometry,
     channels_last: bool,
 ) -> Tensor:
-    if call.bound.partial_shape is None or call.bound.adds:
+    if not call.bound.pytorch_adds:
         gradient = _empty_strided(input, call.shape, call.result_strides, input.dtype)
         _launch(call, input, gradient, grad_output, None)
         return gradient
@@ -174,6 +270,12 @@ def _weight_gradient(
     # In order, and in the sums' own type: torch.sum over the leading dimension is deterministic.
     total = partial[0] if partial.shape[0] == 1 else partial.sum(0)
     return total.to(input.dtype, memory_format=memory_format(channels_last))
+
+
+def _made(call: Call, axes: int) -> tuple[Sizes, Sizes]:
+    """Size and strides of the tensor that a call writes, with so many spatial axes."""
+    shape, strides = call.shape, call.result_strides
+    return (shape, strides) if axes == 2 else ((*shape[:2], shape[3]), (*strides[:2], strides[3]))
 
 
 def _empty_strided(like: Tensor, size: Sizes, strides: Sizes, dtype: torch.dtype) -> Tensor:
@@ -219,17 +321,21 @@ def _launch(
     return partial
 
 
-def _start(call: Call, device: int, addresses: Sizes) -> None:
+def _start(call: Call, device: int, addresses: Sizes, behind: Call | None = None) -> None:
     """Starts a call's kernels on the device's current stream.
 
     Args:
         call: the call.
         device: its ordinal.
         addresses: of the operands, in the order of `OPERANDS`; 0 for those that it lacks.
+        behind: a call that starts behind it; its operands' addresses follow.
     """
     try:
         filled = call.filled
         filled.uses += 1
+        if behind is not None:
+            behind.filled.uses += 1
+            filled = call.filled_before(behind)
         series = filled[addresses]
         stream = private.raw_stream(device)
         if not private.is_capturing(device):
@@ -240,7 +346,8 @@ def _start(call: Call, device: int, addresses: Sizes) -> None:
             runtime.keep(launch.kernel)
         series.start_each(stream)
     except LaunchError as error:
-        raise LaunchError(f"{error}\nplan: {call.plan}") from error
+        plans = "".join(f"\nplan: {one.plan}" for one in (call, behind) if one is not None)
+        raise LaunchError(f"{error}{plans}") from error
 
 
 def _allocations(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:

@@ -367,6 +367,16 @@ def test_a_series_becomes_a_graph():
     assert (fake.fake_capture_mode(), fake.fake_context_depth()) == (0, 0), "both put back"
 
 
+def test_the_first_of_each_group_waits_for_all_before_it():
+    kernel = runtime.load(Source(), 0)
+    alone = [[kernel.prepare(grid, bytes(24))] for grid in (1, 2)]
+    for made, dependent in ((Series(*alone), PLAIN), (Series(sum(alone, [])), DEPENDENT)):
+        attributes()
+        made.start(0x1000)
+        assert attributes() == dependent
+        assert last_launch()[0] == 2 and len(made.launches) == 2
+
+
 def test_one_launch_is_no_graph():
     made, before = a_series(1), fake.fake_launches()
     for _ in range(3 * GRAPH_AFTER):

@@ -135,6 +135,10 @@ class RecordedForward:
         return None
 
     @staticmethod
+    def is_settled(wanted: tuple[bool, bool]) -> bool:
+        return False
+
+    @staticmethod
     def pytorchs(differentiable: bool, wanted: tuple[bool, bool]) -> None:
         return None
 
