@@ -92,36 +92,36 @@ by ours; with 2.5, a DCGAN on a host that was slow at times 0.82 and 0.93
 WORTH = 3
 """How many times the host's extra time ours must save the device, in a call by itself."""
 
-STEP = 20
-"""What a step of forward and backward of a layer takes the host with what surrounds it, in times of
-the launches of our forward. DCGAN's five layers, each with a normalisation and an activation, take
-some 440 us each where launches take 12 to 20. With 12, its training waited for the host: 2.30 ms by
-PyTorch's nodes, 2.54 with some of ours (benchmarks/results/h200/models_graphs_step_12.csv).
+STEP = 12
+"""From this time of the device's on, in times of our launches of its least call, a step of forward
+and backward by PyTorch's nodes waits for the device rather than for the host.
+
+Where one step follows the other, launches take the host 11 to 15 us, and the best limit is some
+200 us: by what 712 steps of 89 layers took it loses 0.014, one of 150 us 0.019, of 300 us 0.024, of
+400 us 0.038 (benchmarks/results/h200/regret/steps_before.csv). In a model that waits for the host a
+few layers by ours cost more than all: a DCGAN's training was at 0.94 of PyTorch's speed with one or
+two of five layers by ours, at 0.96 to 1.01 with three, at 1.07 to 1.11 with all
+(models_steps_25.csv, models_steps_20.csv, host_steps.log). So the limit is low.
 """
 
-NODE = 5
-"""What our node of autograd, in Python, takes the host more than PyTorch's, in those times: in 24
-steps that waited for the host, 43 to 179 us, 76 in the median, where launches took 11 to 29
-(benchmarks/results/h200/regret/one_step.csv and timed.csv); since launches are graphs, 71 to 221
-a layer in DCGAN and HiFi-GAN, where they take 12 to 29 (host_graphs.log there).
+STEP_CAST = 4
+"""How many times as long such a step has to take the device where autocast casts its tensors, which
+we do from Python. With 1, a pose head with one of three layers by ours was at 0.95 of PyTorch's
+speed (models_steps_20.csv), at 1.00 to 1.04 with all.
 """
 
-STEP_WORTH = 4
-"""How many times what our node costs the host a step must save the device.
+NODE = 3
+"""What our node of autograd, in Python, takes the host more than PyTorch's, in those times: -50 to
+50 us a layer without a bias, 15 to 130 with one, where launches take 12 to 20 (host_steps.log).
 
-With 2, a pose head that waited for the host took 2.02 ms a step by PyTorch's nodes and 2.20 with
-some of ours (benchmarks/results/h200/models_step_2.csv).
+A gradient by PyTorch's operator within our node takes about as much more than by our kernels.
 """
 
-SURE_SECONDS = 50e-6
+SURE_SECONDS = 100e-6
 """Committed rows speak for calls that the model gives at least so many seconds.
 
-Below, a program may wait for the host, whose times rows do not have.
-"""
-
-SMALL = 100e-6
-"""A forward call for which committed rows speak, and which ours takes less than this many modelled
-seconds for, saves the device less than our node costs the host where its gradients are PyTorch's.
+Below, a program may wait for the host, whose times rows do not have. Nor do they say how much a
+step of forward and backward gains.
 """
 
 
@@ -162,18 +162,19 @@ def ours_is_faster(race: Race, direction: Direction, cast: bool = False) -> bool
     (`DEVICE_BOUND`), and ours saves the device more than it costs the host (`WORTH`).
 
     A gradient is computed within our node of autograd, which runs where a whole step gains by it
-    (`step_is_ours`). So ours need only save the device what it costs the host.
+    (`step_is_ours`). PyTorch's operator takes the host longer there than ours by about what the
+    node does (`NODE`), so it runs only where it saves the device as much.
     """
     ours, pytorch = race
     if direction != "forward":
-        return race.saved > 0 and race.saved >= ours.host - pytorch.host
+        return race.saved > -NODE * ours.host
     if race.saved <= 0 or (not cast and ours.host <= HOST_MOST * pytorch.host):
         return race.saved > 0
     host, theirs = (CHECKED + CAST * cast) * ours.host, OF_OPERATOR * pytorch.host
     return pytorch.device >= DEVICE_BOUND * host and race.saved >= WORTH * (host - theirs)
 
 
-def step_is_ours(races: Sequence[tuple[Race, bool]]) -> bool:
+def step_is_ours(races: Sequence[tuple[Race, bool]], cast: bool = False) -> bool:
     """Whether a forward call and its gradients gain by our node of autograd.
 
     The alternative is PyTorch's own function with its own backward.
@@ -181,13 +182,15 @@ def step_is_ours(races: Sequence[tuple[Race, bool]]) -> bool:
     Args:
         races: of the forward call and those of its gradients that are asked for, as far as they
             were timed, and whether ours runs each within our node.
+        cast: whether autocast casts tensors of the forward call.
     """
-    saved = sum(race.saved for race, is_ours in races if is_ours)
-    if saved <= 0:
+    if not races:
         return False
+    saved = sum(race.saved for race, is_ours in races if is_ours)
     device = sum(race.pytorch.device for race, _ in races)
     launches = min(race.ours.host for race, _ in races)
-    return device >= DEVICE_BOUND * STEP * launches and saved >= STEP_WORTH * NODE * launches
+    least = STEP * (STEP_CAST if cast else 1) * launches
+    return device >= least and saved >= NODE * launches
 
 
 class Verdict(NamedTuple):
@@ -231,15 +234,15 @@ def own_kernels() -> Iterator[None]:
     serves still goes to PyTorch; TCONV_STRICT=1 makes that an error.
     """
     global _depth
+    overrides.append(OWN)  # first: a call that another thread keeps meanwhile is known within only
     with _lock:
         _depth += 1
-    overrides.append(OWN)
     try:
         yield
     finally:
-        overrides.remove(OWN)
         with _lock:
             _depth -= 1
+        overrides.remove(OWN)
 
 
 def own_only() -> bool:
@@ -266,11 +269,6 @@ def verdict(plan: Plan, gpu: str) -> Verdict:
     if plan.cost >= SURE_SECONDS and found in ahead():
         return Verdict("tconv", "measured")
     return Verdict("timed", "timed")
-
-
-def is_small(plan: Plan) -> bool:
-    """Whether a forward call for which rows speak saves less than our node of autograd costs."""
-    return plan.cost < SMALL
 
 
 @functools.cache

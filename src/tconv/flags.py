@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tconv import private
+from tconv import choice, private, settings
 
 
 def tf32_allowed() -> bool:
@@ -31,6 +31,34 @@ def is_deterministic() -> bool:
     """Whether PyTorch's own operators must be deterministic."""
     return private.is_cudnn_deterministic() or private.is_deterministic()
 
+
+def of_who_runs() -> tuple[bool, ...]:
+    """What decides who runs a call besides its tensors, precision and blocks around it.
+
+    A call that is found at once reads it now and then: it takes longer than all else there.
+    """
+    return (
+        private.is_cudnn_benchmark(),
+        private.is_cudnn_enabled(),
+        private.is_cudnn_deterministic(),
+        private.is_deterministic(),
+        _STRICT in settings.environment,
+        _KERNEL in settings.environment,
+    )
+
+
+def are_usual() -> bool:
+    """Whether nothing but `own_kernels` changes who runs calls, and cuDNN is on."""
+    return (
+        choice.TIMING not in choice.overrides
+        and private.is_cudnn_enabled()
+        and not private.is_cudnn_benchmark()
+        and _STRICT not in settings.environment
+        and _KERNEL not in settings.environment
+    )
+
+
+_STRICT, _KERNEL = settings.own_kernels_keys
 
 # Read once, as cuDNN and cuBLAS do. cuDNN ignores other values.
 _TF32_FORBIDDEN = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import choice, ops, private, settings
+from . import choice, flags, ops, private, settings
 from .counts import Counter, counter
 from .memory_format import with_height
 from .problem import Geometry
@@ -59,6 +59,7 @@ _is_cudnn_enabled = private.is_cudnn_enabled
 _is_cudnn_benchmark = private.is_cudnn_benchmark
 _is_cudnn_deterministic = private.is_cudnn_deterministic
 _is_deterministic = private.is_deterministic
+_of_who_runs = flags.of_who_runs
 _fp32_precision = private.fp32_precision
 _autocast_dtype = torch.get_autocast_dtype
 
@@ -106,7 +107,7 @@ reads them. If they have changed, those between are PyTorch's still, and its fun
 
 Both functions look here in their own text: one more call takes as long as much of the rest.
 """
-_EVERY = 64
+_EVERY = ops.EVERY
 
 _Own = tuple[
     tuple[object, ...],  # own_kernels, grad mode, whether there is no bias, the layer's parameters
@@ -115,25 +116,13 @@ _Own = tuple[
     str,
     torch.dtype | None,
     Callable[[], int],  # counts the calls
-    tuple[bool, ...],  # `_flags`
+    tuple[bool, ...],  # `flags.of_who_runs`
     Callable[[Tensor, Tensor, Tensor | None], Tensor],  # runs the call
 ]
 """A kind of calls that our kernels run. Where a gradient is recorded, they compute it as well."""
 
 _own_calls: tuple[dict[int, tuple[_Own, ...]], dict[int, tuple[_Own, ...]]] = ({}, {})
 """These kinds of either function, as in `_left_to_pytorch`, by the identity of the weight."""
-
-
-def _flags() -> tuple[bool, ...]:
-    """What else a kind of `_own_calls` depends on: each `_EVERY`th of its calls reads it."""
-    return (
-        _is_cudnn_benchmark(),
-        _is_cudnn_enabled(),
-        _is_cudnn_deterministic(),
-        _is_deterministic(),
-        _STRICT in _environment,
-        _KERNEL in _environment,
-    )
 
 
 def _has_own_rules(kind: type[Tensor]) -> bool:
@@ -252,7 +241,7 @@ def _keep_own(
         private.alike(*(operand for operand in operands if operand is not None)),
         *_computed(input),
         itertools.count(1).__next__,
-        _flags(),
+        _of_who_runs(),
         run,
     )
     table = _own_calls[axes - 1]
@@ -465,12 +454,10 @@ def _left(
         dilation,
     )
     try:
-        for kept, alike, precision, device, cast, free, served in _left_to_pytorch.get(
-            id(weight), ()
-        ):
+        left = () if _overrides else _left_to_pytorch.get(id(weight), ())
+        for kept, alike, precision, device, cast, free, served in left:
             if (
-                not _overrides
-                and kept == state
+                kept == state
                 and alike(input, weight)
                 and (precision is None or _fp32_precision("cuda", "conv") == precision)
                 and (cast is None or _autocast_dtype(device) is cast)
@@ -503,7 +490,7 @@ def _own(
     """What runs a call on our kernels, if that is known; its arguments were valid then.
 
     As our kernels, unlike PyTorch's function, see no mode, transform or tracer, and read vectors,
-    more is asked than by `_left`, and less often: what changes a result in each call, `_flags` in
+    more is asked than by `_left`, and less often: what changes a result in each call, the flags in
     each `_EVERY`th. The layer's parameters have to be the very objects: 1.0 equals 1, and PyTorch
     raises.
 
@@ -512,10 +499,10 @@ def _own(
     """
     if _TIMING in _overrides:
         return None
-    rules = bool(_overrides), _is_grad_enabled(), bias is None
-    called = *rules, stride, padding, output_padding, groups, dilation
+    around = bool(_overrides), _is_grad_enabled(), bias is None
+    called = *around, stride, padding, output_padding, groups, dilation
     try:
-        for kept, alike, precision, device, cast, turn, flags, run in kinds:
+        for kept, alike, precision, device, cast, turn, flags_then, run in kinds:
             if (
                 all(map(operator.is_, kept, called))
                 and (alike(input, weight) if bias is None else alike(input, weight, bias))
@@ -525,7 +512,7 @@ def _own(
                 and (precision is None or _fp32_precision("cuda", "conv") == precision)
                 and (cast is None or _autocast_dtype(device) is cast)
                 and not private.is_watched()
-                and (turn() % _EVERY or _flags() == flags)
+                and (turn() % _EVERY or _of_who_runs() == flags_then)
             ):
                 return run
     except (TypeError, ValueError, RuntimeError):  # as in `_left`

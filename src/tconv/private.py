@@ -44,6 +44,9 @@ is_zerotensor: Callable[[Tensor], bool] = find("Tensor._is_zerotensor", perhaps)
 # ended and no transform is active: it is the dispatcher that unwraps it, or says what is wrong.
 is_wrapped: Callable[[Tensor], bool] = find("_C._functorch.is_functorch_wrapped_tensor", perhaps)
 
+# What `torch.autograd.grad(is_grads_batched=True)` batches has none, and is not wrapped.
+has_storage: Callable[[Tensor], bool] = find("_C._has_storage", lambda _: False)
+
 
 def _is_batched(_: Tensor) -> bool:
     return False  # then the dispatcher refuses it, in other words than PyTorch's function does

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -248,9 +249,9 @@ def test_a_ready_forward_launches_what_a_forward_does(
 
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("wanted", ["x", "w", "xw"])
-@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ready_gradients_launch_what_the_gradients_do(
-    monkeypatch: pytest.MonkeyPatch, axes: int, wanted: str, device: int
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wanted: str, device: int
 ) -> None:
     """In one start; each by itself where another device is the current one."""
     started: list[tuple[tuple[int, ...], object]] = []
@@ -258,7 +259,8 @@ def test_ready_gradients_launch_what_the_gradients_do(
 
     def empty(size: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         count = torch.Size(size).numel()
-        return made.setdefault(count, torch.empty(count, dtype=dtype)).as_strided(size, strides)
+        tensor = made.setdefault((count, dtype), torch.empty(count, dtype=dtype))
+        return tensor.as_strided(size, strides)
 
     def start(_: object, device: int, addresses: tuple[int, ...], behind: object = None) -> None:
         started.append((addresses, behind))
@@ -270,37 +272,36 @@ def test_ready_gradients_launch_what_the_gradients_do(
     monkeypatch.setattr(private, "empty_strided_cuda", empty)
     monkeypatch.setattr(private, "is_deterministic", lambda: False)  # the tests fill memory
     monkeypatch.setattr(private, "current_device", lambda: device)
-    x, w, y = torch.randn(2, 4, 1, 6), torch.randn(4, 3, 1, 5), torch.randn(2, 3, 1, 13)
+    shapes = (2, 4, 5, 6), (4, 3, 3, 5), (2, 3, 7, 13)
+    x, w, y = (torch.randn(shape, dtype=dtype) for shape in shapes)
     geometry = ((1, 2), (0, 1), (0, 0), (1, 1), 1)
-    found = calls._find_gradients(calls._find_forward(x, w, None, geometry), geometry)
+    forward = calls._find_forward(x, w, None, geometry)
+    found = calls._find_gradients(forward, geometry, forward.strides[2], True)
     on_gpu = []
-    for call, bound in zip(found, ((7, None), (5, (3, 4, 3, 1, 5))), strict=True):
-        of = call.problem, call.shape, call.result_strides, call.strides, call.settings
-        on_gpu.append(binding.Call(*of, 0))
+    for call, bound in zip(found, ((7, None), (5, (3, *shapes[1]))), strict=True):
+        on_gpu.append(dataclasses.replace(call, device=0))
         strides = bound[1] and torch.empty(bound[1]).stride()
         vars(on_gpu[-1])["bound"] = binding.Bound((), (), *bound, strides, bound[1] is not None)
+    rest = (shapes[0][2:], geometry), (shapes[1][2:], geometry, False)
     expected = (
-        execution._input_gradient(on_gpu[0], y, w, (1, 6), geometry),
-        execution._weight_gradient(on_gpu[1], x, y, (1, 5), geometry, False),
+        execution._input_gradient(on_gpu[0], y, w, *rest[0]),
+        execution._weight_gradient(on_gpu[1], x, y, *rest[1]),
     )
     plain = [addresses for addresses, _ in started]
     del started[:]
-    rest = ((1, 6), geometry), ((1, 5), geometry, False)
     counted = [counter(call.problem.direction, "a kernel", "timed") for call in on_gpu]
     before = [one.calls for one in counted]
-    ready = [
-        execution.Ready(call, one.add, execution._made(call, axes), last)
-        for call, one, last in zip(on_gpu, counted, rest, strict=True)
-    ]
     which = ["x" in wanted, "w" in wanted]
     run = execution.ready_gradients(
-        *(one if is_wanted else None for one, is_wanted in zip(ready, which, strict=True)), axes
+        *(
+            execution.Ready(call, False, one.add, last) if is_wanted else None
+            for call, one, last, is_wanted in zip(on_gpu, counted, rest, which, strict=True)
+        )
     )
-    results = run(*(one if axes == 2 else one.squeeze(2) for one in (y, x, w)))
-    for result, right, is_wanted in zip(results, expected, which, strict=True):
+    for result, right, is_wanted in zip(run(y, x, w), expected, which, strict=True):
         assert (result is not None) == is_wanted
         if result is not None:
-            assert result.shape == (right.shape if axes == 2 else right.squeeze(2).shape)
+            assert result.shape == right.shape and result.dtype is dtype
             assert result.is_contiguous()
     assert [one.calls - b for one, b in zip(counted, before, strict=True)] == which
     plain = [addresses for addresses, is_wanted in zip(plain, which, strict=True) if is_wanted]
@@ -308,6 +309,8 @@ def test_ready_gradients_launch_what_the_gradients_do(
         assert started == [(addresses, None) for addresses in plain]
     else:
         assert started == [(plain[0] + plain[1], on_gpu[1])]
+    if "w" in wanted:
+        assert plain[-1][5] == made[3 * w.numel(), dtype].data_ptr()
 
 
 def test_launches_behind_another_calls_are_filled_in_beside_them(
@@ -324,12 +327,14 @@ def test_launches_behind_another_calls_are_filled_in_beside_them(
 
     def a_call(number: int) -> binding.Call:
         call = calls._find_forward(torch.zeros(number, 4, 5, 8), torch.zeros(4, 6, 3, 3), None, G)
-        of = call.problem, call.shape, call.result_strides, call.strides, call.settings
-        call = binding.Call(*of, 0)
+        call = dataclasses.replace(call, device=0)
         vars(call)["bound"] = binding.Bound(
             (Recorded(launched),) * number,  # type: ignore[arg-type]
             tuple(Filling(10 * number + i) for i in range(number)),  # type: ignore[arg-type]
-            0, None, (), False,
+            0,
+            None,
+            (),
+            False,
         )
         return call
 
@@ -345,11 +350,34 @@ def test_launches_behind_another_calls_are_filled_in_beside_them(
     ]
     assert launched == once * 2
     assert first.uses() == second.uses() == 2
-    joined = first.filled_before(second)
-    assert joined is first.filled_before(second) and len(joined) == 1
+    third = a_call(3)
+    joined, other = first.filled_before(second), first.filled_before(third)
+    assert len(joined) == 1 and not other
+    for _ in range(2):  # in turns
+        assert first.filled_before(second) is joined and first.filled_before(third) is other
+    for number in range(4, 30):
+        first.filled_before(a_call(number))
+    assert len(first._joined) <= binding._MOST_JOINED
+
+
+def test_a_call_that_lets_go_of_its_kernels_lets_go_of_those_behind_anothers() -> None:
+    class AKernel:
+        pass
+
+    def a_call(number: int) -> tuple[binding.Call, weakref.ref[Any]]:
+        kernel = AKernel()
+        call = calls._find_forward(torch.zeros(number, 4, 5, 8), torch.zeros(4, 6, 3, 3), None, G)
+        call = dataclasses.replace(call, device=0)
+        vars(call)["bound"] = binding.Bound((kernel,), (), 0, None, (), False)  # type: ignore[arg-type]
+        return call, weakref.ref(kernel)
+
+    (first, of_first), (second, of_second) = a_call(1), a_call(2)
+    first.filled_before(second)
+    second.release()
+    gc.collect()
+    assert of_second() is None and of_first() is not None
     first.release()
-    vars(first)["bound"] = binding.Bound((), (), 0, None, (), False)
-    assert first.filled_before(second) is not joined
+    assert of_first() is None
 
 
 CHANGES: dict[str, dict[str, Any]] = {

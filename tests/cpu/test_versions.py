@@ -157,6 +157,7 @@ def test_what_tensors_are_alike(way: Any) -> None:
 def test_without_them_any_call_may_be_observed() -> None:
     assert not private.is_zerotensor(PLAIN) and public.is_zerotensor(PLAIN)
     assert not private.is_wrapped(PLAIN) and public.is_wrapped(PLAIN)
+    assert private.has_storage(PLAIN) and not public.has_storage(PLAIN)
     for name in ("len_dispatch_stack", "len_function_stack", "are_transforms_active"):
         assert not getattr(private, name)() and getattr(public, name)()
     assert not private.is_profiler_enabled() and public.is_profiler_enabled()

@@ -93,23 +93,42 @@ def test_calls_of_a_layer_that_are_found_at_once(kind, monkeypatch):
             assert (out - expected).norm() / expected.norm() < 1e-3
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("form", ["contiguous", "channels_last", "1-d"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_steps_that_are_repeated_have_the_same_bits(dtype, channels_last):
-    """Their launches become graphs."""
+def test_steps_that_are_repeated_have_the_same_bits(dtype, form):
+    """They are found at once, and their launches become graphs, also within a user's."""
     x, w = operands(dtype, size=20)
-    if channels_last:
+    function = tconv.conv_transpose2d
+    if form == "channels_last":
         x, w = (t.detach().to(memory_format=torch.channels_last).requires_grad_() for t in (x, w))
+    if form == "1-d":
+        x, w = (t.detach().flatten(2).requires_grad_() for t in (x, w))
+        function = tconv.conv_transpose1d
 
     def step():
-        out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
+        out = function(x, w, stride=2, padding=1)
         return out, *torch.autograd.grad(out, (x, w), grad)
 
     with tconv.own_kernels():
-        grad = torch.randn_like(tconv.conv_transpose2d(x, w, stride=2, padding=1))
+        grad = torch.randn_like(function(x, w, stride=2, padding=1))
         first = [one.clone() for one in step()]
-        for _ in range(3 * GRAPH_AFTER):
-            assert all(map(torch.equal, step(), first))
+        for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                for _ in range(3 * GRAPH_AFTER):
+                    found = step()
+                    assert all(map(torch.equal, found, first))
+        node = found[0].grad_fn
+        node = node.next_functions[0][0] if form == "1-d" else node  # behind a view
+        assert node.step._at_once
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        for one in found:
+            one.detach().fill_(float("nan"))
+        graph.replay()
+        assert all(map(torch.equal, found, first))
     assert {row.reason for row in tconv.statistics()} == {"own kernels"}
 
 

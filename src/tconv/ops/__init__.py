@@ -26,6 +26,7 @@ flat, pack it once.
 
 from tconv.ops.autocast import dtype_for as autocast_dtype
 from tconv.ops.autograd import (
+    EVERY,
     cached_forward,
     forward,
     forward_unobserved,
@@ -40,6 +41,7 @@ from tconv.ops.registration import register
 
 __all__ = [
     "DTYPES",
+    "EVERY",
     "autocast_dtype",
     "cached_forward",
     "forward",

@@ -1,19 +1,20 @@
 """The three maps, differentiable: autograd's nodes, and the functions that make them.
 
 A node's first argument is its implementation: the operator below autograd for a call through the
-dispatcher, a function of `compute` or `tconv.run` for one past it.
+dispatcher, a function of `compute` or a `Step` for one past it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tconv import private
+from tconv import choice, flags, private
 from tconv.counts import Counter
 from tconv.memory_format import is_channels_last, lies_channels_last, sizes_of, with_height
 from tconv.ops import autocast, compute, schema
@@ -72,8 +73,11 @@ AtOnce = Callable[[Tensor, Any, Any], "Gradients | None"]
 """Computes the gradients from the output's, the input and the weight; None where these or their
 surroundings are not like those that it was made for."""
 
-_TRIES = 16
-"""How often a step looks for what computes its gradients at once: its tensors may change."""
+EVERY = 64
+"""What is found at once reads in each so many calls the flags that tell who runs it."""
+
+_TRIES, _MOST_KINDS = 16, 4
+"""How often a step looks for what computes its gradients at once, and how many kinds it keeps."""
 
 
 class Step:
@@ -82,32 +86,45 @@ class Step:
     Args:
         run: computes it: takes the input, the weight, the bias and the geometry.
         geometry: of the layer.
-        axes: the spatial axes of the tensors: 1 stands for a height of 1.
-        comes_again: whether it stands for all calls like it. What computes their gradients is kept
-            then.
+        wanted: of a step that stands for all calls like it: whether the input's and the weight's
+            gradients may be asked for. What computes them is kept then.
+        see: is shown the output's gradient as the gradients' operators get it.
 
     Attributes:
         laid: the sizes and strides of the input, and of the weight.
     """
 
-    __slots__ = ("_at_once", "_axes", "_bias_dtype", "_tries_left", "geometry", "laid", "run")
+    __slots__ = (
+        "_at_once",
+        "_bias_dtype",
+        "_see",
+        "_tries_left",
+        "geometry",
+        "laid",
+        "run",
+        "wanted",
+    )
 
     def __init__(
-        self, run: Map, geometry: Geometry, axes: int = 2, comes_again: bool = False
+        self,
+        run: Map,
+        geometry: Geometry,
+        wanted: tuple[bool, bool] | None = None,
+        see: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.run = run
         self.geometry = geometry
-        self._axes = axes
+        self.wanted = wanted
         self.laid: Any = None
+        self._see = see
         self._bias_dtype: torch.dtype | None = None
-        self._at_once: dict[tuple[bool, ...], AtOnce] = {}  # by what is wanted
-        self._tries_left = _TRIES if comes_again else 0
+        self._at_once: dict[tuple[bool, ...], tuple[AtOnce, ...]] = {}  # by what is wanted
+        self._tries_left = 0 if wanted is None else _TRIES
 
-    def note(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def note_operands(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         """Keep what a backward needs to know of the tensors; calls alike keep the first's."""
         if bias is not None:
             self._bias_dtype = bias.dtype
-        input, weight = self._in_two_axes(input, weight)
         self.laid = input.shape, input.stride(), weight.shape, weight.stride()
 
     def gradients(
@@ -120,100 +137,108 @@ class Step:
             input, weight: tensors; None if no gradient that is wanted needs them.
             wanted: which.
         """
-        grad_bias = None
-        if wanted[2]:
-            grad_bias = grad.sum((0, 2, 3)[: self._axes + 1], dtype=self._bias_dtype)
+        grad_bias = grad.sum((0, 2, 3), dtype=self._bias_dtype) if wanted[2] else None
         if not (wanted[0] or wanted[1]):
             return None, None, grad_bias
-        at_once = self._at_once.get(wanted)
-        found = None if at_once is None else at_once(grad, input, weight)
-        if found is None:
-            found = self._longer_way(grad, input, weight, *wanted[:2])
-            if self._tries_left:
-                self._tries_left -= 1
-                at_once = self._find_at_once(grad, input, weight, *wanted[:2])
-                if at_once is not None:
-                    self._at_once[wanted] = at_once
+        for at_once in self._at_once.get(wanted, ()):
+            found = at_once(grad, input, weight)
+            if found is not None:
+                return *found, grad_bias
+        found = self._longer_way(grad, input, weight, *wanted[:2])
+        kept = self._at_once.get(wanted, ())
+        if self._tries_left and len(kept) < _MOST_KINDS:
+            made = self._find_at_once(grad, input, weight, *wanted[:2])
+            if made is not None:
+                self._at_once[wanted] = (*kept, made)
         return *found, grad_bias
-
-    def _in_two_axes(self, *tensors: Any) -> Any:
-        if self._axes == 2:
-            return tensors
-        return [None if one is None else with_height(one) for one in tensors]
 
     def _longer_way(
         self, grad: Tensor, input: Any, weight: Any, needs_input: bool, needs_weight: bool
     ) -> Gradients:
         """The gradients of the input and the weight, one at least, of any call."""
-        grad, input, weight = self._in_two_axes(grad, input, weight)
         input_shape, input_strides, weight_shape, weight_strides = self.laid
         if lies_channels_last(input_shape, input_strides):
             # A channels_last forward has a channels_last backward, whatever the loss's gradient is.
             grad = grad.contiguous(memory_format=torch.channels_last)
+        compiling = torch.compiler.is_compiling()
+        if self._see is not None and not compiling and unobserved(grad, grad):
+            self._see(grad)
         channels_last = needs_weight and lies_channels_last(weight_shape, weight_strides)
-        grad_input = grad_weight = None
         if (
             needs_input
             and needs_weight
             and not torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
+            and not compiling
             and unobserved(grad, input, weight)
         ):
-            rest = (self.geometry, channels_last)
-            grad_input, grad_weight = compute.gradients(grad, input, weight, *rest)
-        else:
-            if needs_input:
-                grad_input = input_gradient(grad, weight, input_shape[2:], self.geometry)
-            if needs_weight:
-                kernel_size = weight_shape[2:]
-                grad_weight = weight_gradient(
-                    input, grad, kernel_size, self.geometry, channels_last
-                )
-        if self._axes == 2:
-            return grad_input, grad_weight
-        return (
-            None if grad_input is None else grad_input.squeeze(2),
-            None if grad_weight is None else grad_weight.squeeze(2),
-        )
+            return compute.gradients(grad, input, weight, self.geometry, channels_last)
+        grad_input = grad_weight = None
+        if needs_input:
+            grad_input = input_gradient(grad, weight, input_shape[2:], self.geometry)
+        if needs_weight:
+            rest = (weight_shape[2:], self.geometry, channels_last)
+            grad_weight = weight_gradient(input, grad, *rest)
+        return grad_input, grad_weight
 
     def _find_at_once(
         self, grad: Tensor, input: Any, weight: Any, needs_input: bool, needs_weight: bool
     ) -> AtOnce | None:
-        """What computes such gradients on our kernels; None unless it is known that ours do."""
-        if torch.compiler.is_compiling():
+        """What computes such gradients; None unless it is known who runs each."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not flags.are_usual():
             return None
         tensors = [grad, *[input] * needs_weight, *[weight] * needs_input]
-        if torch.is_grad_enabled() or not unobserved(*tensors):
+        if not unobserved(*tensors) or any(tensor.data_ptr() % 16 for tensor in tensors):
             return None
+        self._tries_left -= 1
         input_shape, input_strides, weight_shape, weight_strides = self.laid
-        full, of_input, of_kernel = self._in_two_axes(grad, input, weight)
-        channels_last = lies_channels_last(input_shape, input_strides)
-        if channels_last:
-            full = full.contiguous(memory_format=torch.channels_last)
+        full, converts = grad, False
+        if lies_channels_last(input_shape, input_strides):
+            full = grad.contiguous(memory_format=torch.channels_last)
+            converts = full is not grad
         run = compute.runner().ready_gradients(
             full,
-            of_input if needs_weight else None,
-            of_kernel if needs_input else None,
+            input if needs_weight else None,
+            weight if needs_input else None,
             (input_shape, weight_shape),
             self.geometry,
             lies_channels_last(weight_shape, weight_strides),
-            self._axes,
         )
         if run is None:
             return None
         alike = private.alike(*tensors)
+        own = bool(choice.overrides)
+        flags_then, turn = flags.of_who_runs(), itertools.count(1).__next__
+        is_float32 = grad.dtype is torch.float32
+        precision = private.fp32_precision("cuda", "conv")
 
         def at_once(grad: Tensor, input: Any, weight: Any) -> Gradients | None:
+            # NOTE: only what is alike is known to have an address.
             if needs_input and needs_weight:
-                is_alike = alike(grad, input, weight)
+                if not alike(grad, input, weight):
+                    return None
                 addresses = grad.data_ptr() | input.data_ptr() | weight.data_ptr()
             else:
                 other = weight if needs_input else input
-                is_alike = alike(grad, other)
+                if not alike(grad, other):
+                    return None
                 addresses = grad.data_ptr() | other.data_ptr()
-            if not is_alike or addresses % 16 or torch.is_grad_enabled() or private.is_watched():
+            if (
+                addresses % 16
+                or torch.is_grad_enabled()
+                or bool(choice.overrides) is not own
+                or choice.TIMING in choice.overrides
+                or private.is_watched()
+                or (
+                    is_float32
+                    and not (
+                        private.is_cudnn_enabled()
+                        and private.fp32_precision("cuda", "conv") == precision
+                    )
+                )
+                or not (turn() % EVERY or flags.of_who_runs() == flags_then)
+            ):
                 return None
-            if channels_last:
+            if converts:
                 grad = grad.contiguous(memory_format=torch.channels_last)
             return run(grad, input, weight)
 
@@ -225,7 +250,7 @@ class TconvForward(_Node):
 
     The sum has the bias's dtype, which under autocast may be another than the output's.
 
-    NOTE: its implementation may be a `Step`, which runs it on tensors of its own number of axes.
+    NOTE: its implementation may be a `Step`, which calls alike share.
     """
 
     @staticmethod
@@ -238,10 +263,17 @@ class TconvForward(_Node):
         geometry: Geometry,
     ) -> Tensor:
         """Compute the output and note what its derivatives need."""
-        _save(ctx, input, weight)
-        step = implementation if type(implementation) is Step else Step(implementation, geometry)
+        if type(implementation) is Step:
+            step = implementation
+        else:
+            step = Step(implementation, geometry)
+        if step.wanted is None:
+            _save(ctx, input, weight)
+        else:
+            needs_input, needs_weight = step.wanted
+            ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
         if step.laid is None:
-            step.note(input, weight, bias)
+            step.note_operands(input, weight, bias)
         ctx.step = step
         return step.run(input, weight, bias, geometry)
 
@@ -420,9 +452,9 @@ def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
     """Whether the dispatcher would do nothing for a call on these tensors but call us.
 
     True of an ordinary eager call: no subclass, mode, transform, tracer or profiler, and every
-    tensor's values lie in its own memory as they are. Those of a negative view, of a ZeroTensor and
-    of what a torch.func level has wrapped do not. Autocast, which changes `forward` alone, is
-    ignored. Ask `torch.compiler.is_compiling` before.
+    tensor's values lie in its own memory as they are. Those of a negative view, of a ZeroTensor, of
+    what a torch.func level has wrapped and of autograd's own batches do not. Autocast, which
+    changes `forward` alone, is ignored. Ask `torch.compiler.is_compiling` before.
     """
     return (
         type(first) in _PLAIN
@@ -434,6 +466,7 @@ def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
                 and not third.is_neg()
                 and not private.is_zerotensor(third)
                 and not private.is_wrapped(third)
+                and private.has_storage(third)
             )
         )
         and not (
@@ -444,6 +477,8 @@ def unobserved(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
         )
         and not (first.is_neg() or private.is_zerotensor(first) or private.is_wrapped(first))
         and not (second.is_neg() or private.is_zerotensor(second) or private.is_wrapped(second))
+        and private.has_storage(first)
+        and private.has_storage(second)
     )
 
 
@@ -515,7 +550,7 @@ def cached_forward(
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if keep is not None:
         keep(functools.partial(_ready, run, dtype, differentiable, wanted, geometry))
-    return _run(run, differentiable, dtype, input, weight, bias, geometry)
+    return _run(run, differentiable, dtype, input, weight, bias, geometry, run.see)
 
 
 def _ready(
@@ -540,21 +575,24 @@ def _ready(
     """
     if differentiable and not known.is_settled(wanted):
         return None
-    run: Callable[..., Tensor] | None = known.ready(axes)
+    run: Callable[..., Tensor] | None = known.ready(2 if differentiable else axes)
     if run is None or not (differentiable or dtype):
         return run
     if dtype is not None:
         run = functools.partial(_with_cast_bias, run)
     if differentiable:
-        step = Step(run, geometry, axes, comes_again=True)
-        run = functools.partial(TconvForward.apply, step)
+        run = functools.partial(TconvForward.apply, Step(run, geometry, wanted))
 
     def ready(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if dtype is not None:
             input, weight = _cast(dtype, input, weight)
         return run(input, weight, bias, geometry)
 
-    return ready
+    def ready_with_height(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return ready(with_height(input), with_height(weight), bias).squeeze(2)
+
+    # The height is outside of the node, so that the node saves what it does on the longer way.
+    return ready_with_height if differentiable and axes == 1 else ready
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
@@ -580,7 +618,8 @@ def _run(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    geometry: Geometry | None,
+    geometry: Geometry,
+    see: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """A valid call of `forward`, in the dtype that autocast computes it in, if it is on."""
     if dtype is not None:
@@ -588,7 +627,8 @@ def _run(
         # Below our node, which needs no second one then to cast the bias's gradient back.
         implementation = functools.partial(_with_cast_bias, implementation)
     if differentiable:
-        return TconvForward.apply(implementation, input, weight, bias, geometry)
+        step = Step(implementation, geometry, see=see)
+        return TconvForward.apply(step, input, weight, bias, geometry)
     return implementation(input, weight, bias, geometry)
 
 

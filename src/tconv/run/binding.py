@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -183,10 +184,26 @@ class Call:
 
     def filled_before(self, other: Call) -> Filled:
         """Its launches on a device, and behind them those of another call."""
-        joined: tuple[Call, Filled] | None = vars(self).get("joined")
-        if joined is None or joined[0] is not other:
-            joined = vars(self)["joined"] = other, Filled(self.bound, other.bound)
-        return joined[1]
+        found = self._joined.get(id(other))
+        # The other may have gone, and a third lie in its place.
+        if found is not None and found[0]() is other:
+            return found[1]
+        if len(self._joined) >= _MOST_JOINED:
+            self._joined.clear()
+        filled = Filled(self.bound, other.bound)
+        self._joined[id(other)] = weakref.ref(other), filled
+        other._joined_before[id(self)] = weakref.ref(self)
+        return filled
+
+    @functools.cached_property
+    def _joined(self) -> dict[int, tuple[weakref.ref[Call], Filled]]:
+        """By the identity of the call behind."""
+        return {}
+
+    @functools.cached_property
+    def _joined_before(self) -> dict[int, weakref.ref[Call]]:
+        """Those whose launches hold this one's kernels too, by their identity."""
+        return {}
 
     def uses(self) -> int:
         """How often it has launched its kernels since they were loaded."""
@@ -196,11 +213,15 @@ class Call:
 
     def release(self) -> None:
         """Lets go of its kernels, which the next launch loads again."""
-        for name in ("bound", "filled", "joined"):
+        for reference in list(self._joined_before.values()):
+            before = reference()
+            if before is not None:
+                before._joined.pop(id(self), None)
+        for name in ("bound", "filled", "_joined", "_joined_before"):
             vars(self).pop(name, None)
 
 
-_MOST_FILLED = 64
+_MOST_FILLED, _MOST_JOINED = 64, 8
 
 
 class Filled(dict[Sizes, Series]):

@@ -50,7 +50,7 @@ _PATIENCE = 16
 class Known:
     """`forward` of calls of one signature, whose arguments are valid."""
 
-    __slots__ = ("_call", "_cast", "_geometry", "_pytorchs", "_waited")
+    __slots__ = ("_call", "_cast", "_geometry", "_laid", "_pytorchs", "_waited")
 
     def __init__(self, call: Call, geometry: Geometry, cast: bool) -> None:
         self._call = call
@@ -58,6 +58,7 @@ class Known:
         self._cast = cast  # by autocast
         self._pytorchs: dict[tuple[object, ...], Counter | None] = {}
         self._waited = 0
+        self._laid = call.strides[2], True  # the output's gradient, until one is seen
 
     def __call__(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
@@ -75,6 +76,14 @@ class Known:
         if way is None or way.candidate is PYTORCH or self._call.device is None:
             return None
         return execution.ready_forward(self._call, way, axes)
+
+    def see(self, grad_output: Tensor) -> None:
+        """Keep how the output's gradient lies; programs have it otherwise than the output.
+
+        Args:
+            grad_output: [N, Cout, OH, OW].
+        """
+        self._laid = grad_output.stride(), grad_output.data_ptr() % 16 == 0
 
     def is_settled(self, wanted: tuple[bool, bool]) -> bool:
         """Whether it is known who runs the call with its gradients.
@@ -109,7 +118,7 @@ class Known:
         return found
 
     def _gradients(self) -> tuple[Call, Call]:
-        return _find_gradients(self._call, self._geometry)
+        return _find_gradients(self._call, self._geometry, *self._laid)
 
 
 def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -205,13 +214,11 @@ def ready_gradients(
     sizes: tuple[Sizes, Sizes],
     geometry: Geometry,
     channels_last: bool,
-    axes: int,
-) -> Callable[[Tensor, Any, Any], tuple[Tensor | None, Tensor | None] | None] | None:
-    """What computes the gradients of calls like this one on our kernels.
+) -> Callable[[Tensor, Any, Any], tuple[Tensor | None, Tensor | None]] | None:
+    """What computes the gradients of calls like this one; None unless it is known who runs each.
 
-    None unless it is known that our kernels compute all of them. It takes the output's gradient,
-    the input and the weight, of calls that differ in their addresses alone, and gives the gradients
-    of both, or None where a setting or a flag has changed.
+    It takes the output's gradient, the input and the weight, of calls that differ in their
+    addresses alone, and gives the gradients of both.
 
     Args:
         grad_output: [N, Cout, OH, OW], any strides.
@@ -220,31 +227,21 @@ def ready_gradients(
         sizes: of the input and the weight.
         geometry: of the layer.
         channels_last: the memory format of the weight's gradient.
-        axes: the spatial axes of what it takes: 1 stands for a height of 1.
     """
-    mode, is_cuda, dtype = tuning.mode(), grad_output.is_cuda, grad_output.dtype
-    read = _read(is_cuda, dtype)
     of_input = of_weight = None
     if weight is not None:
         image = (sizes[0][2], sizes[0][3])
         call = _find_input_gradient(grad_output, weight, image, geometry)
-        of_input = execution.ready(call, axes, image, geometry)
+        of_input = execution.ready(call, image, geometry)
         if of_input is None:
             return None
     if input is not None:
         kernel = (sizes[1][2], sizes[1][3])
         call = _find_weight_gradient(input, grad_output, kernel, geometry, channels_last)
-        of_weight = execution.ready(call, axes, kernel, geometry, channels_last)
+        of_weight = execution.ready(call, kernel, geometry, channels_last)
         if of_weight is None:
             return None
-    gradients = execution.ready_gradients(of_input, of_weight, axes)
-
-    def run(grad_output: Tensor, input: Any, weight: Any) -> Any:
-        if tuning.mode() != mode or _read(is_cuda, dtype) != read:
-            return None
-        return gradients(grad_output, input, weight)
-
-    return run
+    return execution.ready_gradients(of_input, of_weight)
 
 
 def known(
@@ -388,12 +385,20 @@ def _find_weight_gradient(
     return _find("weight_gradient", geometry, input, x, w, y, aligned=aligned)
 
 
-def _find_gradients(call: Call, geometry: Geometry) -> tuple[Call, Call]:
-    """The calls of a forward's two gradients, where its output's gradient has its strides."""
+def _find_gradients(
+    call: Call, geometry: Geometry, strides: Sizes, aligned: bool
+) -> tuple[Call, Call]:
+    """The calls of a forward's two gradients.
+
+    Args:
+        call: the forward call.
+        geometry: of the layer.
+        strides, aligned: of the output's gradient.
+    """
     problem = call.problem
     x, w = (problem.x_shape, call.strides[0]), (problem.w_shape, call.strides[1])
-    y = (problem.y_shape, call.strides[2])
-    rest = (problem.dtype, call.device, False, True, True, call.settings)
+    y = (problem.y_shape, strides)
+    rest = (problem.dtype, call.device, False, aligned, True, call.settings)
     return (
         _call("input_gradient", geometry, _made(x[0], w, y), w, y, *rest),
         _call("weight_gradient", geometry, x, _made(w[0], w), y, *rest),

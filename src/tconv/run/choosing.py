@@ -116,12 +116,10 @@ def leave_to_pytorch(
         ours = found.candidate is not PYTORCH
         if found.race is not None:
             races.append((found.race, ours))
-        elif ours and not (
-            of is call and found.reason == "measured" and choice.is_small(of.planned)
-        ):
+        elif ours:
             return None
         rows.append((of.problem.direction, PYTORCH.stem, "step" if ours else found.reason))
-    return None if choice.step_is_ours(races) else counter(*rows[0], *rows[1:])
+    return None if choice.step_is_ours(races, cast) else counter(*rows[0], *rows[1:])
 
 
 def _by_class(call: Call) -> Way | None:

@@ -44,7 +44,9 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
     """
     call = call if way.candidate is None else call.on(way.candidate)
     count = way.served.add
-    shape, strides = _made(call, axes)
+    shape, strides = call.shape, call.result_strides
+    if axes == 1:
+        shape, strides = (*shape[:2], shape[3]), (*strides[:2], strides[3])
     device = call.device
     empty = None if private.is_deterministic() else private.empty_strided_cuda
 
@@ -72,54 +74,103 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
 
 
 class Ready(NamedTuple):
-    """A known call of a gradient that our kernels run, on a GPU.
+    """A known call of a gradient, on a GPU.
 
     Attributes:
         call: the call, on the candidate that runs it.
-        count: counts it.
-        made: size and strides of the tensor that it writes.
+        by_pytorch: whether PyTorch's operator does.
+        served: counts it.
         rest: the map's arguments behind its tensors.
     """
 
     call: Call
-    count: Callable[[], int]
-    made: tuple[Sizes, Sizes]
+    by_pytorch: bool
+    served: Callable[[], int]
     rest: tuple[Any, ...]
 
 
-def ready(call: Call, axes: int, *rest: Any) -> Ready | None:
-    """The call of a gradient, if it is known that our kernels run it on a GPU.
+Gradients = tuple[Tensor | None, Tensor | None]
+"""Of the input and the weight, each if it is wanted."""
+
+
+def ready(call: Call, *rest: Any) -> Ready | None:
+    """The call of a gradient on a GPU, if it is known who runs it.
 
     Args:
         call: the call.
-        axes: as in `ready_forward`.
         rest: the map's arguments behind its tensors.
     """
     way = choosing.known(call, tuning.mode())
-    if way is None or way.candidate is PYTORCH or call.device is None:
+    if way is None or call.device is None:
         return None
-    call = call if way.candidate is None else call.on(way.candidate)
-    return Ready(call, way.served.add, _made(call, axes), rest)
+    by_pytorch = way.candidate is PYTORCH
+    if way.candidate is not None and not by_pytorch:
+        call = call.on(way.candidate)
+    return Ready(call, by_pytorch, way.served.add, rest)
 
 
 def ready_gradients(
-    of_input: Ready | None, of_weight: Ready | None, axes: int
-) -> Callable[[Tensor, Any, Any], tuple[Tensor | None, Tensor | None]]:
-    """What computes gradients of known calls on our kernels.
+    of_input: Ready | None, of_weight: Ready | None
+) -> Callable[[Tensor, Any, Any], Gradients]:
+    """What computes gradients of known calls.
 
     It takes the output's gradient, the input and the weight, as `ready_forward` takes its operands.
 
     Args:
         of_input, of_weight: the gradients' calls, each if it is wanted; one at least is.
-        axes: as in `ready_forward`.
     """
+
+    def of(by_pytorch: bool) -> tuple[Ready | None, Ready | None]:
+        input, weight = (
+            None if one is None or one.by_pytorch != by_pytorch else one
+            for one in (of_input, of_weight)
+        )
+        return input, weight
+
+    ours, theirs = of(False), of(True)
+    if not any(theirs):
+        return _on_our_kernels(*ours)
+    if not any(ours):
+        return _by_pytorch(*theirs)
+    first, second = _on_our_kernels(*ours), _by_pytorch(*theirs)
+
+    def run(*operands: Any) -> Gradients:
+        (input, weight), (other_input, other_weight) = first(*operands), second(*operands)
+        return other_input if input is None else input, other_weight if weight is None else weight
+
+    return run
+
+
+def _by_pytorch(
+    of_input: Ready | None, of_weight: Ready | None
+) -> Callable[[Tensor, Any, Any], Gradients]:
+    """As `ready_gradients`, of calls that PyTorch's operator runs: one for both, if both are."""
+
+    def run(grad_output: Tensor, input: Any, weight: Any) -> Gradients:
+        for ready in (of_input, of_weight):
+            if ready is not None:
+                ready.served()
+        if of_input is None:
+            assert of_weight is not None
+            return None, aten.weight_gradient(input, grad_output, *of_weight.rest)
+        if of_weight is None:
+            return aten.input_gradient(grad_output, weight, *of_input.rest), None
+        return aten.gradients(grad_output, input, weight, *of_weight.rest[1:])
+
+    return run
+
+
+def _on_our_kernels(
+    of_input: Ready | None, of_weight: Ready | None
+) -> Callable[[Tensor, Any, Any], Gradients]:
+    """As `ready_gradients`, of calls that our kernels run: one start for both, if both are."""
     empty = None if private.is_deterministic() else private.empty_strided_cuda
     first = of_input or of_weight
     assert first is not None and first.call.device is not None
     device = first.call.device
-    last = of_weight.call if of_input is not None and of_weight is not None else None
+    behind = of_weight.call if of_input is not None and of_weight is not None else None
 
-    def run(grad_output: Tensor, input: Any, weight: Any) -> tuple[Tensor | None, Tensor | None]:
+    def run(grad_output: Tensor, input: Any, weight: Any) -> Gradients:
         grad_input = grad_weight = None
         if (
             empty is None
@@ -127,46 +178,53 @@ def ready_gradients(
             or (of_weight is not None and of_weight.call.bound.pytorch_adds)
         ):
             if of_input is not None:
-                of_input.count()
+                of_input.served()
                 grad_input = _input_gradient(of_input.call, grad_output, weight, *of_input.rest)
-                grad_input = grad_input if axes == 2 else grad_input.squeeze(2)
             if of_weight is not None:
-                of_weight.count()
+                of_weight.served()
                 grad_weight = _weight_gradient(of_weight.call, input, grad_output, *of_weight.rest)
-                grad_weight = grad_weight if axes == 2 else grad_weight.squeeze(2)
             return grad_input, grad_weight
         at, dtype = grad_output.data_ptr(), grad_output.dtype
         addresses: tuple[int, ...] = ()
         if of_input is not None:
-            of_input.count()
-            grad_input = empty(*of_input.made, dtype)
+            of_input.served()
+            call = of_input.call
+            grad_input = empty(call.shape, call.result_strides, dtype)
             where = grad_input.data_ptr(), weight.data_ptr(), at, 0
-            _held, *spaces = _workspaces(of_input.call.bound, empty)
+            _held, *spaces = _workspaces(call.bound, empty, dtype)
             addresses = *where, *spaces
         if of_weight is not None:
-            of_weight.count()
-            grad_weight = empty(*of_weight.made, dtype)
+            of_weight.served()
+            call = of_weight.call
+            grad_weight = empty(call.shape, call.result_strides, dtype)
             where = input.data_ptr(), grad_weight.data_ptr(), at, 0
-            _kept, *spaces = _workspaces(of_weight.call.bound, empty)
+            _kept, *spaces = _workspaces(call.bound, empty, dtype)
             addresses = *addresses, *where, *spaces
-        _start(first.call, device, addresses, last)
+        _start(first.call, device, addresses, behind)
         return grad_input, grad_weight
 
     return run
 
 
-def _workspaces(needed: Bound, empty: Callable[..., Tensor]) -> tuple[object, int, int]:
+def _workspaces(
+    needed: Bound, empty: Callable[..., Tensor], dtype: torch.dtype
+) -> tuple[object, int, int]:
     """What keeps a call's workspaces, and their addresses in the order of `OPERANDS`."""
     packed = partial = None
     if needed.packed_elements:
         packed = empty((needed.packed_elements,), (1,), torch.float32)
     if needed.partial_shape is not None:
-        partial = empty(needed.partial_shape, needed.partial_strides, torch.float32)
+        partial = empty(needed.partial_shape, needed.partial_strides, _summed_in(dtype))
     return (
         (packed, partial),
         0 if packed is None else packed.data_ptr(),
         0 if partial is None else partial.data_ptr(),
     )
+
+
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of partial results."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def input_gradient(
@@ -272,12 +330,6 @@ def _weight_gradient(
     return total.to(input.dtype, memory_format=memory_format(channels_last))
 
 
-def _made(call: Call, axes: int) -> tuple[Sizes, Sizes]:
-    """Size and strides of the tensor that a call writes, with so many spatial axes."""
-    shape, strides = call.shape, call.result_strides
-    return (shape, strides) if axes == 2 else ((*shape[:2], shape[3]), (*strides[:2], strides[3]))
-
-
 def _empty_strided(like: Tensor, size: Sizes, strides: Sizes, dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the device of `like`."""
     if (
@@ -297,8 +349,8 @@ def _launch(
     partial = packed = None
     needed = call.bound
     if needed.partial_shape is not None:
-        accumulated = torch.float64 if x.dtype is torch.float64 else torch.float32
-        partial = _empty_strided(x, needed.partial_shape, needed.partial_strides, accumulated)
+        summed = _summed_in(x.dtype)
+        partial = _empty_strided(x, needed.partial_shape, needed.partial_strides, summed)
     if needed.packed_elements:
         packed = _empty_strided(x, (needed.packed_elements,), (1,), torch.float32)
     addresses = (  # in the order of OPERANDS
@@ -338,7 +390,8 @@ def _start(call: Call, device: int, addresses: Sizes, behind: Call | None = None
             filled = call.filled_before(behind)
         series = filled[addresses]
         stream = private.raw_stream(device)
-        if not private.is_capturing(device):
+        # CUDA refuses to capture stream 0.
+        if not stream or not private.is_capturing(device):
             series.start(stream)
             return
         # NOTE: the kernels of these launches: the call may load others meanwhile.

@@ -370,7 +370,7 @@ def test_a_series_becomes_a_graph():
 def test_the_first_of_each_group_waits_for_all_before_it():
     kernel = runtime.load(Source(), 0)
     alone = [[kernel.prepare(grid, bytes(24))] for grid in (1, 2)]
-    for made, dependent in ((Series(*alone), PLAIN), (Series(sum(alone, [])), DEPENDENT)):
+    for made, dependent in ((Series(*alone), PLAIN), (Series(alone[0] + alone[1]), DEPENDENT)):
         attributes()
         made.start(0x1000)
         assert attributes() == dependent
