@@ -92,22 +92,23 @@ by ours; with 2.5, a DCGAN on a host that was slow at times 0.82 and 0.93
 WORTH = 3
 """How many times the host's extra time ours must save the device, in a call by itself."""
 
-STEP = 12
+STEP = 60
 """From this time of the device's on, in times of our launches of its least call, a step of forward
-and backward by PyTorch's nodes waits for the device rather than for the host.
+and backward by PyTorch's nodes keeps a program waiting for the device, with what surrounds it.
 
-Where one step follows the other, launches take the host 11 to 15 us, and the best limit is some
-200 us: by what 712 steps of 89 layers took it loses 0.014, one of 150 us 0.019, of 300 us 0.024, of
-400 us 0.038 (benchmarks/results/h200/regret/steps_before.csv). In a model that waits for the host a
-few layers by ours cost more than all: a DCGAN's training was at 0.94 of PyTorch's speed with one or
-two of five layers by ours, at 0.96 to 1.01 with three, at 1.07 to 1.11 with all
-(models_steps_25.csv, models_steps_20.csv, host_steps.log). So the limit is low.
+Launches take the host 11 to 20 us. Where one step follows the other, some 200 us were the best
+limit, and this one costs the gradients of 89 layers 1.22
+(benchmarks/results/h200/regret/steps_before.csv). But in a model that waits for the host a few
+layers by ours cost more than all or none: with 25 a DCGAN's training was at 0.94 of PyTorch's
+speed, with 20 a pose head's at 0.95, with 15 a vocoder's at 0.96 (models_steps_25.csv,
+models_steps_20.csv, models_steps_15.csv), with 60 all models at 0.985 or more (host_steps.log, 5).
 """
 
-STEP_CAST = 4
-"""How many times as long such a step has to take the device where autocast casts its tensors, which
-we do from Python. With 1, a pose head with one of three layers by ours was at 0.95 of PyTorch's
-speed (models_steps_20.csv), at 1.00 to 1.04 with all.
+STEP_SAVES = 20
+"""How many of those times a step of ours must save the device.
+
+With half, when our node cost more, a pose head that waited for the host took 2.02 ms a step by
+PyTorch's nodes and 2.20 with some of ours (benchmarks/results/h200/models_step_2.csv).
 """
 
 NODE = 3
@@ -174,7 +175,7 @@ def ours_is_faster(race: Race, direction: Direction, cast: bool = False) -> bool
     return pytorch.device >= DEVICE_BOUND * host and race.saved >= WORTH * (host - theirs)
 
 
-def step_is_ours(races: Sequence[tuple[Race, bool]], cast: bool = False) -> bool:
+def step_is_ours(races: Sequence[tuple[Race, bool]]) -> bool:
     """Whether a forward call and its gradients gain by our node of autograd.
 
     The alternative is PyTorch's own function with its own backward.
@@ -182,15 +183,13 @@ def step_is_ours(races: Sequence[tuple[Race, bool]], cast: bool = False) -> bool
     Args:
         races: of the forward call and those of its gradients that are asked for, as far as they
             were timed, and whether ours runs each within our node.
-        cast: whether autocast casts tensors of the forward call.
     """
     if not races:
         return False
     saved = sum(race.saved for race, is_ours in races if is_ours)
     device = sum(race.pytorch.device for race, _ in races)
     launches = min(race.ours.host for race, _ in races)
-    least = STEP * (STEP_CAST if cast else 1) * launches
-    return device >= least and saved >= NODE * launches
+    return device >= STEP * launches and saved >= STEP_SAVES * launches
 
 
 class Verdict(NamedTuple):

@@ -433,7 +433,7 @@ def _left(
 
     NOTE: both are None under torch.compile, so that no graph is guarded by what the table holds.
     """
-    if (
+    if (  # `flags.are_usual` in its own text
         _is_dynamo_compiling()
         or _TIMING in _overrides
         or _is_cudnn_benchmark()

@@ -119,7 +119,7 @@ def leave_to_pytorch(
         elif ours:
             return None
         rows.append((of.problem.direction, PYTORCH.stem, "step" if ours else found.reason))
-    return None if choice.step_is_ours(races, cast) else counter(*rows[0], *rows[1:])
+    return None if choice.step_is_ours(races) else counter(*rows[0], *rows[1:])
 
 
 def _by_class(call: Call) -> Way | None:

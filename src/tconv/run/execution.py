@@ -169,6 +169,7 @@ def _on_our_kernels(
     assert first is not None and first.call.device is not None
     device = first.call.device
     behind = of_weight.call if of_input is not None and of_weight is not None else None
+    wanted = [(i, one) for i, one in enumerate((of_input, of_weight)) if one is not None]
 
     def run(grad_output: Tensor, input: Any, weight: Any) -> Gradients:
         grad_input = grad_weight = None
@@ -184,42 +185,38 @@ def _on_our_kernels(
                 of_weight.served()
                 grad_weight = _weight_gradient(of_weight.call, input, grad_output, *of_weight.rest)
             return grad_input, grad_weight
-        at, dtype = grad_output.data_ptr(), grad_output.dtype
+        results: list[Tensor | None] = [None, None]
         addresses: tuple[int, ...] = ()
-        if of_input is not None:
-            of_input.served()
-            call = of_input.call
-            grad_input = empty(call.shape, call.result_strides, dtype)
-            where = grad_input.data_ptr(), weight.data_ptr(), at, 0
-            _held, *spaces = _workspaces(call.bound, empty, dtype)
-            addresses = *where, *spaces
-        if of_weight is not None:
-            of_weight.served()
-            call = of_weight.call
-            grad_weight = empty(call.shape, call.result_strides, dtype)
-            where = input.data_ptr(), grad_weight.data_ptr(), at, 0
-            _kept, *spaces = _workspaces(call.bound, empty, dtype)
-            addresses = *addresses, *where, *spaces
+        held = []
+        for index, one in wanted:
+            one.served()
+            call = one.call
+            made = results[index] = empty(call.shape, call.result_strides, grad_output.dtype)
+            x, w = (input, made) if index else (made, weight)
+            spaces = _workspaces(call.bound, empty, grad_output.dtype)
+            held.append(spaces)
+            where = x.data_ptr(), w.data_ptr(), grad_output.data_ptr(), 0
+            addresses = *addresses, *where, *map(_address, spaces)
         _start(first.call, device, addresses, behind)
-        return grad_input, grad_weight
+        return results[0], results[1]
 
     return run
 
 
 def _workspaces(
     needed: Bound, empty: Callable[..., Tensor], dtype: torch.dtype
-) -> tuple[object, int, int]:
-    """What keeps a call's workspaces, and their addresses in the order of `OPERANDS`."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of packed operands and of partial results, each where the call has it."""
     packed = partial = None
     if needed.packed_elements:
         packed = empty((needed.packed_elements,), (1,), torch.float32)
     if needed.partial_shape is not None:
         partial = empty(needed.partial_shape, needed.partial_strides, _summed_in(dtype))
-    return (
-        (packed, partial),
-        0 if packed is None else packed.data_ptr(),
-        0 if partial is None else partial.data_ptr(),
-    )
+    return packed, partial
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:
