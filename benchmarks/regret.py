@@ -69,6 +69,8 @@ ROUNDS = 7
 TURN = 2e-3
 """Seconds of a turn, in steps of the quickest contestant."""
 MOST_STEPS = 100
+FIRST_STEPS = 48
+"""The default's, in which it is watched whether a program waits for the device."""
 ALIKE = 4
 """Contestants within this factor of the quickest take as many steps a turn as it does."""
 SHARE = 0.04
@@ -209,6 +211,8 @@ def measure(case: Case, watch: CudaTimer) -> Row:
         if not runs:
             return row
         once = {}
+        if DEFAULT in runs and turn(DEFAULT, runs[DEFAULT], 1) < LONG / 4:
+            turn(DEFAULT, runs[DEFAULT], FIRST_STEPS)
         for name, run in runs.items():
             tconv.statistics(reset=True)
             once[name] = turn(name, run, 1)

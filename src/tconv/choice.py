@@ -16,7 +16,7 @@ import contextlib
 import functools
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,6 +34,7 @@ Reason = Literal[
     "timed",
     "not timed",
     "step",
+    "watched",
     "tuned",
 ]
 
@@ -45,8 +46,9 @@ SENTENCES: dict[Reason, str] = {
     "timed": "the first call of its class timed both",
     "not timed": "nothing was timed before, and TCONV_TIMING=0, a CUDA graph was being captured or "
     "nobody asked for the gradient",
-    "step": "forward and gradients together gain less from our kernels than our node of autograd "
-    "costs the host",
+    "step": "forward and gradients together save less than our node of autograd costs the host, "
+    "which the program waits for",
+    "watched": "its first calls show whether the program waits for the host or for the device",
     "tuned": "autotune or cudnn.benchmark timed the candidates and PyTorch's operator",
 }
 """Why a call runs where it does, in words."""
@@ -96,12 +98,10 @@ STEP = 60
 """From this time of the device's on, in times of our launches of its least call, a step of forward
 and backward by PyTorch's nodes keeps a program waiting for the device, with what surrounds it.
 
-Launches take the host 11 to 20 us. Where one step follows the other, some 200 us were the best
-limit, and this one costs the gradients of 89 layers 1.22
-(benchmarks/results/h200/regret/steps_before.csv). But in a model that waits for the host a few
-layers by ours cost more than all or none: with 25 a DCGAN's training was at 0.94 of PyTorch's
-speed, with 20 a pose head's at 0.95, with 15 a vocoder's at 0.96 (models_steps_25.csv,
-models_steps_20.csv, models_steps_15.csv), with 60 all models at 0.985 or more (host_steps.log, 5).
+Launches take the host 11 to 20 us. With 25 a DCGAN's training was at 0.94 of PyTorch's speed, with
+20 a pose head's at 0.95, with 15 a vocoder's at 0.96 (models_steps_25.csv, models_steps_20.csv,
+models_steps_15.csv in benchmarks/results/h200), with 60 all models at 0.985 or more
+(host_steps.log, 5). Of shorter steps it is watched whether the program waits for the device.
 """
 
 STEP_SAVES = 20
@@ -109,6 +109,12 @@ STEP_SAVES = 20
 
 With half, when our node cost more, a pose head that waited for the host took 2.02 ms a step by
 PyTorch's nodes and 2.20 with some of ours (benchmarks/results/h200/models_step_2.csv).
+"""
+
+HOST_SAVES = 20
+"""How many of those times a step of ours saves the host where that is sure to be more than our node
+costs it: an identity of autograd in Python costs a model's step 100 us, further ones 30 to 70 each,
+where launches take 12 (host_steps.log, 10).
 """
 
 NODE = 3
@@ -175,7 +181,9 @@ def ours_is_faster(race: Race, direction: Direction, cast: bool = False) -> bool
     return pytorch.device >= DEVICE_BOUND * host and race.saved >= WORTH * (host - theirs)
 
 
-def step_is_ours(races: Sequence[tuple[Race, bool]]) -> bool:
+def step_is_ours(
+    races: Sequence[tuple[Race, bool]], is_ahead: Callable[[], bool | None]
+) -> bool | None:
     """Whether a forward call and its gradients gain by our node of autograd.
 
     The alternative is PyTorch's own function with its own backward.
@@ -183,13 +191,22 @@ def step_is_ours(races: Sequence[tuple[Race, bool]]) -> bool:
     Args:
         races: of the forward call and those of its gradients that are asked for, as far as they
             were timed, and whether ours runs each within our node.
+        is_ahead: whether the host is ahead of the device where the program makes such calls, so
+            that it waits for the device and our node costs it nothing; None if that is to be
+            watched first.
+
+    Returns:
+        None where `is_ahead` decides, and does not know.
     """
-    if not races:
-        return False
     saved = sum(race.saved for race, is_ours in races if is_ours)
+    if saved <= 0:
+        return False
     device = sum(race.pytorch.device for race, _ in races)
     launches = min(race.ours.host for race, _ in races)
-    return device >= STEP * launches and saved >= STEP_SAVES * launches
+    if device >= STEP * launches and saved >= STEP_SAVES * launches:
+        return True
+    host = sum(race.pytorch.host - race.ours.host for race, is_ours in races if is_ours)
+    return True if host >= HOST_SAVES * launches else is_ahead()
 
 
 class Verdict(NamedTuple):

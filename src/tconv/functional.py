@@ -115,11 +115,12 @@ _Own = tuple[
     object,  # as in _Left, like the two that follow
     str,
     torch.dtype | None,
-    Callable[[], int],  # counts the calls
-    tuple[bool, ...],  # `flags.of_who_runs`
+    Callable[[], int],  # counts the calls; or says whether the kind goes on
+    tuple[bool, ...] | None,  # `flags.of_who_runs`, read in some turns; None where the kind is over
     Callable[[Tensor, Tensor, Tensor | None], Tensor],  # runs the call
 ]
-"""A kind of calls that our kernels run. Where a gradient is recorded, they compute it as well."""
+"""A kind of calls that our kernels run, with their gradients where these are recorded; or, for a
+few calls, PyTorch's function while it is watched."""
 
 _own_calls: tuple[dict[int, tuple[_Own, ...]], dict[int, tuple[_Own, ...]]] = ({}, {})
 """These kinds of either function, as in `_left_to_pytorch`, by the identity of the weight."""
@@ -210,6 +211,7 @@ def _keep_own(
     operands: tuple[Tensor, Tensor, Tensor | None],
     axes: int,
     ready: Callable[[int], Callable[..., Tensor] | None],
+    goes_on: Callable[[], bool] | None = None,
 ) -> None:
     """Let `_own` find calls like this one, whose arguments are valid.
 
@@ -217,7 +219,8 @@ def _keep_own(
         state: what `_left` gave for it.
         operands: the call's input, weight and bias.
         axes: how many spatial axes they have.
-        ready: gives what runs such calls on operands of so many axes, if our kernels do.
+        ready: gives what runs such calls on operands of so many axes, if that is known.
+        goes_on: whether it runs the next of them; None if it does as long as flags stay.
 
     A weight's calls of further kinds take the longer way: to make entries in turns takes more.
     """
@@ -240,8 +243,8 @@ def _keep_own(
         (bool(_overrides), grad_enabled, *rest),
         private.alike(*(operand for operand in operands if operand is not None)),
         *_computed(input),
-        itertools.count(1).__next__,
-        _of_who_runs(),
+        goes_on or itertools.count(1).__next__,
+        None if goes_on else _of_who_runs(),
         run,
     )
     table = _own_calls[axes - 1]

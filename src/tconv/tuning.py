@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tconv import choice, private, settings
 from tconv.choice import NEVER, Race, Timed, ours_is_faster
@@ -62,6 +63,19 @@ The first after a pause takes the host longer than those of a running program.
 HOST_DECIDES_BELOW = 1e-3
 """Modelled seconds below which the host's time may decide."""
 
+WATCHED, COUNTED = 36, 12
+"""Calls of a class that are watched, and how many of them count, the last ones.
+
+The first come behind timings, which wait for the device, and take the host two or four times as
+long as later ones: a layer's steps by PyTorch took 0.8 ms, the tenth 0.25, later ones 0.1.
+"""
+
+AHEAD = 0.75
+"""The share of calls in which the device has to lag behind in a program that waits for it.
+
+A program that waits for a result in each step finds the device idle in the next one's first layer.
+"""
+
 KEY_PREFIX = "autotune-"
 """What the keys of cache entries start with that hold a problem's fastest candidate."""
 
@@ -80,6 +94,8 @@ _depth = 0
 _epoch = 1
 _chosen: dict[tuple[Any, ...], Candidate] = {}
 _races: dict[tuple[Any, ...], Race] = {}
+_watches: dict[tuple[Any, ...], Watch] = {}
+_seen: dict[int, list[bool]] = {}  # by all watches of a device
 _forced: ContextVar[Candidate | None] = ContextVar("tconv_candidate", default=None)
 
 
@@ -233,6 +249,54 @@ def raced(problem: Problem, device: int, stem: str, flags: tuple[object, ...]) -
     return _races.get((device, *_class_of(problem, stem, flags)))
 
 
+class Watch:
+    """Sees whether a program that calls a class of problems waits for the device, or for the host.
+
+    Layers of one program are watched beside each other, and what is seen of one counts for all: the
+    host is behind somewhere in a program that waits for it, and ahead elsewhere.
+
+    Not thread-safe: what two threads see counts alike.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._seen = _seen.setdefault(device, [])
+        self._first = 0
+        self._is_ahead: bool | None = None
+        self._calls_left = WATCHED
+
+    @property
+    def is_ahead(self) -> bool | None:
+        """Whether the host is: the program waits for the device then. None if it is not known."""
+        return self._is_ahead
+
+    def goes_on(self) -> bool:
+        """Whether it is to see calls now. None of what a CUDA graph captures runs at once."""
+        return self._calls_left > 0 and not private.is_capturing(self._device)
+
+    def see(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """The function's result. Sees whether the device gets there only when the host has left.
+
+        Our node of autograd costs the host about as much time as passes meanwhile.
+        """
+        there = torch.cuda.Event()
+        there.record(torch.cuda.current_stream(self._device))
+        result = function(*arguments)
+        self._seen.append(not there.query())
+        self._calls_left -= 1
+        if self._calls_left == COUNTED:
+            self._first = len(self._seen)
+        if self._calls_left <= 0:
+            seen = self._seen[self._first :]
+            self._is_ahead = sum(seen) >= AHEAD * len(seen)
+        return result
+
+
+def watch(problem: Problem, device: int, stem: str, flags: tuple[object, ...]) -> Watch:
+    """The one of a problem's class in this process; arguments as for `raced`."""
+    return _watches.setdefault((device, *_class_of(problem, stem, flags)), Watch(device))
+
+
 def _class_of(problem: Problem, stem: str, flags: tuple[object, ...]) -> tuple[object, ...]:
     """What times hold for."""
     return size_class(problem), stem, flags
@@ -289,6 +353,8 @@ def forget() -> None:
     global _epoch
     _chosen.clear()
     _races.clear()
+    _watches.clear()
+    _seen.clear()
     _epoch += 1
 
 

@@ -60,6 +60,8 @@ class Gpu:
         self.flags = set()
         self.name = "NVIDIA Nobody Knows"
         self.faster = "tconv"
+        self.captures = False
+        self.is_late = False
         monkeypatch.setenv("TCONV_EMULATE", "1")  # so that CPU tensors come as far as tconv.run
         read = calls._read
         monkeypatch.setattr(calls, "_read", lambda is_cuda, dtype: read(True, dtype))
@@ -74,6 +76,9 @@ class Gpu:
         monkeypatch.setattr(binding.Call, "target", HOPPER)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: self.name)
         monkeypatch.setattr(tuning, "race", self.race)
+        monkeypatch.setattr(private, "is_capturing", lambda device: self.captures)
+        monkeypatch.setattr(torch.cuda, "Event", lambda: self)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
         for direction in ("forward", "input_gradient", "weight_gradient"):
             monkeypatch.setattr(execution, f"_{direction}", self.kernel(direction))
         monkeypatch.setattr(private, "empty_strided_cuda", None)  # so that `_forward` runs
@@ -85,6 +90,12 @@ class Gpu:
             launch(candidate)
         races = {"tconv": Race(SHORT, LONG), "pytorch": Race(LONG, SHORT), "close": CLOSE}
         return (races | {"neither": None})[self.faster]
+
+    def record(self, _stream):
+        """It is an event of itself."""
+
+    def query(self):
+        return not self.is_late
 
     def lets_nothing_be_considered(self, monkeypatch):
         """From here on calls and gradients have to be found at once, and are counted anew."""
@@ -248,13 +259,123 @@ def test_gradients_that_are_not_wanted_decide_nothing(gpu, monkeypatch):
     assert type(out.grad_fn).__name__ == PYTORCHS
 
 
-def test_a_step_that_saves_less_than_our_node_costs_is_pytorchs(gpu, monkeypatch):
-    race = Race(Timed(100e-6, 20e-6), Timed(110e-6, 40e-6))
+WATCHED = tuning.WATCHED
+SMALL = Race(Timed(100e-6, 20e-6), Timed(110e-6, 40e-6))
+"""Ours is ahead of PyTorch's on both, but by less than our node costs the host."""
+
+
+def test_a_step_of_which_ours_saves_nothing_is_pytorchs(gpu, monkeypatch):
+    race = Race(Timed(120e-6, 20e-6), Timed(110e-6, 90e-6))
     monkeypatch.setattr(tuning, "race", lambda *_: race)
     operand = operands(size=128, dtype=torch.bfloat16)
-    assert [step(*operand) for _ in range(2)] == [OURS, PYTORCHS]
+    assert [step(*operand) for _ in range(3)] == [OURS, PYTORCHS, PYTORCHS]
+    assert all(reason != "watched" for _, _, reason in served())
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_small_step_is_ours_if_the_program_waits_for_the_device(
+    gpu, monkeypatch, axes, autocast, late
+):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    layer = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1](32, 16, 4, 2, 1)
+    x = torch.randn(2, 32, *(16,) * axes, requires_grad=True)
+
+    def node():
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = layer(x)
+            expected = type(layer).__base__.forward(layer, x)
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
+        torch.autograd.grad(out, (x, layer.weight), torch.ones_like(out))
+        made = out.grad_fn
+        if type(made).__name__ == "SqueezeBackward1":  # of the height
+            made = made.next_functions[0][0]
+        return type(made).__name__
+
+    assert node() == OURS  # timed within
+    gpu.is_late = late
+    considered = []
+    convolve = functional._convolve
+    monkeypatch.setattr(functional, "_convolve", lambda *a: considered.append(a) or convolve(*a))
+    assert {node() for _ in range(WATCHED)} == {PYTORCHS}
+    assert len(considered) == 1  # the others were found at once
+    assert served()["forward", "pytorch", "watched"] == WATCHED
+    gpu.is_late = not late
+    assert {node() for _ in range(2 * WATCHED)} == {OURS if late else PYTORCHS}
+    assert len(considered) <= 3
+    if not late:
+        assert served()["forward", "pytorch", "step"] == 2 * WATCHED
+
+
+@pytest.mark.parametrize(("late", "name"), [(9, "ours"), (8, "pytorchs")])
+def test_a_share_of_late_calls_is_enough(gpu, monkeypatch, late, name):
+    """A program that waits for a result in each step finds the device idle at first."""
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    operand = operands(size=128, dtype=torch.bfloat16)
+    step(*operand)
+    for call in range(WATCHED):
+        gpu.is_late = WATCHED - call <= late
+        step(*operand)
+    assert step(*operand) == {"ours": OURS, "pytorchs": PYTORCHS}[name]
+
+
+def test_layers_of_one_program_are_watched_together(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    layers = [operands(channels, 128, torch.bfloat16) for channels in (32, 64)]
+    for turn in range(WATCHED + 2):
+        for late, operand in enumerate(layers):
+            gpu.is_late = turn > 0 and bool(late)
+            name = step(*operand)
+    assert name == PYTORCHS  # it is ahead there, and behind elsewhere
+    assert step(*layers[0]) == PYTORCHS
+
+
+def test_another_size_of_its_class_need_not_be_watched(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    monkeypatch.setattr(tuning, "raced", lambda *_: SMALL)
+    gpu.is_late = True
+    x, w, b = operands(size=128, dtype=torch.bfloat16)
+    for _ in range(WATCHED + 1):
+        step(x[:, :, :120].detach().requires_grad_(), w, b)
+    assert step(x[:, :, :112].detach().requires_grad_(), w, b) == OURS
+
+
+def test_a_graph_that_is_captured_goes_by_the_device_alone(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    operand = operands(size=128, dtype=torch.bfloat16)
+    names = []
+    for turn in range(5):
+        gpu.captures = turn in (2, 4)
+        names.append(step(*operand))
+    assert names == [OURS, PYTORCHS, OURS, PYTORCHS, OURS]
+    assert served()["forward", "pytorch", "watched"] == 2
+
+
+def test_calls_that_are_not_found_at_once_are_watched_too(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    gpu.is_late = True
+    x, w, _ = operands(size=128, dtype=torch.bfloat16)
+    b = torch.randn(16, dtype=torch.bfloat16)[::2]
+    names = [step(x, w, b) for _ in range(WATCHED + 2)]
+    assert names == [OURS, *[PYTORCHS] * WATCHED, OURS]
+
+
+def test_a_step_whose_launches_save_the_host_a_lot_is_ours(gpu, monkeypatch):
+    race = Race(Timed(100e-6, 20e-6), Timed(110e-6, 160e-6))
+    monkeypatch.setattr(tuning, "race", lambda *_: race)
+    operand = operands(size=128, dtype=torch.bfloat16)
+    assert [step(*operand) for _ in range(2)] == [OURS, OURS]
+
+
+def test_a_small_call_without_gradients_is_decided_by_its_own_times(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    operand = operands(size=128, dtype=torch.bfloat16)
+    for _ in range(WATCHED + 2):
+        step(*operand)
     counted = served()
     assert all(counted[direction, "pytorch", "step"] == 1 for direction in THREE)
+    assert all(counted[direction, "pytorch", "watched"] == WATCHED for direction in THREE)
     with torch.no_grad():  # without gradients its time decides
         tconv.conv_transpose2d(*operand, 2, 1)
     assert gpu.ran[-1] == "forward"
@@ -369,9 +490,9 @@ def test_a_step_of_ours_is_found_at_once(gpu, monkeypatch, axes, wanted, own):
     assert sum(served().values()) == len(ran)
 
 
-@pytest.mark.parametrize("theirs", [THREE[1:], THREE[1:2], THREE[2:]])
+@pytest.mark.parametrize("theirs", [THREE[1:], THREE[1:2], THREE[2:], THREE[:1], THREE[:2]])
 @pytest.mark.parametrize("axes", [1, 2])
-def test_a_step_of_ours_with_gradients_of_pytorchs_is_found_at_once(gpu, monkeypatch, axes, theirs):
+def test_a_step_of_ours_with_parts_of_pytorchs_is_found_at_once(gpu, monkeypatch, axes, theirs):
     layer = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1](64, 64, 4, 2, 1)
     x = torch.randn(2, 64, *((256,), (16, 16))[axes - 1], requires_grad=True)
     slow, quick = Timed(9e-3, 20e-6), Timed(1e-3, 20e-6)
@@ -1183,9 +1304,9 @@ def test_a_gradient_within_our_node_is_pytorchs_if_it_saves_what_that_costs_the_
     ("races", "gains"),
     [
         ([((100, 20), (700, 20), True)] * 3, True),
-        ([((20, 20), (390, 20), True)] * 3, False),  # the host may be waited for: 1200 in all
+        ([((20, 20), (390, 20), True)] * 3, None),  # the host may be waited for: 1200 in all
         ([((20, 20), (410, 20), True)] * 3, True),
-        ([((600, 20), (730, 20), True)] * 3, False),  # it has to save 400
+        ([((600, 20), (730, 20), True)] * 3, None),  # it has to save 400
         ([((600, 20), (740, 20), True)] * 3, True),
         ([((400, 20), (900, 20), True), ((900, 20), (400, 20), False)], True),
         ([((900, 20), (400, 20), False)] * 3, False),
@@ -1194,7 +1315,7 @@ def test_a_gradient_within_our_node_is_pytorchs_if_it_saves_what_that_costs_the_
 )
 def test_a_step_is_ours_if_it_saves_more_than_our_node_costs(races, gains):
     found = [(Race(Timed(*ours), Timed(*pytorch)), is_ours) for ours, pytorch, is_ours in races]
-    assert choice.step_is_ours(found) is gains
+    assert choice.step_is_ours(found, lambda: None) is gains
 
 
 def test_rows_of_what_is_ahead_name_kernels():

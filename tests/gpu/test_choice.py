@@ -53,6 +53,50 @@ def test_a_step_in_bfloat16_is_decided_as_one(size, node):
     assert {row.direction for row in tconv.statistics()} == set(DIRECTIONS)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_small_step_is_ours_where_the_program_waits_for_the_device(busy, monkeypatch):
+    race = Race(Timed(100e-6, 20e-6), Timed(110e-6, 40e-6))
+    monkeypatch.setattr(tuning, "race", lambda *_: race)
+    x, w = operands(size=16)
+    expected = F.conv_transpose2d(x, w, stride=2, padding=1)
+    grad = torch.ones_like(expected)
+    expected = torch.autograd.grad(expected, (x, w), grad)
+    names = []
+    for _ in range(tuning.WATCHED + 3):
+        if busy:
+            torch.cuda._sleep(5_000_000)
+        else:
+            torch.cuda.synchronize()
+        out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
+        for got, want in zip(torch.autograd.grad(out, (x, w), grad), expected, strict=True):
+            assert (got - want).norm() / want.norm() < 2e-3
+        names.append(type(out.grad_fn).__name__.startswith("Tconv"))
+    assert names == [True, *[False] * tuning.WATCHED, busy, busy]
+
+
+def test_a_graph_that_is_captured_meanwhile_is_ours(monkeypatch):
+    race = Race(Timed(100e-6, 20e-6), Timed(110e-6, 40e-6))
+    monkeypatch.setattr(tuning, "race", lambda *_: race)
+    x, w = operands(size=16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
+            torch.autograd.grad(out, (x, w), torch.ones_like(out))
+        assert "watched" in reasons()
+        tconv.statistics(reset=True)
+        with torch.cuda.graph(graph):
+            out = tconv.conv_transpose2d(x, w, stride=2, padding=1)
+            grads = torch.autograd.grad(out, (x, w), torch.ones_like(out))
+        graph.replay()
+        torch.cuda.synchronize()
+    assert reasons() == {"timed"}
+    expected = F.conv_transpose2d(x, w, stride=2, padding=1)
+    expected = (expected, *torch.autograd.grad(expected, (x, w), torch.ones_like(expected)))
+    for got, want in zip((out, *grads), expected, strict=True):
+        assert (got - want).norm() / want.norm() < 2e-3
+
+
 def test_a_forward_in_float32_is_timed_once():
     x, w = operands(grad=False)
     outs = [tconv.conv_transpose2d(x, w, stride=2, padding=1) for _ in range(3)]

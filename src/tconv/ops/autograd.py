@@ -442,8 +442,8 @@ def dispatched(node: type[_Node], operator: Callable[..., Tensor]) -> Callable[.
     return kernel
 
 
-_pytorch = torch.conv_transpose2d
-"""PyTorch's own function, whatever `tconv.enable` puts in its place."""
+_pytorch, _pytorch1d = torch.conv_transpose2d, torch.conv_transpose1d
+"""PyTorch's own functions, whatever `tconv.enable` puts in their place."""
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
@@ -513,13 +513,18 @@ def forward_unobserved(
     return _run(compute.forward, differentiable, dtype, input, weight, bias, geometry)
 
 
+Keep = Callable[..., None]
+"""Takes what makes a function of a call's input, weight and bias that runs all calls like it, from
+the spatial axes of these; and, if it is to run a few only, how many."""
+
+
 def cached_forward(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     geometry: Geometry,
     leave: Callable[[Counter], None] | None = None,
-    keep: Callable[[Callable[[int], Callable[..., Tensor] | None]], None] | None = None,
+    keep: Keep | None = None,
 ) -> Tensor | None:
     """`forward_unobserved` of a call whose like was `remember`ed, else None.
 
@@ -528,7 +533,7 @@ def cached_forward(
         weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
         geometry: of the layer.
         leave: is told the call's counter where PyTorch is to run such calls from now on.
-        keep: is told how to run such calls: `_ready` but for its first arguments.
+        keep: is told how to run such calls.
 
     Where PyTorch is to run the call and its gradients, its own function does, with its own
     backward: the host then does what it does without us, but for one look-up.
@@ -543,6 +548,11 @@ def cached_forward(
         differentiable = True in wanted or (bias is not None and bias.requires_grad)
     served = run.pytorchs(differentiable, wanted)
     if served is not None:
+        if not run.is_settled(differentiable, wanted):
+            watched = functools.partial(_watched, run.watch, served, geometry)
+            if keep is not None:
+                keep(watched, run.watch.goes_on)
+            return watched(2)(input, weight, bias)
         served.add()
         if leave is not None:
             leave(served)
@@ -551,6 +561,29 @@ def cached_forward(
     if keep is not None:
         keep(functools.partial(_ready, run, dtype, differentiable, wanted, geometry))
     return _run(run, differentiable, dtype, input, weight, bias, geometry, run.see)
+
+
+def _watched(
+    watch: Any, served: Counter, geometry: Geometry, axes: int
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """What runs a call by PyTorch's own function, and has a `tuning.Watch` see it.
+
+    Args:
+        watch: the call's.
+        served: counts it.
+        geometry: of the layer.
+        axes: the spatial axes of its tensors.
+    """
+    function = _pytorch if axes == 2 else _pytorch1d
+    *pairs, groups = geometry
+    stride, padding, output_padding, dilation = (pair[2 - axes :] for pair in pairs)
+    rest = (stride, padding, output_padding, groups, dilation)
+
+    def run(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        served.add()
+        return watch.see(function, input, weight, bias, *rest)
+
+    return run
 
 
 def _ready(
@@ -573,7 +606,7 @@ def _ready(
         geometry: of the layer.
         axes: the spatial axes of its tensors.
     """
-    if differentiable and not known.is_settled(wanted):
+    if differentiable and not known.is_settled(True, wanted):
         return None
     run: Callable[..., Tensor] | None = known.ready(2 if differentiable else axes)
     if run is None or not (differentiable or dtype):

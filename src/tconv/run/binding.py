@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from tconv import sizes
+from tconv import sizes, tuning
 from tconv.choice import Race, Reason
 from tconv.counts import Counter
 from tconv.emulator.launch import EmulatedKernel
@@ -23,6 +23,7 @@ from tconv.kernels.launch import BoundLaunch
 from tconv.kernels.source import KernelSource
 from tconv.plan import Candidate, Plan, make_plan, plan
 from tconv.problem import Problem, Sizes
+from tconv.tuning import Watch
 
 
 class Settings(NamedTuple):
@@ -140,6 +141,13 @@ class Call:
     def ways(self) -> dict[int, Way]:
         """Who runs it, for each `tuning.mode` in which that is settled."""
         return {}
+
+    @functools.cached_property
+    def watch(self) -> Watch:
+        """Sees whether programs wait for the device in calls of its class, on a GPU."""
+        assert self.device is not None
+        stem = self.planned.stem
+        return tuning.watch(self.problem, self.device, stem, self.settings.of_pytorch)
 
     @property
     def target(self) -> Target:

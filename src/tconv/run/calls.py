@@ -50,13 +50,14 @@ _PATIENCE = 16
 class Known:
     """`forward` of calls of one signature, whose arguments are valid."""
 
-    __slots__ = ("_call", "_cast", "_geometry", "_laid", "_pytorchs", "_waited")
+    __slots__ = ("_call", "_cast", "_geometry", "_laid", "_pytorchs", "_waited", "_watched")
 
     def __init__(self, call: Call, geometry: Geometry, cast: bool) -> None:
         self._call = call
         self._geometry = geometry
         self._cast = cast  # by autocast
         self._pytorchs: dict[tuple[object, ...], Counter | None] = {}
+        self._watched: dict[tuple[object, ...], Counter] = {}
         self._waited = 0
         self._laid = call.strides[2], True  # the output's gradient, until one is seen
 
@@ -67,14 +68,16 @@ class Known:
         return execution.forward(self._call, input, weight, bias, geometry)
 
     def ready(self, axes: int) -> Callable[..., Tensor] | None:
-        """What runs the call on our kernels, where it is known that they do, on a GPU.
+        """What runs the call on a GPU, where it is known who does.
 
         Args:
             axes: as in `execution.ready_forward`.
         """
         way = choosing.known(self._call, tuning.mode())
-        if way is None or way.candidate is PYTORCH or self._call.device is None:
+        if way is None or self._call.device is None:
             return None
+        if way.candidate is PYTORCH:
+            return execution.ready_forward_by_pytorch(way, self._geometry)
         return execution.ready_forward(self._call, way, axes)
 
     def see(self, grad_output: Tensor) -> None:
@@ -85,37 +88,46 @@ class Known:
         """
         self._laid = grad_output.stride(), grad_output.data_ptr() % 16 == 0
 
-    def is_settled(self, wanted: tuple[bool, bool]) -> bool:
-        """Whether it is known who runs the call with its gradients.
+    def is_settled(self, differentiable: bool, wanted: tuple[bool, bool]) -> bool:
+        """Whether it is known who runs the call, with its gradients if there are any.
 
         Args:
-            wanted: as for `pytorchs`.
+            differentiable, wanted: as for `pytorchs`.
         """
-        return (tuning.mode(), True, *wanted) in self._pytorchs
+        return (tuning.mode(), differentiable, *wanted) in self._pytorchs
 
     def pytorchs(self, differentiable: bool, wanted: tuple[bool, bool]) -> Counter | None:
         """The counter of the call where PyTorch's own function, with its own backward, runs it.
+
+        As long as that is not settled `watch` is to see it.
 
         Args:
             differentiable: whether gradients may be asked for.
             wanted: whether the input's and the weight's may.
         """
-        mode = tuning.mode()
-        key = (mode, differentiable, *wanted)
+        key = (tuning.mode(), differentiable, *wanted)
         if key in self._pytorchs:
             return self._pytorchs[key]
+        if key in self._watched and choosing.is_watched(self._call):
+            return self._watched[key]
         gradients = self._gradients if differentiable else None
         # A program may never ask for the gradients, or ask for them of another layout.
         waited = self._waited >= _PATIENCE
-        found = choosing.leave_to_pytorch(self._call, gradients, wanted, waited, self._cast)
-        deciding = [self._call]
-        if gradients is not None and not waited:
-            deciding += [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
-        if found is not None or all(choosing.known(call, mode) for call in deciding):
+        found, is_settled = choosing.leave_to_pytorch(
+            self._call, gradients, wanted, waited, self._cast
+        )
+        if is_settled:
             self._pytorchs[key] = found
-        elif gradients is not None:
+        elif found is not None:
+            self._watched[key] = found
+        elif differentiable:
             self._waited += 1
         return found
+
+    @property
+    def watch(self) -> tuning.Watch:
+        """Sees PyTorch's function run the call."""
+        return self._call.watch
 
     def _gradients(self) -> tuple[Call, Call]:
         return _find_gradients(self._call, self._geometry, *self._laid)

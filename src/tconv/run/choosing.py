@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tconv import choice, settings, tuning
+from tconv import choice, private, settings, tuning
 from tconv.choice import Race, Reason
 from tconv.counts import Counter, counter
 from tconv.plan import Candidate
@@ -82,7 +82,7 @@ def leave_to_pytorch(
     wanted: tuple[bool, bool],
     waited: bool = False,
     cast: bool = False,
-) -> Counter | None:
+) -> tuple[Counter | None, bool]:
     """The counter of a forward call that PyTorch runs together with its gradients, if it does.
 
     Its own function runs then, with its own backward, which nobody sees. So the counter counts the
@@ -94,32 +94,56 @@ def leave_to_pytorch(
         wanted: which of the gradients autograd records.
         waited: whether to wait no longer for gradients that nobody has timed.
         cast: whether autocast casts the call's tensors.
+
+    Returns:
+        The counter, and whether all calls like this one go the same way. If not, a call that
+        PyTorch runs is to be watched.
     """
     mode = tuning.mode()
     way = known(call, mode)
     if way is None:
-        return None
+        return None, False
     if gradients is None:
         race = way.race
         if cast and race is not None and not choice.ours_is_faster(race, "forward", cast):
             way = _way(call, PYTORCH, "timed", race)
-        return way.served if way.candidate is PYTORCH else None
+        return (way.served if way.candidate is PYTORCH else None), True
     asked = [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
-    ways = [way, *(known(of, mode) for of in asked)]
-    races, rows = [], []
+    ways = [known(of, mode) for of in (call, *asked)]
+    if None in ways and not waited:  # it is timed within our node
+        return None, False
+    races = [(way.race, way.candidate is not PYTORCH) for way in ways if way and way.race]
+    if any(way and way.race is None and way.candidate is not PYTORCH for way in ways):
+        return None, True
+    is_ours = choice.step_is_ours(races, lambda: _is_ahead(call)) if races else False
+    if is_ours:
+        # What a graph that is captured does says nothing of other calls.
+        return None, not _is_capturing(call)
+    rows = []
     for of, found in zip((call, *asked), ways, strict=True):
-        if found is None:  # it is timed within our node
-            if not waited:
-                return None
-            rows.append((of.problem.direction, PYTORCH.stem, "not timed"))
-            continue
-        ours = found.candidate is not PYTORCH
-        if found.race is not None:
-            races.append((found.race, ours))
-        elif ours:
-            return None
-        rows.append((of.problem.direction, PYTORCH.stem, "step" if ours else found.reason))
-    return None if choice.step_is_ours(races) else counter(*rows[0], *rows[1:])
+        reason: Reason = "not timed" if found is None else found.reason
+        if found is not None and found.candidate is not PYTORCH:
+            reason = "step" if is_ours is False else "watched"
+        rows.append((of.problem.direction, PYTORCH.stem, reason))
+    return counter(*rows[0], *rows[1:]), is_ours is False
+
+
+def _is_capturing(call: Call) -> bool:
+    assert call.device is not None  # else a rule says who runs it
+    return private.is_capturing(call.device)
+
+
+def is_watched(call: Call) -> bool:
+    """Whether PyTorch's function runs such a call, to see whether the program waits for it."""
+    return _is_ahead(call) is None
+
+
+def _is_ahead(call: Call) -> bool | None:
+    """Whether the host is ahead of the device where the program makes such calls, or None.
+
+    Nobody waits for the host while a graph is captured.
+    """
+    return True if _is_capturing(call) else call.watch.is_ahead
 
 
 def _by_class(call: Call) -> Way | None:

@@ -42,8 +42,8 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
     NOTE: much of what a program waits for where it waits for the host. A function called here costs
     four times what a loop of such calls shows, as caches hold other things between two layers.
     """
-    call = call if way.candidate is None else call.on(way.candidate)
     count = way.served.add
+    call = call if way.candidate is None else call.on(way.candidate)
     shape, strides = call.shape, call.result_strides
     if axes == 1:
         shape, strides = (*shape[:2], shape[3]), (*strides[:2], strides[3])
@@ -69,6 +69,17 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
         )
         _start(call, device, addresses)
         return output
+
+    return run
+
+
+def ready_forward_by_pytorch(way: Way, geometry: Geometry) -> Callable[..., Tensor]:
+    """As `ready_forward`, of a call that PyTorch's operator runs within our node of autograd."""
+    count = way.served.add
+
+    def run(input: Tensor, weight: Tensor, bias: Tensor | None, _geometry: object = None) -> Tensor:
+        count()
+        return aten.forward(input, weight, bias, geometry)
 
     return run
 

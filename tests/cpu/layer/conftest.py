@@ -139,7 +139,7 @@ class RecordedForward:
         pass
 
     @staticmethod
-    def is_settled(wanted: tuple[bool, bool]) -> bool:
+    def is_settled(differentiable: bool, wanted: tuple[bool, bool]) -> bool:
         return False
 
     @staticmethod
