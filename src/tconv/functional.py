@@ -116,11 +116,11 @@ _Own = tuple[
     str,
     torch.dtype | None,
     Callable[[], int],  # counts the calls; or says whether the kind goes on
-    tuple[bool, ...] | None,  # `flags.of_who_runs`, read in some turns; None where the kind is over
+    tuple[bool, ...] | None,  # `flags.of_who_runs`; None if the kind is to go on for some calls
     Callable[[Tensor, Tensor, Tensor | None], Tensor],  # runs the call
 ]
-"""A kind of calls that our kernels run, with their gradients where these are recorded; or, for a
-few calls, PyTorch's function while it is watched."""
+"""A kind of calls that our kernels run, with their gradients where these are recorded; or, for some
+calls, PyTorch's function while it is watched."""
 
 _own_calls: tuple[dict[int, tuple[_Own, ...]], dict[int, tuple[_Own, ...]]] = ({}, {})
 """These kinds of either function, as in `_left_to_pytorch`, by the identity of the weight."""
@@ -202,8 +202,16 @@ def _leave_to_pytorch(
     if len(_left_to_pytorch) >= _MOST_LEFT:
         _left_to_pytorch.clear()
     first = id(weight)
+    for table in _own_calls:
+        if first in table:
+            table[first] = _going_on(table[first])
     others = _left_to_pytorch.get(first, ())[: _MOST_OF_A_WEIGHT - 1]
     _left_to_pytorch[first] = (entry, *others)
+
+
+def _going_on(kinds: tuple[_Own, ...]) -> tuple[_Own, ...]:
+    """Those that are not over."""
+    return tuple([kind for kind in kinds if kind[6] is not None or kind[5]()])
 
 
 def _keep_own(
@@ -225,7 +233,7 @@ def _keep_own(
     A weight's calls of further kinds take the longer way: to make entries in turns takes more.
     """
     input, weight, bias = operands
-    others = _own_calls[axes - 1].get(id(weight), ())
+    others = _going_on(_own_calls[axes - 1].get(id(weight), ()))
     if len(others) >= _MOST_OF_A_WEIGHT:
         return
     if (input.data_ptr() | weight.data_ptr()) % 16 or not (bias is None or bias.is_contiguous()):
@@ -490,7 +498,7 @@ def _own(
     groups: Any,
     dilation: Any,
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-    """What runs a call on our kernels, if that is known; its arguments were valid then.
+    """What runs a call of a kind of `_Own`, if that is known; its arguments were valid then.
 
     As our kernels, unlike PyTorch's function, see no mode, transform or tracer, and read vectors,
     more is asked than by `_left`, and less often: what changes a result in each call, the flags in
@@ -589,9 +597,11 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
     if kind.axes == 1:
         if batch.dim() != 3 or weight.dim() != 3 or not _is_plain(weight):
             return kind.pytorch(*arguments)
-        batch, weight = with_height(batch), with_height(weight)
+        tall = with_height(batch), with_height(weight)
     elif batch.dim() != 4:
         return kind.pytorch(*arguments)
+    else:
+        tall = batch, weight
     output = None
     leave = None if state is None else functools.partial(_leave_to_pytorch, state, *arguments[:3])
     keep = None
@@ -606,16 +616,16 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
     if cached:
         output = ops.cached_forward(batch, weight, bias, geometry, leave, keep)
     if output is None:
-        if not _is_valid(batch, weight, bias, geometry, unobserved, cached):
+        if not _is_valid(*tall, bias, geometry, unobserved, cached):
             return kind.pytorch(*arguments)
         if cached:
             ops.remember(batch, weight, bias, geometry)
             output = ops.cached_forward(batch, weight, bias, geometry, leave, keep)
-        if output is None:
-            forward = ops.forward_unobserved if unobserved else ops.forward
-            output = forward(batch, weight, bias, geometry)
-    if kind.axes == 1:
-        output = output.squeeze(2)
+        if output is None and unobserved:
+            output = ops.forward_unobserved(batch, weight, bias, geometry)
+        elif output is None:
+            output = ops.forward(*tall, bias, geometry)
+            output = output.squeeze(2) if kind.axes == 1 else output
     return output.squeeze(0) if unbatched else output
 
 

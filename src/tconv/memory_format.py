@@ -72,6 +72,16 @@ def with_height(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(3).transpose(2, 3)
 
 
+def without_height(tensor: Tensor) -> Tensor:
+    """The tensor [a, b, c] of [a, b, 1, c] on the same memory.
+
+    It is no view, which PyTorch lets nobody change in place behind a node of autograd in Python.
+    """
+    (a, b, _, c), (first, second, _, last) = tensor.shape, tensor.stride()
+    where = (tensor.untyped_storage(), tensor.storage_offset(), (a, b, c), (first, second, last))
+    return tensor.new_empty(0).set_(*where)
+
+
 def sizes_of(tensor: Tensor) -> Pair:
     """Height and width."""
     return tensor.shape[2], tensor.shape[3]

@@ -32,6 +32,7 @@ from tconv.choice import NEVER, Race, Timed, ours_is_faster
 from tconv.errors import NoKernelError
 from tconv.jit.cache import default_cache, source_digest
 from tconv.jit.compile import KERNELS
+from tconv.jit.module import relaxed_capture
 from tconv.jit.target import Target
 from tconv.kernels.source import file_of
 from tconv.plan import Candidate, family, make_plan, usable
@@ -281,15 +282,20 @@ class Watch:
         """
         there = torch.cuda.Event()
         there.record(torch.cuda.current_stream(self._device))
-        result = function(*arguments)
-        self._seen.append(not there.query())
+        try:
+            return function(*arguments)  # `checkpoint` raises here, when it has what it wants
+        finally:
+            with relaxed_capture():  # else it breaks what another thread captures
+                self._note(not there.query())
+
+    def _note(self, is_late: bool) -> None:
+        self._seen.append(is_late)
         self._calls_left -= 1
         if self._calls_left == COUNTED:
             self._first = len(self._seen)
         if self._calls_left <= 0:
             seen = self._seen[self._first :]
             self._is_ahead = sum(seen) >= AHEAD * len(seen)
-        return result
 
 
 def watch(problem: Problem, device: int, stem: str, flags: tuple[object, ...]) -> Watch:

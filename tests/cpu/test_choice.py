@@ -33,6 +33,10 @@ SHORT, LONG = Timed(100e-6, 20e-6), Timed(2e-3, 20e-6)
 CLOSE = Race(Timed(20e-6, 8e-6), Timed(60e-6, 30e-6))
 """Ours is ahead of PyTorch's, but not with casts beside it."""
 
+SMALL = Race(Timed(100e-6, 20e-6), Timed(110e-6, 40e-6))
+"""Ours is ahead of PyTorch's on both, but by less than our node costs the host."""
+WATCHED = tuning.WATCHED
+
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
@@ -78,6 +82,7 @@ class Gpu:
         monkeypatch.setattr(tuning, "race", self.race)
         monkeypatch.setattr(private, "is_capturing", lambda device: self.captures)
         monkeypatch.setattr(torch.cuda, "Event", lambda: self)
+        monkeypatch.setattr(tuning, "relaxed_capture", contextlib.nullcontext)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
         for direction in ("forward", "input_gradient", "weight_gradient"):
             monkeypatch.setattr(execution, f"_{direction}", self.kernel(direction))
@@ -259,11 +264,6 @@ def test_gradients_that_are_not_wanted_decide_nothing(gpu, monkeypatch):
     assert type(out.grad_fn).__name__ == PYTORCHS
 
 
-WATCHED = tuning.WATCHED
-SMALL = Race(Timed(100e-6, 20e-6), Timed(110e-6, 40e-6))
-"""Ours is ahead of PyTorch's on both, but by less than our node costs the host."""
-
-
 def test_a_step_of_which_ours_saves_nothing_is_pytorchs(gpu, monkeypatch):
     race = Race(Timed(120e-6, 20e-6), Timed(110e-6, 90e-6))
     monkeypatch.setattr(tuning, "race", lambda *_: race)
@@ -359,6 +359,44 @@ def test_calls_that_are_not_found_at_once_are_watched_too(gpu, monkeypatch):
     b = torch.randn(16, dtype=torch.bfloat16)[::2]
     names = [step(x, w, b) for _ in range(WATCHED + 2)]
     assert names == [OURS, *[PYTORCHS] * WATCHED, OURS]
+
+
+def test_kinds_that_were_watched_leave_their_places(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    monkeypatch.setattr(tuning, "raced", lambda *_: SMALL)
+    gpu.is_late = True
+    layer = tconv.ConvTranspose2d(64, 64, 4, 2, 1)
+    images = [torch.randn(batch, 64, 16, 16) for batch in range(32, 48)]
+    for _ in range(6):
+        for image in images:
+            layer(image).sum().backward()
+    gpu.lets_nothing_be_considered(monkeypatch)
+    for image in images:
+        layer(image).sum().backward()
+
+
+def test_a_graph_that_is_captured_waits_for_no_gradients(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *a: gpu.timed.append(a[0].direction) or SMALL)
+    x, w, b = operands(size=128, dtype=torch.bfloat16)
+    gpu.captures = True
+    for _ in range(20):
+        step_of_weight(x, w, b)
+    gpu.captures = False
+    step(x, w, b)
+    assert set(gpu.timed) == set(THREE)
+
+
+def step_of_weight(x, w, b):
+    out = tconv.conv_transpose2d(x.detach(), w, b, 2, 1)
+    torch.autograd.grad(out, w, torch.ones_like(out))
+
+
+def test_without_timing_nothing_is_watched(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)  # as the cache folder has it
+    monkeypatch.setenv("TCONV_TIMING", "0")
+    operand = operands(size=128, dtype=torch.bfloat16)
+    assert [step(*operand) for _ in range(3)] == [OURS, PYTORCHS, PYTORCHS]
+    assert all(reason != "watched" for _, _, reason in served())
 
 
 def test_a_step_whose_launches_save_the_host_a_lot_is_ours(gpu, monkeypatch):
@@ -611,14 +649,23 @@ def test_gradients_that_lie_in_turns_otherwise_are_found_at_once(gpu, monkeypatc
 
 
 @pytest.mark.parametrize("axes", [1, 2])
-def test_a_step_that_is_computed_twice_saves_the_same(gpu, axes):
-    layer = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1](64, 64, 4, 2, 1)
-    x = torch.randn(2, 64, *((256,), (16, 16))[axes - 1], requires_grad=True)
-    for _ in range(5):
-        out = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
-        (found,) = torch.autograd.grad(out.square().sum(), x)
-        out = type(layer).__base__.forward(layer, x)
-        torch.testing.assert_close(found, torch.autograd.grad(out.square().sum(), x)[0])
+@pytest.mark.parametrize("needs_input", [False, True])
+@pytest.mark.parametrize("faster", ["tconv", "pytorch", "small, late", "small"])
+def test_a_step_that_is_computed_twice_saves_the_same(gpu, monkeypatch, axes, needs_input, faster):
+    """Whoever runs it each time, as that may be decided in between."""
+    gpu.faster, gpu.is_late = faster, "late" in faster
+    if "small" in faster:
+        monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    kind = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1]
+    first, second = kind(64, 64, 3, 1, 1), kind(64, 64, 3, 1, 1)
+    x = torch.randn(2, 64, *((256,), (16, 16))[axes - 1], requires_grad=needs_input)
+    for _ in range(WATCHED + 5 if "small" in faster else 5):
+        out = torch.utils.checkpoint.checkpoint(first, x, use_reentrant=False)
+        out = torch.utils.checkpoint.checkpoint(second, out, use_reentrant=False)
+        (found,) = torch.autograd.grad(out.square().sum(), first.weight)
+    expected = kind.__base__.forward(second, kind.__base__.forward(first, x))
+    (expected,) = torch.autograd.grad(expected.square().sum(), first.weight)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("axes", [1, 2])
@@ -630,10 +677,11 @@ def test_the_output_of_a_step_may_be_changed_in_place(gpu, axes):
 
 
 @pytest.mark.parametrize("calls", [1, 5])
-def test_gradients_in_batches(gpu, calls):
-    layer = tconv.ConvTranspose2d(64, 64, 4, 2, 1)
-    x = torch.randn(2, 64, 16, 16, requires_grad=True)
-    y = torch.randn(3, 2, 64, 32, 32)
+@pytest.mark.parametrize("axes", [1, 2])
+def test_gradients_in_batches(gpu, calls, axes):
+    layer = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1](64, 64, 4, 2, 1)
+    x = torch.randn(2, 64, *(16,) * axes, requires_grad=True)
+    y = torch.randn(3, 2, 64, *(32,) * axes)
     for _ in range(calls):
         out = layer(x)
         torch.autograd.grad(out, (x, layer.weight), y[0], retain_graph=True)

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from tconv import choice, flags, private
 from tconv.counts import Counter
-from tconv.memory_format import is_channels_last, lies_channels_last, sizes_of, with_height
+from tconv.memory_format import (
+    is_channels_last,
+    lies_channels_last,
+    sizes_of,
+    with_height,
+    without_height,
+)
 from tconv.ops import autocast, compute, schema
 from tconv.ops.fake import output_size
 from tconv.ops.schema import Map
@@ -38,6 +44,11 @@ def _save(ctx: Any, first: Tensor, second: Tensor) -> None:
     """Save those of a bilinear map's two arguments that the wanted derivatives read."""
     needs_first, needs_second = ctx.needs_input_grad[1:3]
     ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
+    _save_for_forward(ctx, first, second)
+
+
+def _save_for_forward(ctx: Any, first: Tensor, second: Tensor) -> None:
+    """Save both, if something is differentiated in forward mode."""
     if private.forward_ad._current_level >= 0:
         ctx.save_for_forward(first, second)
         # An argument without a tangent reaches `jvp` as None, not as zeros.
@@ -91,7 +102,8 @@ class Step:
         see: is shown the output's gradient as the gradients' operators get it.
 
     Attributes:
-        laid: the sizes and strides of the input, and of the weight.
+        is_flat: whether its tensors lack their heights, which count as 1.
+        laid: the sizes and strides of the input, and of the weight, with heights.
     """
 
     __slots__ = (
@@ -100,6 +112,7 @@ class Step:
         "_see",
         "_tries_left",
         "geometry",
+        "is_flat",
         "laid",
         "run",
         "wanted",
@@ -115,6 +128,7 @@ class Step:
         self.run = run
         self.geometry = geometry
         self.wanted = wanted
+        self.is_flat = False
         self.laid: Any = None
         self._see = see
         self._bias_dtype: torch.dtype | None = None
@@ -125,35 +139,50 @@ class Step:
         """Keep what a backward needs to know of the tensors; calls alike keep the first's."""
         if bias is not None:
             self._bias_dtype = bias.dtype
+        self.is_flat = input.dim() == 3
+        input, weight = _tall(input, weight)
         self.laid = input.shape, input.stride(), weight.shape, weight.stride()
 
     def gradients(
-        self, grad: Tensor, input: Any, weight: Any, wanted: tuple[bool, bool, bool]
+        self, grad: Tensor, input: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients of the input, the weight and the bias, each if it is wanted.
 
         Args:
             grad: the output's.
-            input, weight: tensors; None if no gradient that is wanted needs them.
+            input, weight: tensors.
             wanted: which.
         """
+        if self.is_flat:
+            grad, (input, weight) = with_height(grad), _tall(input, weight)
         grad_bias = grad.sum((0, 2, 3), dtype=self._bias_dtype) if wanted[2] else None
         if not (wanted[0] or wanted[1]):
             return None, None, grad_bias
+        grad_input, grad_weight = self._of_operands(grad, input, weight, wanted)
+        if self.is_flat:
+            grad_input, grad_weight = (
+                None if one is None else one.squeeze(2) for one in (grad_input, grad_weight)
+            )
+        return grad_input, grad_weight, grad_bias
+
+    def _of_operands(
+        self, grad: Tensor, input: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
+    ) -> Gradients:
+        """The gradients of the input and the weight, with heights, one at least."""
         for at_once in self._at_once.get(wanted, ()):
             found = at_once(grad, input, weight)
             if found is not None:
-                return *found, grad_bias
+                return found
         found = self._longer_way(grad, input, weight, *wanted[:2])
         kept = self._at_once.get(wanted, ())
         if self._tries_left and len(kept) < _MOST_KINDS:
             made = self._find_at_once(grad, input, weight, *wanted[:2])
             if made is not None:
                 self._at_once[wanted] = (*kept, made)
-        return *found, grad_bias
+        return found
 
     def _longer_way(
-        self, grad: Tensor, input: Any, weight: Any, needs_input: bool, needs_weight: bool
+        self, grad: Tensor, input: Tensor, weight: Tensor, needs_input: bool, needs_weight: bool
     ) -> Gradients:
         """The gradients of the input and the weight, one at least, of any call."""
         input_shape, input_strides, weight_shape, weight_strides = self.laid
@@ -181,7 +210,7 @@ class Step:
         return grad_input, grad_weight
 
     def _find_at_once(
-        self, grad: Tensor, input: Any, weight: Any, needs_input: bool, needs_weight: bool
+        self, grad: Tensor, input: Tensor, weight: Tensor, needs_input: bool, needs_weight: bool
     ) -> AtOnce | None:
         """What computes such gradients; None unless it is known who runs each."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not flags.are_usual():
@@ -267,11 +296,10 @@ class TconvForward(_Node):
             step = implementation
         else:
             step = Step(implementation, geometry)
+        # As PyTorch's node: a call that `checkpoint` computes twice may have another node then.
+        ctx.save_for_backward(input, weight)
         if step.wanted is None:
-            _save(ctx, input, weight)
-        else:
-            needs_input, needs_weight = step.wanted
-            ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
+            _save_for_forward(ctx, input, weight)
         if step.laid is None:
             step.note_operands(input, weight, bias)
         ctx.step = step
@@ -507,6 +535,11 @@ def forward_unobserved(
     """As `forward`, of a call that is not compiled and of tensors that are `unobserved`.
 
     For callers that have asked: asking takes longer than everything else here.
+
+    Args:
+        input, weight: as for `forward`, or without their heights, which count as 1; so does the
+            output then.
+        bias, geometry: as for `forward`.
     """
     dtype = autocast.dtype_for(input)
     differentiable = torch.is_grad_enabled() and private.any_requires_grad(input, weight, bias)
@@ -514,8 +547,8 @@ def forward_unobserved(
 
 
 Keep = Callable[..., None]
-"""Takes what makes a function of a call's input, weight and bias that runs all calls like it, from
-the spatial axes of these; and, if it is to run a few only, how many."""
+"""Takes what makes a function of a call's input, weight and bias that runs calls like it, from the
+spatial axes of these; and, if it is not to run all, what says whether it runs the next."""
 
 
 def cached_forward(
@@ -530,7 +563,9 @@ def cached_forward(
 
     Args:
         input: of a dtype and on a device that our kernels serve.
-        weight, bias: any tensors; they need not fit the input. All are strided and `unobserved`.
+        weight: of as many axes. It and the bias need not fit the input. All are strided and
+            `unobserved`.
+        bias: any tensor, or None.
         geometry: of the layer.
         leave: is told the call's counter where PyTorch is to run such calls from now on.
         keep: is told how to run such calls.
@@ -539,7 +574,8 @@ def cached_forward(
     backward: the host then does what it does without us, but for one look-up.
     """
     dtype = autocast.dtype_for(input)
-    run = compute.runner().known(input, weight, bias, geometry, dtype)
+    axes = input.dim() - 2
+    run = compute.runner().known(*_tall(input, weight), bias, geometry, dtype)
     if run is None:
         return None
     differentiable, wanted = False, (False, False)
@@ -552,15 +588,37 @@ def cached_forward(
             watched = functools.partial(_watched, run.watch, served, geometry)
             if keep is not None:
                 keep(watched, run.watch.goes_on)
-            return watched(2)(input, weight, bias)
+            return watched(axes)(input, weight, bias)
         served.add()
         if leave is not None:
             leave(served)
-        stride, padding, output_padding, dilation, groups = geometry
-        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        function, rest = _pytorchs(geometry, axes)
+        return function(input, weight, bias, *rest)
     if keep is not None:
         keep(functools.partial(_ready, run, dtype, differentiable, wanted, geometry))
     return _run(run, differentiable, dtype, input, weight, bias, geometry, run.see)
+
+
+def _pytorchs(geometry: Geometry, axes: int) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """PyTorch's function for so many spatial axes, and its arguments behind the tensors."""
+    *pairs, groups = geometry
+    stride, padding, output_padding, dilation = (pair[2 - axes :] for pair in pairs)
+    function = _pytorch if axes == 2 else _pytorch1d
+    return function, (stride, padding, output_padding, groups, dilation)
+
+
+def _tall(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The tensors with their heights, of 1 if they have none."""
+    if input.dim() == 4:
+        return input, weight
+    return with_height(input), with_height(weight)
+
+
+def _flat(
+    implementation: Map, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    """What an implementation makes of tensors without their heights."""
+    return without_height(implementation(*_tall(input, weight), bias, geometry))
 
 
 def _watched(
@@ -574,10 +632,7 @@ def _watched(
         geometry: of the layer.
         axes: the spatial axes of its tensors.
     """
-    function = _pytorch if axes == 2 else _pytorch1d
-    *pairs, groups = geometry
-    stride, padding, output_padding, dilation = (pair[2 - axes :] for pair in pairs)
-    rest = (stride, padding, output_padding, groups, dilation)
+    function, rest = _pytorchs(geometry, axes)
 
     def run(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         served.add()
@@ -594,7 +649,7 @@ def _ready(
     geometry: Geometry,
     axes: int,
 ) -> Callable[..., Tensor] | None:
-    """What runs a known call on our kernels, if they do.
+    """What runs a known call within our node, or without gradients, if that is known.
 
     It takes the input, the weight and the bias of calls like it.
 
@@ -608,7 +663,7 @@ def _ready(
     """
     if differentiable and not known.is_settled(True, wanted):
         return None
-    run: Callable[..., Tensor] | None = known.ready(2 if differentiable else axes)
+    run: Callable[..., Tensor] | None = known.ready(axes)
     if run is None or not (differentiable or dtype):
         return run
     if dtype is not None:
@@ -621,11 +676,7 @@ def _ready(
             input, weight = _cast(dtype, input, weight)
         return run(input, weight, bias, geometry)
 
-    def ready_with_height(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return ready(with_height(input), with_height(weight), bias).squeeze(2)
-
-    # The height is outside of the node, so that the node saves what it does on the longer way.
-    return ready_with_height if differentiable and axes == 1 else ready
+    return ready
 
 
 def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
@@ -638,10 +689,10 @@ def remember(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
         return
     runner = compute.runner()
     dtype = autocast.dtype_for(input)
-    key = (runner.signature(input, weight, bias, geometry), dtype)
+    key = (runner.signature(*_tall(input, weight), bias, geometry), dtype)
     if dtype is not None:
         input, weight = _cast(dtype, input, weight)
-    runner.remember(key, input, weight, bias, geometry)
+    runner.remember(key, *_tall(input, weight), bias, geometry)
 
 
 def _run(
@@ -659,6 +710,8 @@ def _run(
         input, weight = _cast(dtype, input, weight)
         # Below our node, which needs no second one then to cast the bias's gradient back.
         implementation = functools.partial(_with_cast_bias, implementation)
+    if input.dim() == 3:
+        implementation = functools.partial(_flat, implementation)
     if differentiable:
         step = Step(implementation, geometry, see=see)
         return TconvForward.apply(step, input, weight, bias, geometry)

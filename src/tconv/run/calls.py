@@ -50,14 +50,14 @@ _PATIENCE = 16
 class Known:
     """`forward` of calls of one signature, whose arguments are valid."""
 
-    __slots__ = ("_call", "_cast", "_geometry", "_laid", "_pytorchs", "_waited", "_watched")
+    __slots__ = ("_call", "_cast", "_geometry", "_laid", "_pytorchs", "_waited", "_watching")
 
     def __init__(self, call: Call, geometry: Geometry, cast: bool) -> None:
         self._call = call
         self._geometry = geometry
         self._cast = cast  # by autocast
         self._pytorchs: dict[tuple[object, ...], Counter | None] = {}
-        self._watched: dict[tuple[object, ...], Counter] = {}
+        self._watching: dict[tuple[object, ...], Counter] = {}
         self._waited = 0
         self._laid = call.strides[2], True  # the output's gradient, until one is seen
 
@@ -77,7 +77,7 @@ class Known:
         if way is None or self._call.device is None:
             return None
         if way.candidate is PYTORCH:
-            return execution.ready_forward_by_pytorch(way, self._geometry)
+            return execution.ready_forward_by_pytorch(way, self._geometry, axes)
         return execution.ready_forward(self._call, way, axes)
 
     def see(self, grad_output: Tensor) -> None:
@@ -108,8 +108,8 @@ class Known:
         key = (tuning.mode(), differentiable, *wanted)
         if key in self._pytorchs:
             return self._pytorchs[key]
-        if key in self._watched and choosing.is_watched(self._call):
-            return self._watched[key]
+        if key in self._watching and choosing.is_being_watched(self._call):
+            return self._watching[key]
         gradients = self._gradients if differentiable else None
         # A program may never ask for the gradients, or ask for them of another layout.
         waited = self._waited >= _PATIENCE
@@ -119,8 +119,8 @@ class Known:
         if is_settled:
             self._pytorchs[key] = found
         elif found is not None:
-            self._watched[key] = found
-        elif differentiable:
+            self._watching[key] = found
+        elif differentiable and not choosing.is_capturing(self._call):
             self._waited += 1
         return found
 

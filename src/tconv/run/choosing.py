@@ -109,7 +109,7 @@ def leave_to_pytorch(
             way = _way(call, PYTORCH, "timed", race)
         return (way.served if way.candidate is PYTORCH else None), True
     asked = [of for of, is_wanted in zip(gradients(), wanted, strict=True) if is_wanted]
-    ways = [known(of, mode) for of in (call, *asked)]
+    ways = [way, *(known(of, mode) for of in asked)]
     if None in ways and not waited:  # it is timed within our node
         return None, False
     races = [(way.race, way.candidate is not PYTORCH) for way in ways if way and way.race]
@@ -118,7 +118,7 @@ def leave_to_pytorch(
     is_ours = choice.step_is_ours(races, lambda: _is_ahead(call)) if races else False
     if is_ours:
         # What a graph that is captured does says nothing of other calls.
-        return None, not _is_capturing(call)
+        return None, not is_capturing(call)
     rows = []
     for of, found in zip((call, *asked), ways, strict=True):
         reason: Reason = "not timed" if found is None else found.reason
@@ -128,12 +128,13 @@ def leave_to_pytorch(
     return counter(*rows[0], *rows[1:]), is_ours is False
 
 
-def _is_capturing(call: Call) -> bool:
+def is_capturing(call: Call) -> bool:
+    """Whether a CUDA graph is captured where a call that a rule does not decide would run."""
     assert call.device is not None  # else a rule says who runs it
     return private.is_capturing(call.device)
 
 
-def is_watched(call: Call) -> bool:
+def is_being_watched(call: Call) -> bool:
     """Whether PyTorch's function runs such a call, to see whether the program waits for it."""
     return _is_ahead(call) is None
 
@@ -143,7 +144,9 @@ def _is_ahead(call: Call) -> bool | None:
 
     Nobody waits for the host while a graph is captured.
     """
-    return True if _is_capturing(call) else call.watch.is_ahead
+    if not settings.timing():
+        return False
+    return True if is_capturing(call) else call.watch.is_ahead
 
 
 def _by_class(call: Call) -> Way | None:

@@ -13,7 +13,7 @@ from tconv.emulator import tensor_map as emulated_map
 from tconv.emulator.launch import EmulatedKernel
 from tconv.errors import LaunchError
 from tconv.jit import runtime
-from tconv.memory_format import memory_format
+from tconv.memory_format import memory_format, with_height, without_height
 from tconv.plan import Candidate
 from tconv.problem import Geometry, Pair, Sizes
 from tconv.run import choosing
@@ -42,8 +42,8 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
     NOTE: much of what a program waits for where it waits for the host. A function called here costs
     four times what a loop of such calls shows, as caches hold other things between two layers.
     """
-    count = way.served.add
     call = call if way.candidate is None else call.on(way.candidate)
+    count = way.served.add
     shape, strides = call.shape, call.result_strides
     if axes == 1:
         shape, strides = (*shape[:2], shape[3]), (*strides[:2], strides[3])
@@ -54,7 +54,7 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
         count()
         if empty is None or private.current_device() != device:
             output = _forward(call, input, weight, bias, _geometry)
-            return output if axes == 2 else output.squeeze(2)
+            return output if axes == 2 else without_height(output)
         output = empty(shape, strides, input.dtype)
         packed, needed = None, call.bound.packed_elements
         if needed:
@@ -73,13 +73,16 @@ def ready_forward(call: Call, way: Way, axes: int) -> Callable[..., Tensor]:
     return run
 
 
-def ready_forward_by_pytorch(way: Way, geometry: Geometry) -> Callable[..., Tensor]:
+def ready_forward_by_pytorch(way: Way, geometry: Geometry, axes: int) -> Callable[..., Tensor]:
     """As `ready_forward`, of a call that PyTorch's operator runs within our node of autograd."""
     count = way.served.add
 
     def run(input: Tensor, weight: Tensor, bias: Tensor | None, _geometry: object = None) -> Tensor:
         count()
-        return aten.forward(input, weight, bias, geometry)
+        if axes == 2:
+            return aten.forward(input, weight, bias, geometry)
+        tall = with_height(input), with_height(weight)
+        return without_height(aten.forward(*tall, bias, geometry))
 
     return run
 
