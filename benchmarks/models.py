@@ -33,6 +33,10 @@ ROUNDS = 21
 SECONDS = 3.0
 """Turns of each entry: at least so many, and for at least so long, as hosts are noisy."""
 
+FIRST_STEPS = 72
+"""Of ours, before any is timed: in most of them it is watched whether a program waits for the
+device (`tconv.tuning.Watch`)."""
+
 SLEEP, HOST_STEPS = 60_000_000, 4
 """Cycles that the GPU sleeps with `--host`, some 30 ms, and steps that the host prepares then."""
 
@@ -283,6 +287,8 @@ def main() -> None:
                     if parsed.graph:
                         steps = [captured(run) for run in steps]
                     apart = (steps[0]() - steps[1]()).norm() / steps[0]().norm()
+                    for _ in range(0 if parsed.graph else FIRST_STEPS):
+                        steps[1]()
                     theirs, ours, copied = race(steps, timed_on_the_host if parsed.host else timed)
                 ratio = median(a / b for a, b in zip(theirs, ours, strict=True))
                 control = median(a / b for a, b in zip(theirs, copied, strict=True))

@@ -69,7 +69,7 @@ ROUNDS = 7
 TURN = 2e-3
 """Seconds of a turn, in steps of the quickest contestant."""
 MOST_STEPS = 100
-FIRST_STEPS = 48
+FIRST_STEPS = 72
 """The default's, in which it is watched whether a program waits for the device."""
 ALIKE = 4
 """Contestants within this factor of the quickest take as many steps a turn as it does."""

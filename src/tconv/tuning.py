@@ -64,11 +64,12 @@ The first after a pause takes the host longer than those of a running program.
 HOST_DECIDES_BELOW = 1e-3
 """Modelled seconds below which the host's time may decide."""
 
-WATCHED, COUNTED = 36, 12
+WATCHED, COUNTED = 64, 12
 """Calls of a class that are watched, and how many of them count, the last ones.
 
-The first come behind timings, which wait for the device, and take the host two or four times as
-long as later ones: a layer's steps by PyTorch took 0.8 ms, the tenth 0.25, later ones 0.1.
+The first come behind timings, which wait for the device, and take the host longer than later ones:
+a layer's first step by PyTorch took 0.8 ms, the tenth 0.25, much later ones 0.1
+(benchmarks/results/h200/host_steps.log, 12).
 """
 
 AHEAD = 0.75
