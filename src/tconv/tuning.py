@@ -300,7 +300,12 @@ class Watch:
 
 
 def watch(problem: Problem, device: int, stem: str, flags: tuple[object, ...]) -> Watch:
-    """The one of a problem's class in this process; arguments as for `raced`."""
+    """The one of steps of a problem's class in this process.
+
+    Args:
+        problem, device, stem: of the forward call, as for `raced`.
+        flags: those of PyTorch, and whatever else the steps differ by.
+    """
     return _watches.setdefault((device, *_class_of(problem, stem, flags)), Watch(device))
 
 

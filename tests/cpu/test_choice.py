@@ -341,6 +341,18 @@ def test_another_size_of_its_class_need_not_be_watched(gpu, monkeypatch):
     assert step(x[:, :, :112].detach().requires_grad_(), w, b) == OURS
 
 
+def test_steps_with_other_gradients_are_watched_apart(gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
+    monkeypatch.setattr(tuning, "raced", lambda *_: SMALL)
+    x, w, b = operands(size=128, dtype=torch.bfloat16)
+    for _ in range(WATCHED + 2):
+        step_of_weight(x, w, b)
+    assert served()["forward", "pytorch", "step"] > 0
+    gpu.is_late = True
+    names = [step(x, w, b) for _ in range(WATCHED + 1)]
+    assert names == [*[PYTORCHS] * WATCHED, OURS]
+
+
 def test_a_graph_that_is_captured_goes_by_the_device_alone(gpu, monkeypatch):
     monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
     operand = operands(size=128, dtype=torch.bfloat16)

@@ -585,9 +585,10 @@ def cached_forward(
     served = run.pytorchs(differentiable, wanted)
     if served is not None:
         if not run.is_settled(differentiable, wanted):
-            watched = functools.partial(_watched, run.watch, served, geometry)
+            watch = run.watch(wanted)
+            watched = functools.partial(_watched, watch, served, geometry)
             if keep is not None:
-                keep(watched, run.watch.goes_on)
+                keep(watched, watch.goes_on)
             return watched(axes)(input, weight, bias)
         served.add()
         if leave is not None:

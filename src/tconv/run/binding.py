@@ -142,12 +142,24 @@ class Call:
         """Who runs it, for each `tuning.mode` in which that is settled."""
         return {}
 
+    def watch(self, wanted: tuple[bool, bool]) -> Watch:
+        """Sees whether programs wait for the device in a forward call of its class, on a GPU.
+
+        Args:
+            wanted: whether the input's and the weight's gradients are recorded, without which a
+                step takes other times.
+        """
+        found = self._watches.get(wanted)
+        if found is None:
+            assert self.device is not None
+            flags = *self.settings.of_pytorch, *wanted
+            found = tuning.watch(self.problem, self.device, self.planned.stem, flags)
+            self._watches[wanted] = found
+        return found
+
     @functools.cached_property
-    def watch(self) -> Watch:
-        """Sees whether programs wait for the device in calls of its class, on a GPU."""
-        assert self.device is not None
-        stem = self.planned.stem
-        return tuning.watch(self.problem, self.device, stem, self.settings.of_pytorch)
+    def _watches(self) -> dict[tuple[bool, bool], Watch]:
+        return {}
 
     @property
     def target(self) -> Target:

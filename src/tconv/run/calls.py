@@ -108,7 +108,7 @@ class Known:
         key = (tuning.mode(), differentiable, *wanted)
         if key in self._pytorchs:
             return self._pytorchs[key]
-        if key in self._watching and choosing.is_being_watched(self._call):
+        if key in self._watching and choosing.is_being_watched(self._call, wanted):
             return self._watching[key]
         gradients = self._gradients if differentiable else None
         # A program may never ask for the gradients, or ask for them of another layout.
@@ -124,10 +124,9 @@ class Known:
             self._waited += 1
         return found
 
-    @property
-    def watch(self) -> tuning.Watch:
-        """Sees PyTorch's function run the call."""
-        return self._call.watch
+    def watch(self, wanted: tuple[bool, bool]) -> tuning.Watch:
+        """Sees PyTorch's function run the call; `wanted` as for `pytorchs`."""
+        return self._call.watch(wanted)
 
     def _gradients(self) -> tuple[Call, Call]:
         return _find_gradients(self._call, self._geometry, *self._laid)

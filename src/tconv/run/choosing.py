@@ -115,7 +115,7 @@ def leave_to_pytorch(
     races = [(way.race, way.candidate is not PYTORCH) for way in ways if way and way.race]
     if any(way and way.race is None and way.candidate is not PYTORCH for way in ways):
         return None, True
-    is_ours = choice.step_is_ours(races, lambda: _is_ahead(call)) if races else False
+    is_ours = choice.step_is_ours(races, lambda: _is_ahead(call, wanted)) if races else False
     if is_ours:
         # What a graph that is captured does says nothing of other calls.
         return None, not is_capturing(call)
@@ -134,19 +134,24 @@ def is_capturing(call: Call) -> bool:
     return private.is_capturing(call.device)
 
 
-def is_being_watched(call: Call) -> bool:
-    """Whether PyTorch's function runs such a call, to see whether the program waits for it."""
-    return _is_ahead(call) is None
+def is_being_watched(call: Call, wanted: tuple[bool, bool]) -> bool:
+    """Whether PyTorch's function runs such a call, to see whether the program waits for it.
+
+    Args:
+        call: the forward call.
+        wanted: which of its gradients autograd records.
+    """
+    return _is_ahead(call, wanted) is None
 
 
-def _is_ahead(call: Call) -> bool | None:
+def _is_ahead(call: Call, wanted: tuple[bool, bool]) -> bool | None:
     """Whether the host is ahead of the device where the program makes such calls, or None.
 
     Nobody waits for the host while a graph is captured.
     """
     if not settings.timing():
         return False
-    return True if is_capturing(call) else call.watch.is_ahead
+    return True if is_capturing(call) else call.watch(wanted).is_ahead
 
 
 def _by_class(call: Call) -> Way | None:
