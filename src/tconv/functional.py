@@ -203,8 +203,9 @@ def _leave_to_pytorch(
         _left_to_pytorch.clear()
     first = id(weight)
     for table in _own_calls:
-        if first in table:
-            table[first] = _going_on(table[first])
+        kinds = _going_on(table.pop(first, ()))
+        if kinds:
+            table[first] = kinds
     others = _left_to_pytorch.get(first, ())[: _MOST_OF_A_WEIGHT - 1]
     _left_to_pytorch[first] = (entry, *others)
 
@@ -621,11 +622,9 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
         if cached:
             ops.remember(batch, weight, bias, geometry)
             output = ops.cached_forward(batch, weight, bias, geometry, leave, keep)
-        if output is None and unobserved:
-            output = ops.forward_unobserved(batch, weight, bias, geometry)
-        elif output is None:
-            output = ops.forward(*tall, bias, geometry)
-            output = output.squeeze(2) if kind.axes == 1 else output
+        if output is None:
+            forward = ops.forward_unobserved if unobserved else ops.forward
+            output = forward(batch, weight, bias, geometry)
     return output.squeeze(0) if unbatched else output
 
 

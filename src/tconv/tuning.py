@@ -284,13 +284,17 @@ class Watch:
         there = torch.cuda.Event()
         there.record(torch.cuda.current_stream(self._device))
         try:
-            return function(*arguments)  # `checkpoint` raises here, when it has what it wants
-        finally:
-            with relaxed_capture():  # else it breaks what another thread captures
-                self._note(not there.query())
+            result = function(*arguments)
+        except BaseException:  # `checkpoint` stops so, when it has what it wants
+            with contextlib.suppress(RuntimeError):
+                self._note(there)
+            raise
+        self._note(there)
+        return result
 
-    def _note(self, is_late: bool) -> None:
-        self._seen.append(is_late)
+    def _note(self, there: torch.cuda.Event) -> None:
+        with relaxed_capture():  # else it breaks what another thread captures
+            self._seen.append(not there.query())
         self._calls_left -= 1
         if self._calls_left == COUNTED:
             self._first = len(self._seen)

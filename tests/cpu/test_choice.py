@@ -320,6 +320,17 @@ def test_a_share_of_late_calls_is_enough(gpu, monkeypatch, late, name):
     assert step(*operand) == {"ours": OURS, "pytorchs": PYTORCHS}[name]
 
 
+def test_an_error_of_pytorchs_function_is_its_own(gpu, monkeypatch):
+    watch = tuning.Watch(0)
+
+    def fails(*_):
+        raise ValueError("its own")
+
+    monkeypatch.setattr(gpu, "query", fails)
+    with pytest.raises(ValueError, match="its own"):
+        watch.see(fails)
+
+
 def test_layers_of_one_program_are_watched_together(gpu, monkeypatch):
     monkeypatch.setattr(tuning, "race", lambda *_: SMALL)
     layers = [operands(channels, 128, torch.bfloat16) for channels in (32, 64)]
@@ -678,6 +689,31 @@ def test_a_step_that_is_computed_twice_saves_the_same(gpu, monkeypatch, axes, ne
     expected = kind.__base__.forward(second, kind.__base__.forward(first, x))
     (expected,) = torch.autograd.grad(expected.square().sum(), first.weight)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("watching", [SeesFunctions, SeesOperators, torch.profiler.profile])
+def test_a_step_that_is_observed_once_saves_the_same(gpu, axes, turn, watching):
+    layer = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1](64, 64, 3, 1, 1)
+    x = torch.randn(2, 64, *((256,), (16, 16))[axes - 1], requires_grad=True)
+    for _ in range(3):
+        with watching() if turn == 0 else contextlib.nullcontext():
+            out = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        with watching() if turn == 1 else contextlib.nullcontext():
+            (found,) = torch.autograd.grad(out.square().sum(), x)
+    (expected,) = torch.autograd.grad(type(layer).__base__.forward(layer, x).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_gradients_may_be_changed_in_place(gpu, axes):
+    layer = (tconv.ConvTranspose1d, tconv.ConvTranspose2d)[axes - 1](64, 64, 4, 2, 1)
+    x = torch.randn(2, 64, *((256,), (16, 16))[axes - 1], requires_grad=True)
+    scale = torch.ones((), requires_grad=True)
+    for _ in range(5):
+        for found in torch.autograd.grad(layer(x).square().sum(), (x, layer.weight)):
+            found.mul_(scale).sum().backward()
 
 
 @pytest.mark.parametrize("axes", [1, 2])

@@ -253,6 +253,15 @@ def test_the_emulator_is_not_timed():
         assert tuning.choose(PROBLEM, None, lambda candidate: pytest.fail("was run")) is None
 
 
+def test_a_step_in_the_emulator(monkeypatch):
+    monkeypatch.setenv("TCONV_EMULATE", "1")
+    layer, x = tconv.ConvTranspose2d(2, 2, 2), torch.randn(1, 2, 3, 3, requires_grad=True)
+    with tconv.autotune():
+        (found,) = torch.autograd.grad(layer(x).sum(), x)
+    (expected,) = torch.autograd.grad(torch.nn.ConvTranspose2d.forward(layer, x).sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("direction", ["forward", "input_gradient", "weight_gradient"])
 def test_calls_run_what_was_chosen(monkeypatch, tmp_path, direction):
     """Through the layer, in the emulator: timed, chosen, and right."""

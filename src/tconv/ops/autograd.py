@@ -161,7 +161,7 @@ class Step:
         grad_input, grad_weight = self._of_operands(grad, input, weight, wanted)
         if self.is_flat:
             grad_input, grad_weight = (
-                None if one is None else one.squeeze(2) for one in (grad_input, grad_weight)
+                None if one is None else _without_height(one) for one in (grad_input, grad_weight)
             )
         return grad_input, grad_weight, grad_bias
 
@@ -327,8 +327,8 @@ class TconvForward(_Node):
         terms = _product_rule(ctx, input, weight, lambda x, w: forward(x, w, None, geometry))
         if bias is not None:
             spatial = output_size(input_shape[2:], weight_shape[2:], geometry)
-            shape = (input_shape[0], bias.shape[0], *spatial)
-            terms.append(bias.view(1, -1, 1, 1).expand(shape))
+            one = bias.view(1, -1, 1, 1).expand(input_shape[0], bias.shape[0], *spatial)
+            terms.append(one.squeeze(2) if ctx.step.is_flat else one)
         return _sum(terms)
 
 
@@ -514,19 +514,46 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     """The transposed convolution.
 
     Args:
-        input: [N, Cin, H, W].
-        weight: [Cin, Cout/groups, kH, kW], of the input's dtype and device.
+        input: [N, Cin, H, W], or without H, which counts as 1.
+        weight: [Cin, Cout/groups, kH, kW], or without kH, of the input's dtype and device.
         bias: [Cout] or None.
         geometry: of the layer.
 
     Returns:
-        [N, Cout, OH, OW], channels_last if the input or the weight is.
+        [N, Cout, OH, OW], channels_last if the input or the weight is; without OH if the input
+        lacks H.
 
     `functional.conv_transpose2d` has checked the arguments. Under autocast their dtypes may differ.
     """
-    if torch.compiler.is_compiling() or not unobserved(input, weight, bias):
+    compiling = torch.compiler.is_compiling()
+    if not compiling and unobserved(input, weight, bias):
+        return forward_unobserved(input, weight, bias, geometry)
+    if input.dim() == 4:
         return schema.forward(input, weight, bias, *geometry)
-    return forward_unobserved(input, weight, bias, geometry)
+    if not compiling and _takes_a_node(input, weight, bias):
+        # One outside of the operator, which saves what the node of an unobserved call does.
+        return _run(_observed, True, autocast.dtype_for(input), input, weight, bias, geometry)
+    return schema.forward(*_tall(input, weight), bias, *geometry).squeeze(2)
+
+
+def _observed(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    return schema.forward(input, weight, bias, *geometry)
+
+
+def _takes_a_node(*tensors: Tensor | None) -> bool:
+    """Whether autograd records an eager call, and by one node that stands above the dispatcher.
+
+    It may stand there for plain tensors, as they are.
+    """
+    return (
+        torch.is_grad_enabled()
+        and private.any_requires_grad(*tensors)
+        and not private.are_transforms_active()
+        and not private.is_tracing()
+        and all(
+            one is None or (type(one) in _PLAIN and private.has_storage(one)) for one in tensors
+        )
+    )
 
 
 def forward_unobserved(
@@ -620,6 +647,17 @@ def _flat(
 ) -> Tensor:
     """What an implementation makes of tensors without their heights."""
     return without_height(implementation(*_tall(input, weight), bias, geometry))
+
+
+def _without_height(gradient: Tensor) -> Tensor:
+    """A view where something sees the backward: autograd, for one. Else none, as PyTorch's."""
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_grad_enabled()
+        or not unobserved(gradient, gradient)
+    ):
+        return gradient.squeeze(2)
+    return without_height(gradient)
 
 
 def _watched(

@@ -129,9 +129,8 @@ def leave_to_pytorch(
 
 
 def is_capturing(call: Call) -> bool:
-    """Whether a CUDA graph is captured where a call that a rule does not decide would run."""
-    assert call.device is not None  # else a rule says who runs it
-    return private.is_capturing(call.device)
+    """Whether a CUDA graph is captured where a call would run."""
+    return call.device is not None and private.is_capturing(call.device)
 
 
 def is_being_watched(call: Call, wanted: tuple[bool, bool]) -> bool:

@@ -1433,8 +1433,7 @@ COMPILED_FLOATS = (
 
 
 @pytest.mark.parametrize("case", quick(COMPILED_FLOATS, 2, -2), ids=str)
-def test_gradients_of_float32_compile_likewise(case, request):
-    expect_worse_code(request, (12, 8))
+def test_gradients_of_float32_compile_likewise(case):
     problem = case.layer.problem("input_gradient", "float32", "contiguous")
     if problem.math == "tf32":
         every = [c for c in served(problem) if c.tile.raw or c.tile.folded]
