@@ -21,6 +21,9 @@ that the default handed the case to. They are at least 1, without noise where it
 it ran the forward on one and the gradient on the other (`mixed`) they take its own time, or are 1
 where that is ahead of both.
 
+The default first takes `FIRST_STEPS` steps, if they take less than 5 ms each: a choice is made
+once, and a program goes on with it.
+
 A choice that the cache folder (TCONV_CACHE_DIR) has from an earlier run is not timed again.
 """
 

@@ -7,6 +7,9 @@ PyTorch's operator, with its own tensors. It takes the fastest, not what the mod
 Where it is off, our kernel and PyTorch's operator are timed (`race`), once for a class of problems,
 and only where `tconv.choice` does not know who runs it without that.
 
+Times alone do not tell who is to run a small step of forward and backward. For that it is watched
+whether the program waits for the device (`Watch`).
+
 Choices and times are kept beside the compiled kernels: the next process does not time again.
 """
 
@@ -263,7 +266,7 @@ class Watch:
     def __init__(self, device: int) -> None:
         self._device = device
         self._seen = _seen.setdefault(device, [])
-        self._first = 0
+        self._first: int | None = None  # of what counts
         self._is_ahead: bool | None = None
         self._calls_left = WATCHED
 
@@ -296,7 +299,7 @@ class Watch:
         with relaxed_capture():  # else it breaks what another thread captures
             self._seen.append(not there.query())
         self._calls_left -= 1
-        if self._calls_left == COUNTED:
+        if self._calls_left <= COUNTED and self._first is None:
             self._first = len(self._seen)
         if self._calls_left <= 0:
             seen = self._seen[self._first :]
