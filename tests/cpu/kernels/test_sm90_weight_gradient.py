@@ -673,6 +673,16 @@ def test_the_packing_counts_its_units_without_wrapping(y_layout):
             assert index == "int" or units > 2**30, "64 bits take longer"
 
 
+def test_two_gigabytes_are_packed_with_offsets_of_32_bits():
+    """So that such a size needs no packing of its own beside the layer's."""
+    height, width = Axis(405, 4, 2, 1), Axis(168, 4, 2, 1)
+    problem = Problem("weight_gradient", 15, 128, 64, 1, height, width, "float32", "ieee")
+    tile = next(tile for tile in family.TILES if str(tile) == "64/160")
+    packing = family.launches(problem, HOPPER, tile)[0]
+    assert 4 * packing.packed > 2**31
+    assert dict(packing.source.constants)["Index"] == "int"
+
+
 def test_folded_tiles_serve_layers_each_of_whose_taps_meets_an_output():
     # Of the taps of phase 0 none does, but those of phase 1 at the same distance.
     case = Case(1, 8, 8, 1, (2, 2), (4, 4), (2, 2), (3, 0), (1, 0))

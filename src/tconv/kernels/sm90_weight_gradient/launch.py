@@ -8,10 +8,18 @@ from tconv.jit.target import Target
 from tconv.kernels import family, flat, hopper
 from tconv.kernels.engine import fold
 from tconv.kernels.engine.launch import contiguous_map, image_map
-from tconv.kernels.engine.layout import PACK_THREADS, View, image_pack_grid, read_pixels
-from tconv.kernels.launch import Address, Argument, Launch, Operand, Stride, TensorMap, strides
+from tconv.kernels.engine.layout import (
+    PACK_THREADS,
+    View,
+    image_pack_grid,
+    packed_size,
+    packed_values,
+    read_pixels,
+)
+from tconv.kernels.launch import Address, Argument, Launch, Stride, TensorMap, strides
 from tconv.kernels.sm90_weight_gradient.cost import best_splits
 from tconv.kernels.sm90_weight_gradient.layout import (
+    IMAGES,
     LINE_BYTES,
     MOST_STAGES,
     Layout,
@@ -214,13 +222,26 @@ def _columns(problem: Problem) -> int:
     return problem.out_channels_per_group * problem.taps
 
 
+def _units(laid: Layout) -> int:
+    """Most that the packing of images counts, and most places of 16 bytes that it writes.
+
+    Of a row it counts vectors, in runs of 16: as many for a single pixel.
+    """
+    problem, most = laid.problem, laid.packed[2] // 8
+    for image, at in zip(IMAGES, laid.packed[:2], strict=True):
+        if at is not None:
+            of_column = packed_values(problem, image) // packed_size(problem, image)[1]
+            width = problem.width.size if image == "x" else problem.width.output_size
+            most = max(most, of_column * laid.item // 16 * -(-width // 16) * 16)
+    return most
+
+
 def _pack(laid: Layout) -> Launch:
     """The packing of what no tensor map can describe."""
     problem, lines = laid.problem, laid.tile.columns > 0
     arguments: dict[str, Argument] = {"batch": problem.batch}
-    operands: tuple[Operand, Operand] = ("x", "y")
     shapes = (laid.call.x_shape, laid.call.y_shape)
-    for operand, shape, at in zip(operands, shapes, laid.packed[:2], strict=True):
+    for operand, shape, at in zip(IMAGES, shapes, laid.packed[:2], strict=True):
         if at is not None:
             arguments |= {
                 operand: Address(operand),
@@ -234,8 +255,8 @@ def _pack(laid: Layout) -> Launch:
             "image_height": problem.height.output_size,
             "image_width": problem.width.output_size,
         }
-    # NOTE: of rows of one pixel, the packing counts as many units as there are bytes.
-    index = family.index_type(problem, laid.packed[2])
+    most = laid.packed[2] if lines or laid.tile.folded else _units(laid)
+    index = family.index_type(problem, most)
     source = KernelSource(
         stem=LINES_STEM if lines else PACK_STEM,
         constants=(

@@ -85,7 +85,7 @@ MOST_SPLITS = 1024
 MOST_PARTIAL_BYTES = 256 << 20
 
 
-_IMAGES: tuple[Operand, Operand] = ("x", "y")
+IMAGES: tuple[Operand, Operand] = ("x", "y")
 
 
 class Tap(NamedTuple):
@@ -636,7 +636,7 @@ class Layout:
         problem, end = self.problem, 0
         found: list[int | None] = []
         if self.tile.columns:
-            for operand, is_packed in zip(_IMAGES, self.packs_lines, strict=True):
+            for operand, is_packed in zip(IMAGES, self.packs_lines, strict=True):
                 found.append(end if is_packed else None)
                 end += self.lines_bytes(operand) if is_packed else 0
             return found[0], found[1], end
