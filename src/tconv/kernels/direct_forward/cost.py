@@ -13,6 +13,9 @@ COSTS = costs.load(__file__, "channels")
 SHORT_COLUMNS = 64
 """Most pixels of a row that count as a short piece."""
 
+SECTOR = 8
+"""Outputs in a sector of device memory."""
+
 
 def cost(problem: Problem, target: Target, tile: Tile) -> float:
     """Modelled seconds of the busiest SM's work and of memory traffic.
@@ -37,13 +40,16 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Less memory traffic is under way while some blocks compute one tile more than others.
     rounds = laid.tiles / laid.grid(target)
     uneven = 1 + COSTS.uneven_rounds * (math.ceil(rounds) / rounds - 1)
+    kind = "channels" if tile.channels > 1 else "single"
+    # Pieces of a narrow image are short whatever the tile.
+    columns = min(laid.tile_columns, laid.pixel_columns)
+    of_rows = costs.load(__file__, f"{kind}_long" if columns > SHORT_COLUMNS else kind)
+    in_pieces = laid.tiles_yx[1] > 1
     if problem.pattern.width.output_size % 4:
-        kind = "channels" if tile.channels > 1 else "single"
-        # Pieces of a narrow image are short whatever the tile.
-        columns = min(laid.tile_columns, laid.pixel_columns)
-        long = "_long" if columns > SHORT_COLUMNS else ""
-        uneven *= costs.load(__file__, kind + long).unaligned
-    if laid.tiles_yx[1] > 1:
+        uneven *= of_rows.unaligned
+    elif problem.width.output_size % SECTOR and in_pieces:
+        uneven *= of_rows.half_sectors
+    if in_pieces:
         uneven *= COSTS.pieces
     moved = problem.bytes / COSTS.memory_rate * uneven
     # A block asks for a tile's patch one tile ahead. So after the first, whose patch is part of the

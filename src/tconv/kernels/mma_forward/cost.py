@@ -20,7 +20,7 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     if tile.team:
         return team_cost(laid, target)
     busy, uneven = busy_and_uneven(laid, target, family.once(laid, "work", lambda: tile_work(laid)))
-    moved = problem.bytes / COSTS.memory_rate * uneven
+    moved = problem.bytes / COSTS.memory_rate * uneven * pieces(laid)
     measured = COSTS.few_channels
     measured *= max(1.0, problem.in_channels_per_group / 64) ** COSTS.few_channels_depth
     if problem.out_channels_per_group > 8:
@@ -52,7 +52,8 @@ def tile_work(laid: Layout) -> tuple[float, float, float]:
 
     vector = 4 if laid.source_vectors else 1
     copies = laid.steps_8 * 8 * laid.patch_rows * laid.patch_vectors * 4 / vector / 32
-    issue += 5 * copies + laid.chunks * laid.tile.warps * 80
+    # A copy of 4 bytes takes the slots of four of 16 bytes.
+    issue += (5 if laid.source_vectors else 20) * copies + laid.chunks * laid.tile.warps * 80
     shared += copies * vector
     if not laid.round_on_load:
         issue += copies * (4 + vector)
@@ -98,6 +99,11 @@ def busy_and_uneven(
     return busy, 1 + uneven + COSTS.uneven_waits * 4 / resident
 
 
+def pieces(laid: Layout) -> float:
+    """A factor on the time of memory traffic where output rows are written in pieces."""
+    return 1 + COSTS.piece / laid.tile_columns if laid.tiles_yx[1] > 1 else 1.0
+
+
 def team_cost(laid: Layout, target: Target) -> float:
     """Modelled seconds of a tile whose warps write rows together, from counted instructions.
 
@@ -109,9 +115,8 @@ def team_cost(laid: Layout, target: Target) -> float:
     rate = 512 if target.capability == (8, 0) else 614 if target.major in (9, 10) else 128
     busy, uneven = busy_and_uneven(laid, target, (issue, shared, products * 1024 / rate))
     if problem.pattern.width.output_size % 4:
-        whole = laid.tiles_yx[1] == 1
-        uneven *= COSTS.team_unaligned if whole else COSTS.team_unaligned_pieces
-    moved = problem.bytes / COSTS.memory_rate * uneven
+        uneven *= COSTS.team_unaligned
+    moved = problem.bytes / COSTS.memory_rate * uneven * pieces(laid)
     busy *= COSTS.team_scale
     time = max(busy, moved) + COSTS.team_overlap * min(busy, moved)
     return time + weights_cost(laid, target) + COSTS.team_launch

@@ -32,4 +32,5 @@ def cost(problem: Problem, target: Target, tile: Tile) -> float:
     # Each block reads its weights, each tile of channels the pixels: from L2 but for the first.
     again = laid.grid * laid.depth * (tile.rows + laid.tile_pixels) * 4
     parts = (busy, problem.bytes / COSTS.memory_rate, again / COSTS.l2_rate)
-    return max(parts) + COSTS.overlap * (sum(parts) - max(parts)) + COSTS.launch
+    modelled = max(parts) + COSTS.overlap * (sum(parts) - max(parts)) + COSTS.launch
+    return modelled * (COSTS.two_blocks if tile.blocks == 2 else 1)

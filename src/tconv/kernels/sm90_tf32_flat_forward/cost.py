@@ -30,6 +30,8 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     pixel_stages, weight_stages = laid.fitting_stages(target)
     ahead = min(pixel_stages, weight_stages * max(steps / laid.tile_stages / 2, 0.5))
     main = max(max(products, copied) + fit.step * steps, fit.stage * laid.tile_stages / ahead)
+    if weight_stages == 2:  # of a kernel made for narrower images
+        main = max(main, fit.two_weights * steps)
     # Each output takes a division by the number of phases, unless that is a power of two.
     stride = problem.width.stride
     outputs = laid.step * (1 if stride & (stride - 1) == 0 else fit.division)
@@ -47,7 +49,7 @@ def _device_cost(problem: Problem, target: Target, tile: Tile) -> float:
     if waves == 1 and not tile.apart:
         modelled *= fit.one_wave_storers if tile.storers else fit.one_wave
     modelled *= fit.apart_storers if tile.apart and tile.storers else 1
-    modelled *= fit.stage_rows if laid.stage_rows > 1 else 1
+    modelled *= 1 + fit.stage_rows * (laid.stage_rows - 1)
     modelled *= fit.wide_storers if tile.storers and tile.columns > 160 else 1
     if laid.groups_outermost:
         modelled *= fit.groups_outermost_storers if tile.storers else fit.groups_outermost
