@@ -70,7 +70,9 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_named_in_prose_exist(page):
     # Paths of this repository, from its root: docs/x.md, benchmarks/results/h200/y.csv.
-    for path in re.findall(r"`((?:docs|benchmarks|tests)/[\w./-]+\.\w+)`", page.read_text()):
+    for path in re.findall(
+        r"`((?:docs|benchmarks|examples|tests)/[\w./-]+\.\w+)`", page.read_text()
+    ):
         made = path.startswith("benchmarks/results/cpu/")
         assert made or (ROOT / path).exists(), path
 
