@@ -106,7 +106,7 @@ docs: DOCS_RUN = .venv-docs/bin/python
 docs: $(DOCS_STAMP)
 endif
 	@rm -rf build/pages && mkdir -p build/pages
-	@cp -r --parents README.md CONTRIBUTING.md docs benchmarks/results build/pages
+	@cp -r --parents README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs benchmarks/results build/pages
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_RUN) -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from torch import nn
 import tconv
 from tconv import cli
 from tconv.demo import compare, heads, picture, show
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PICTURES = {
     "overview",
@@ -174,7 +178,12 @@ def test_demo_without_its_extra_names_the_command(monkeypatch, capsys):
     monkeypatch.delattr("tconv.demo.show")
     monkeypatch.delattr("tconv.demo.picture")
     assert cli.main(["demo"]) == 1
-    assert "pip install 'tconv[demo]'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    # By the packages' own names: `pip install 'tconv[demo]'` needs a release.
+    assert "needs PIL: pip install pillow scikit-image\n" in error
+    (extra,) = re.findall(r"^demo = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for package in re.findall(r'"([\w-]+)', extra):
+        assert package in error
 
 
 def test_info_lists_every_setting(monkeypatch, capsys):

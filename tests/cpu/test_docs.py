@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import tconv
 from tconv import settings
 from tconv.kernels import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results" / "h200"
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", RESULTS / "README.md", *DOCS.rglob("*.md")]
-)
+PAGES = sorted([*ROOT.glob("*.md"), RESULTS / "README.md", *DOCS.rglob("*.md")])
 
 
 def variables_table() -> str:
@@ -70,7 +69,9 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_named_in_prose_exist(page):
     # Paths of this repository, from its root: docs/x.md, benchmarks/results/h200/y.csv.
-    for path in re.findall(r"`((?:docs|benchmarks|tests)/[\w./-]+\.\w+)`", page.read_text()):
+    for path in re.findall(
+        r"`((?:docs|benchmarks|examples|tests)/[\w./-]+\.\w+)`", page.read_text()
+    ):
         made = path.startswith("benchmarks/results/cpu/")
         assert made or (ROOT / path).exists(), path
 
@@ -114,6 +115,10 @@ def test_the_site_leads_to_every_page():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     named = set(re.findall(r"[\w./-]+\.md", nav))
     assert named == {page.relative_to(ROOT).as_posix() for page in PAGES}
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {tconv.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_every_kept_row_is_explained_and_there():

@@ -27,8 +27,7 @@ def figures() -> Any:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise MissingDependencyError(
-            "plots need matplotlib, which does not import here: pip install 'tconv[report]', or "
-            "pip install matplotlib"
+            "plots need matplotlib, which does not import here: pip install matplotlib"
         ) from error
 
 

@@ -50,7 +50,9 @@ def run(parsed: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tconv"):
             raise
-        raise MissingDependencyError(f"needs {error.name}: pip install 'tconv[demo]'") from error
+        raise MissingDependencyError(
+            f"needs {error.name}: pip install pillow scikit-image"
+        ) from error
     if parsed.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependencyError(
             "no CUDA device that this torch can use; --device cpu runs without one"

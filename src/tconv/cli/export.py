@@ -30,7 +30,8 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "a self-contained file with a faster ModelNew, for a file with a Model",
         "Takes a file with a class Model(torch.nn.Module) that has one ConvTranspose2d or 1d, with "
         "get_inputs() and get_init_inputs(), and writes one with a class ModelNew: the same "
-        "signatures and results, its CUDA kernels in it, nothing but torch imported.",
+        "signatures and results, its CUDA kernels in it, nothing but torch imported. It needs "
+        "nvcc, ninja and a C++ compiler where it runs.",
         "tconv export problem.py -o model_new.py\n"
         "tconv export --layer 64,128,4,2,1 --input 16x32x32 -o model_new.py\n"
         "tconv export --layer 1d:512,256,16,8,4 --input 16x32 -o model_new.py\n"
