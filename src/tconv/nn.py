@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from .functional import conv_transpose1d, conv_transpose2d
+from .functional import conv_transpose1d, conv_transpose2d, leave_to_torchscript
 
 _is_scripting = torch.jit.is_scripting  # which TorchScript knows by this name too
+
+
+def _prepare_scriptable(layer: torch.nn.Module) -> torch.nn.Module:
+    """What torch.jit.script compiles in a layer's place: the layer."""
+    leave_to_torchscript()
+    return layer
 
 
 class ConvTranspose1d(torch.nn.ConvTranspose1d):
@@ -18,6 +24,8 @@ class ConvTranspose1d(torch.nn.ConvTranspose1d):
     are PyTorch's; only `forward` differs. An instance pickles, copies, scripts and exports as
     PyTorch's does; under torch.jit.script it runs PyTorch's operator.
     """
+
+    __prepare_scriptable__ = _prepare_scriptable
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply the layer.
@@ -79,6 +87,8 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
     are PyTorch's; only `forward` differs. An instance pickles, copies, scripts and exports as
     PyTorch's does; under torch.jit.script it runs PyTorch's operator.
     """
+
+    __prepare_scriptable__ = _prepare_scriptable
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply the layer.

@@ -153,10 +153,15 @@ def test_fx_records_our_function():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("make", [torch.jit.script, "trace"], ids=["script", "trace"])
-def test_torchscript_holds_pytorchs_operator(make):
+def test_torchscript_holds_pytorchs_operator_and_says_so_once(make, caplog, monkeypatch):
+    monkeypatch.setattr(functional, "_declined", set())
     layer = tconv.ConvTranspose2d(4, 6, 3, 2, 1, 1)
     input = torch.randn(2, 4, 5, 6)
-    scripted = torch.jit.trace(layer, input) if make == "trace" else make(layer)
+    with caplog.at_level(logging.WARNING, logger="tconv"):
+        for _ in range(2):
+            scripted = torch.jit.trace(layer, input) if make == "trace" else make(layer)
+    (said,) = [record.message for record in caplog.records if record.name == "tconv"]
+    assert "TorchScript" in said and "leaves tconv's kernels" in said
     kinds = {node.kind() for node in scripted.inlined_graph.nodes()}
     assert kinds & {"aten::conv_transpose2d", "aten::_convolution"}
     assert not any(kind.startswith("tconv::") for kind in kinds)
