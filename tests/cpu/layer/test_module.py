@@ -143,8 +143,27 @@ def test_copies(duplicate):
     assert torch.equal(twin(input), layer(input))
 
 
-def test_fx_records_our_function():
-    model = nn.Sequential(tconv.ConvTranspose2d(4, 6, 3, 2, 1, 1), nn.ReLU())
+class Derived(tconv.ConvTranspose2d):
+    """Someone's own layer."""
+
+
+def test_fx_keeps_the_layer_whole_as_pytorchs():
+    model = nn.Sequential(
+        tconv.ConvTranspose2d(4, 6, 3, 2, 1, 1),
+        nn.ConvTranspose2d(6, 6, 3),
+        nn.ReLU(),
+        nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(6, 4, 3)),
+        pickle.loads(pickle.dumps(tconv.ConvTranspose2d(4, 4, 3))),
+    )
+    assert tconv.convert(model) == 2
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == [*"01234"]
+    input = torch.randn(2, 4, 5, 6)
+    assert torch.equal(traced(input), model(input))
+
+
+def test_fx_records_our_function_in_a_derived_layer():
+    model = nn.Sequential(Derived(4, 6, 3, 2, 1, 1), nn.ReLU())
     traced = torch.fx.symbolic_trace(model)
     assert tconv.conv_transpose2d in [node.target for node in traced.graph.nodes]
     input = torch.randn(2, 4, 5, 6)
