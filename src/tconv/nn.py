@@ -252,7 +252,36 @@ def _to_pytorchs(module: torch.nn.Module) -> bool:
     return any(_swap(module, ours, theirs) for theirs, ours in _PAIRS)
 
 
-def convert(model: torch.nn.Module) -> int:
+def _why_not(module: torch.nn.Module) -> str | None:
+    """Why `convert` leaves a transposed convolution of PyTorch's alone; None of anything else."""
+    if isinstance(module, torch.nn.ConvTranspose3d):
+        return "tconv has no kernels for three dimensions"
+    if isinstance(module, (ConvTranspose1d, ConvTranspose2d)) or not isinstance(
+        module, (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d)
+    ):
+        return None
+    if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
+        return "lazy, and without its first input yet: convert again after that"
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the instance"
+    if module.__dict__.get("qconfig") is not None:
+        return "it has a qconfig, and is to be quantized"
+    kind = type(module)
+    return f"of a derived class, {kind.__module__}.{kind.__qualname__}"
+
+
+def _check(model: object, name: str) -> None:
+    """Raise TypeError, in the name of a function, unless this is a module."""
+    if isinstance(model, torch.nn.Module):
+        return
+    if isinstance(model, type):
+        found = f"the class {model.__name__}: make an instance of it"
+    else:
+        found = type(model).__name__
+    raise TypeError(f"tconv.{name} takes a torch.nn.Module, got {found}")
+
+
+def convert(model: torch.nn.Module, *, verbose: bool = False) -> int:
     """Turn every `torch.nn.ConvTranspose1d` and 2d in a model, or the model, into ours, in place.
 
     Each layer stays the object that it was: its parameters, hooks, parametrizations and place in
@@ -263,11 +292,24 @@ def convert(model: torch.nn.Module) -> int:
 
     Args:
         model: any module.
+        verbose: whether to print how many layers were turned, and each transposed convolution that
+            was left alone, with the reason.
 
     Returns:
         How many layers were turned, each counted once, wherever it occurs.
+
+    Raises:
+        TypeError: if the model is no module.
     """
-    return sum(map(_to_ours, model.modules()))
+    _check(model, "convert")
+    turned = sum(map(_to_ours, model.modules()))
+    if verbose:
+        print(f"tconv.convert: {turned} turned")
+        for name, module in model.named_modules():
+            reason = _why_not(module)
+            if reason is not None:
+                print(f"  {name or 'the model'} is left to PyTorch: {reason}")
+    return turned
 
 
 def revert(model: torch.nn.Module) -> int:
@@ -278,5 +320,9 @@ def revert(model: torch.nn.Module) -> int:
 
     Returns:
         How many layers were turned, each counted once, wherever it occurs.
+
+    Raises:
+        TypeError: if the model is no module.
     """
+    _check(model, "revert")
     return sum(map(_to_pytorchs, model.modules()))
