@@ -27,6 +27,7 @@ PATH = Path(__file__).resolve().parent.parent / "src" / "tconv" / "private.py"
 ALL = (
     "_C",
     "_check",
+    "_decomp.register_decomposition",
     "_functorch",
     "Tensor._is_zerotensor",
     "autograd.forward_ad._current_level",

@@ -26,6 +26,7 @@ from .filling import precompile
 from .functional import conv_transpose1d, conv_transpose2d, disable, enable
 from .jit import libraries
 from .nn import ConvTranspose1d, ConvTranspose2d, convert, revert
+from .ops import decompositions
 from .tuning import autotune
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "convert",
+    "decompositions",
     "disable",
     "enable",
     "own_kernels",

@@ -29,7 +29,7 @@ def input_gradient(
     shape = (grad_output.shape[0], weight.shape[0], *input_size)
     # Only the size and the memory format of this input are read.
     input = empty(grad_output, shape, channels_last)
-    gradient = _backward(grad_output, input, weight, geometry, (True, False))[0]
+    gradient = backward(grad_output, input, weight, geometry, (True, False))[0]
     assert gradient is not None
     return _with_format(gradient, channels_last)
 
@@ -41,7 +41,7 @@ def weight_gradient(
     shape = (input.shape[1], grad_output.shape[1] // geometry[4], *kernel_size)
     # Only the size and the memory format of this weight are read.
     weight = empty(input, shape, channels_last)
-    gradient = _backward(grad_output, input, weight, geometry, (False, True))[1]
+    gradient = backward(grad_output, input, weight, geometry, (False, True))[1]
     assert gradient is not None
     return _with_format(gradient, channels_last)
 
@@ -58,7 +58,7 @@ def gradients(
     Their memory formats are those of `input_gradient` and `weight_gradient`; `channels_last` is of
     the weight's.
     """
-    grad_input, grad_weight = _backward(grad_output, input, weight, geometry, (True, True))
+    grad_input, grad_weight = backward(grad_output, input, weight, geometry, (True, True))
     assert grad_input is not None and grad_weight is not None
     input_format = is_channels_last(grad_output) or is_channels_last(weight)
     return (
@@ -67,7 +67,7 @@ def gradients(
     )
 
 
-def _backward(
+def backward(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,

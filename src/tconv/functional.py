@@ -163,6 +163,16 @@ def _decline(
         logger.warning(message)
 
 
+def leave_to_torchscript() -> None:
+    """Say once what torch.jit.trace and torch.jit.script make of our layers and functions."""
+    if "TorchScript" not in _declined:
+        _declined.add("TorchScript")
+        logger.warning(
+            "TorchScript (torch.jit.trace, torch.jit.script) holds PyTorch's operator and leaves "
+            "tconv's kernels, on every device; torch.compile and torch.export keep them"
+        )
+
+
 def _computed(input: Tensor) -> tuple[object, str, torch.dtype | None]:
     """The precision, the device and the dtype of autocast of an entry of `_Left` or `_Own`."""
     cast = ops.autocast_dtype(input)
@@ -570,6 +580,8 @@ def _convolve(kind: _Kind, arguments: tuple[Any, ...], state: tuple[object, ...]
         # A traced module is TorchScript, which must load, or become ONNX, where tconv is not.
         if device == "cuda":
             _decline(kind, "torch.jit.trace", input, weight)
+        else:
+            leave_to_torchscript()
         return kind.pytorch(*arguments)
     if device != "cuda" and device != "cpu":
         return kind.pytorch(*arguments)

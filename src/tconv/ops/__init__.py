@@ -21,6 +21,7 @@ flat, pack it once.
     autograd.py      nodes, and the ways in
     compute.py       below autograd: our kernels, or aten.py
     fake.py, vmap.py, autocast.py    the dispatcher's other rules
+    decomposition.py by PyTorch's operators, for what knows these alone
     registration.py  tells the dispatcher of all of these
 """
 
@@ -36,6 +37,7 @@ from tconv.ops.autograd import (
     weight_gradient,
 )
 from tconv.ops.compute import DTYPES
+from tconv.ops.decomposition import decompositions
 from tconv.ops.fake import output_size
 from tconv.ops.registration import register
 
@@ -44,6 +46,7 @@ __all__ = [
     "EVERY",
     "autocast_dtype",
     "cached_forward",
+    "decompositions",
     "forward",
     "forward_unobserved",
     "input_gradient",

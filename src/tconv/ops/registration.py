@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from tconv import aten, private
-from tconv.ops import autocast, autograd, compute, fake, schema, vmap
+from tconv.ops import autocast, autograd, compute, decomposition, fake, schema, vmap
 
 
 def _multiply_adds(image: Sequence[int], weight: Sequence[int]) -> int:
@@ -87,3 +87,4 @@ def register() -> None:
         register_flop_formula(operator.overloadpacket)(flops)
     for device in ("cpu", "cuda"):
         schema.library.impl("forward", autocast.dispatched(device), f"Autocast{device.upper()}")
+    decomposition.register()

@@ -61,6 +61,46 @@ def test_the_model_may_be_the_layer():
     assert type(layer) is tconv.ConvTranspose2d
     assert tconv.revert(layer) == 1
     assert type(layer) is nn.ConvTranspose2d
+    assert vars(layer).keys() == vars(nn.ConvTranspose2d(4, 6, 3)).keys()
+
+
+@pytest.mark.parametrize("change", [tconv.convert, tconv.revert])
+@pytest.mark.parametrize(
+    "given, found",
+    [
+        (None, "got NoneType"),
+        ([nn.ConvTranspose2d(4, 6, 3)], "got list"),
+        (nn.ConvTranspose2d, "got the class ConvTranspose2d: make an instance"),
+    ],
+    ids=["None", "list", "class"],
+)
+def test_what_is_no_module_is_named(change, given, found):
+    with pytest.raises(
+        TypeError, match=rf"tconv.{change.__name__} takes a torch.nn.Module, {found}"
+    ):
+        change(given)
+
+
+def test_verbose_says_what_is_left_and_why(capsys):
+    patched, quantized = nn.ConvTranspose2d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3)
+    patched.forward = lambda input: input
+    quantized.qconfig = object()
+    layers = [nn.ConvTranspose2d(4, 6, 3), tconv.ConvTranspose2d(4, 6, 3), nn.Conv2d(4, 6, 3)]
+    layers += [Derived(4, 6, 3), patched, nn.LazyConvTranspose2d(6, 3), quantized]
+    model = nn.ModuleDict({"up": nn.Sequential(*layers, nn.ConvTranspose3d(4, 6, 3))})
+    assert tconv.convert(model, verbose=True) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "tconv.convert: 1 turned"
+    for line, name, reason in zip(
+        said[1:],
+        ("up.3", "up.4", "up.5", "up.6", "up.7"),
+        ("derived class", "forward was replaced", "convert again", "qconfig", "three dimensions"),
+        strict=True,
+    ):
+        assert line.startswith(f"  {name} is left to PyTorch: ") and reason in line
+    assert "Derived" in said[1]
+    tconv.convert(model)
+    assert not capsys.readouterr().out
 
 
 def test_what_is_derived_or_of_another_kind_is_left_alone():

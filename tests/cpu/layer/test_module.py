@@ -143,8 +143,27 @@ def test_copies(duplicate):
     assert torch.equal(twin(input), layer(input))
 
 
-def test_fx_records_our_function():
-    model = nn.Sequential(tconv.ConvTranspose2d(4, 6, 3, 2, 1, 1), nn.ReLU())
+class Derived(tconv.ConvTranspose2d):
+    """Someone's own layer."""
+
+
+def test_fx_keeps_the_layer_whole_as_pytorchs():
+    model = nn.Sequential(
+        tconv.ConvTranspose2d(4, 6, 3, 2, 1, 1),
+        nn.ConvTranspose2d(6, 6, 3),
+        nn.ReLU(),
+        nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(6, 4, 3)),
+        pickle.loads(pickle.dumps(tconv.ConvTranspose2d(4, 4, 3))),
+    )
+    assert tconv.convert(model) == 2
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == [*"01234"]
+    input = torch.randn(2, 4, 5, 6)
+    assert torch.equal(traced(input), model(input))
+
+
+def test_fx_records_our_function_in_a_derived_layer():
+    model = nn.Sequential(Derived(4, 6, 3, 2, 1, 1), nn.ReLU())
     traced = torch.fx.symbolic_trace(model)
     assert tconv.conv_transpose2d in [node.target for node in traced.graph.nodes]
     input = torch.randn(2, 4, 5, 6)
@@ -153,10 +172,15 @@ def test_fx_records_our_function():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("make", [torch.jit.script, "trace"], ids=["script", "trace"])
-def test_torchscript_holds_pytorchs_operator(make):
+def test_torchscript_holds_pytorchs_operator_and_says_so_once(make, caplog, monkeypatch):
+    monkeypatch.setattr(functional, "_declined", set())
     layer = tconv.ConvTranspose2d(4, 6, 3, 2, 1, 1)
     input = torch.randn(2, 4, 5, 6)
-    scripted = torch.jit.trace(layer, input) if make == "trace" else make(layer)
+    with caplog.at_level(logging.WARNING, logger="tconv"):
+        for _ in range(2):
+            scripted = torch.jit.trace(layer, input) if make == "trace" else make(layer)
+    (said,) = [record.message for record in caplog.records if record.name == "tconv"]
+    assert "TorchScript" in said and "leaves tconv's kernels" in said
     kinds = {node.kind() for node in scripted.inlined_graph.nodes()}
     assert kinds & {"aten::conv_transpose2d", "aten::_convolution"}
     assert not any(kind.startswith("tconv::") for kind in kinds)
