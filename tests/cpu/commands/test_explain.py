@@ -176,7 +176,7 @@ def test_repairs(capsys, monkeypatch):
 
 def test_what_is_launched_before_the_kernel(capsys):
     """Its name and what it does."""
-    arguments = ("--layer", LAYER[1], "--input", "8x256x256", "--arch", "sm_90a")
+    arguments = ("--layer", "64,64,3", "--input", "8x256x256", "--arch", "sm_90a")
     page = " ".join(output_of(capsys, *arguments).split())
     assert "before it sm90_tf32_pack lays the weights out: " in page
     (record,) = json.loads(output_of(capsys, *arguments, "--json"))
