@@ -79,6 +79,37 @@ def test_errors_are_one_line(line, code, says, capsys):
     assert ("--help" in error) == (code == 2)
 
 
+def test_without_a_command_it_prints_the_help(capsys):
+    assert cli.main([]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: tconv") and "  explain " in text
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["--version"])
+    assert raised.value.code == 0
+    assert capsys.readouterr().out == f"tconv {tconv.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("explian", "'explian'; did you mean explain? (see tconv --help)"),
+        ("verify --laier 4,4,3", "did you mean --layer? (see tconv verify --help)"),
+        ("bench --repaet=40", "did you mean --repeat? (see tconv bench --help)"),
+        ("info --zzzz", "unrecognized arguments: --zzzz (see tconv info --help)"),
+        ("--verison", "did you mean --version? (see tconv --help)"),
+        ("verify --dtype int8", "(see tconv verify --help)"),
+    ],
+)
+def test_misspelled_names_lead_to_the_right_one(line, says, capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(shlex.split(line))
+    assert raised.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
 def test_unknown_layer_lists_the_known(tmp_path, capsys):
     path = tmp_path / "layers.json"
     path.write_text(json.dumps([Layer.parse("4,4,3").record() | {"name": "first"}]))
