@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 import tconv
 from tconv import cli
@@ -172,6 +173,30 @@ def test_info_for_machines(monkeypatch, capsys):
     assert found["tconv"].startswith(tconv.__version__)
     for what in ("Python", "torch", "driver", "NVRTC", "C++ compiler", "disassembler"):
         assert found[what]
+
+
+def test_info_has_keys_to_read(cache_folder, monkeypatch, capsys):
+    DiskCache(cache_folder).put(f"other-{'0' * 64}", b"x")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    device = types.SimpleNamespace(
+        name="H200", major=9, minor=0, multi_processor_count=132, total_memory=1 << 37
+    )
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda ordinal: device)
+    assert cli.main(["info", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["torch"] == torch.__version__
+    assert [device["arch"] for device in record["devices"]] == ["sm_90"]
+    assert record["cache"]["entries"] == 1
+    assert record["cache"]["folder"] == str(cache_folder)
+
+    cache_folder.chmod(0o777)
+    assert cli.main(["info", "--json"]) == 0
+    cache = json.loads(capsys.readouterr().out)["cache"]
+    assert cache["entries"] is None and "written by others" in cache["refusal"]
+
+    monkeypatch.setenv("TCONV_CACHE_LIMIT", "much")
+    assert cli.main(["info", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["torch"] == torch.__version__
 
 
 @pytest.fixture
