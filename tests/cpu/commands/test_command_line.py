@@ -55,7 +55,7 @@ def test_commands_in_the_documentation_parse(page):
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        ("explain", 2, "--layer 64,32,4,2,1, or --layers FILE"),
+        ("explain", 2, "which layer? 64,32,4,2,1, or --layers FILE"),
         ("explain --layer 64,32", 2, "needs kernel_size"),
         ("explain --layer 4,4,3 --input 4x4", 2, "BATCHxHEIGHTxWIDTH"),
         ("explain --layer 4,4,3 --arch sm_99", 2, "got 'sm_99'"),
