@@ -68,6 +68,7 @@ def test_commands_in_the_documentation_parse(page):
         ("export -o out.py", 2, "either a file with a Model, or --layer"),
         ("export a.py --layer 4,4,3 -o out.py", 2, "either a file with a Model, or --layer"),
         ("export /no/such.py -o out.py", 1, "/no/such.py is no file"),
+        ("export --layer 4,4,3 -o /no/out.py", 1, "/no, where out.py is to go, is no folder"),
         ("export --layer 4,4,3 -o out.py --arch sm_10", 2, "got 'sm_10'"),
     ],
 )
