@@ -6,6 +6,7 @@ No GPU is needed. `tconv explain` prints the explanation.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -222,6 +223,12 @@ def stages(chosen: Plan) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def workspace_bytes(chosen: Plan) -> int:
+    """Bytes of the memory that a call takes beside its tensors: packed values, partial results."""
+    partial = 8 if chosen.problem.dtype == "float64" else 4
+    return 4 * chosen.packed + partial * chosen.splits * math.prod(chosen.problem.w_shape)
+
+
 def plan_record(chosen: Plan) -> dict[str, Any]:
     """A plan as JSON values."""
     packing = next(iter(chosen.of_role("packing")), None)
@@ -236,6 +243,7 @@ def plan_record(chosen: Plan) -> dict[str, Any]:
         "threads": chosen.kernel.source.threads,
         "shared_bytes": chosen.kernel.source.shared_bytes,
         "splits": chosen.splits,
+        "workspace_bytes": workspace_bytes(chosen),
         "packing": None
         if packing is None
         else {

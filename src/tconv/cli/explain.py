@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tconv import drawing
 from tconv.bench.floors import GPUS, arithmetic
@@ -39,15 +39,21 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         commands,
         "explain",
         "a layer's phases, work, floor, candidate kernels and plan",
-        "Shows what tconv makes of a layer: its output, its phases with their taps and shifts, "
-        "which taps reach which output, the work and what a GPU allows, every kernel with its "
-        "modelled time or the reason why it cannot run, and the plan with what its kernel takes. "
-        "No GPU is needed.",
-        "tconv explain --layer 64,32,4,2,1 --input 8x32x32\n"
-        "tconv explain --layer 32,64,3x5,stride=2x3,dilation=2x1,groups=4 --arch sm_80\n"
-        "tconv explain --layer 1d:512,256,16,8,4 --input 16x32\n"
+        "Shows what tconv makes of a layer: the plan with what its kernel takes, the work, its "
+        "memory and what a GPU allows; with --all every kernel with its modelled time or the "
+        "reason why it cannot run; then the phases with their taps and shifts, and which taps "
+        "reach which output. No GPU is needed.",
+        "tconv explain 64,32,4,2,1 --input 8x32x32\n"
+        "tconv explain 32,64,3x5,stride=2x3,dilation=2x1,groups=4 --arch sm_80\n"
+        "tconv explain 1d:512,256,16,8,4 --input 16x32\n"
         "tconv explain --layers layers.json --only 'unet*' --json\n"
-        "tconv explain --layer 64,32,4,2,1 --direction weight_gradient --source > kernel.cu",
+        "tconv explain 64,32,4,2,1 --direction weight_gradient --source > kernel.cu",
+    )
+    parser.add_argument(
+        "layer_arguments",
+        nargs="*",
+        metavar="LAYER",
+        help="the layer, as 64,32,4,2,1; --layer says how it is written, and is the same",
     )
     add_layer_options(parser, many=True)
     call = parser.add_argument_group("the call")
@@ -75,6 +81,9 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         help=f"what is planned and compiled for: {', '.join(Target.names())} (default: the GPU's)",
     )
     output = parser.add_argument_group("the output")
+    output.add_argument(
+        "--all", action="store_true", help="also every candidate, with its time or its refusal"
+    )
     only = output.add_mutually_exclusive_group()
     only.add_argument("--json", action="store_true", help="a JSON list, one object an explanation")
     only.add_argument(
@@ -95,7 +104,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     layers = layers_given(parsed)
     if not layers:
-        raise UsageError("which layer? --layer 64,32,4,2,1, or --layers FILE")
+        raise UsageError("which layer? 64,32,4,2,1, or --layers FILE")
     if parsed.png is not None and len(layers) > 1:
         raise UsageError(f"--png draws one layer, got {len(layers)}; --only chooses one")
     gpu = GPUS[parsed.gpu]
@@ -127,8 +136,10 @@ def run(parsed: argparse.Namespace) -> int:
             explanations.append(explanation)
             if not (parsed.json or parsed.source or parsed.sass):
                 if direction == directions[0]:
-                    _show_layer(layer, shown)
-                _show(explanation, shown)
+                    _show_sizes(layer, shown)
+                _show(explanation, shown, every=parsed.all)
+                if direction == directions[-1]:
+                    _show_phases(layer, shown)
     if parsed.json:
         print(json.dumps([explanation.record() for explanation in explanations], indent=2))
     for explanation in explanations:
@@ -173,9 +184,8 @@ def _print_sass(explanation: Explanation) -> None:
         print(code)
 
 
-def _show_layer(layer: Layer, shown: Console) -> None:
-    """What does not depend on the direction: sizes, phases, the drawing."""
-    height, width = layer.axes
+def _show_sizes(layer: Layer, shown: Console) -> None:
+    """The layer and its tensors, which no direction changes."""
     shown.rule(f"[bold]{layer.name or layer.text}", align="left")
     shown.print(f"{layer.kind}({layer.arguments})", markup=False)
     for name, shape in (
@@ -186,6 +196,10 @@ def _show_layer(layer: Layer, shown: Console) -> None:
         shown.print(f"  {name:<7} {' x '.join(map(str, layer.sizes(shape)))}")
     shown.print()
 
+
+def _show_phases(layer: Layer, shown: Console) -> None:
+    """What does not depend on the direction: the phases and the drawing."""
+    height, width = layer.axes
     one, same = layer.dimensions == 1, height == width
     for name, axis in (("", width),) if one or same else (("height", height), ("width", width)):
         shown.print(_phase_table(f"Phases along the {name}" if name else "Phases", axis))
@@ -217,30 +231,38 @@ def _phase_table(title: str, axis: Axis) -> Table:
     return table
 
 
-def _show(explanation: Explanation, shown: Console) -> None:
-    """One direction: work, floor, candidates, plan."""
+def _show(explanation: Explanation, shown: Console, *, every: bool) -> None:
+    """One direction: plan, work, and where `every` the candidates."""
     problem = explanation.problem
     shown.rule(f"{problem.direction}, {problem.dtype}", align="left")
+    if explanation.plan is None:
+        shown.print(explanation.no_plan, markup=False, style="bold red")
+    else:
+        plan = _table("Plan", right=())
+        plan.show_header = False
+        for name, value in _plan(explanation):
+            plan.add_row(name, value)
+        shown.print(plan)
     work = _table("Work, and the floor", right=())
     work.show_header = False
     for name, value in _work(explanation):
         work.add_row(name, value)
     shown.print(work)
 
-    arch = explanation.target.arch
+    arch, found = explanation.target.arch, explanation.candidates
+    if not every:
+        refused = sum(candidate.refusal is not None for candidate in found)
+        shown.print(
+            f"Candidates on {arch}: {len(found) - refused} can run, {refused} cannot; --all lists "
+            "them."
+        )
+        shown.print()
+        return
     table = _table(f"Candidates on {arch}", "kernel", "tile", "modelled, or why not", right=())
-    for candidate in explanation.candidates:
+    for candidate in found:
         tile = "any" if candidate.tile is None else str(candidate.tile)
         table.add_row(candidate.stem, tile, candidate.refusal or _time(candidate.cost))
     shown.print(table)
-    if explanation.plan is None:
-        shown.print(explanation.no_plan, markup=False, style="bold red")
-        return
-    plan = _table("Plan", right=())
-    plan.show_header = False
-    for name, value in _plan(explanation):
-        plan.add_row(name, value)
-    shown.print(plan)
 
 
 def _work(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -268,7 +290,7 @@ def _arithmetic(explanation: Explanation) -> str:
 
 
 def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    from tconv.explain import stages, tile_values
+    from tconv.explain import stages, tile_values, workspace_bytes
 
     plan = explanation.plan
     assert plan is not None
@@ -290,14 +312,17 @@ def _plan(explanation: Explanation) -> Iterator[tuple[str, str]]:
     depth = stages(plan)
     if depth is not None:
         yield "stages", str(depth)
+    tensors, workspace = plan.problem.bytes, workspace_bytes(plan)
+    yield (
+        "memory",
+        f"{bytes_text(tensors + workspace)} for a call: {bytes_text(tensors)} of input, weight and "
+        f"output, {bytes_text(workspace)} of workspace",
+    )
     kernel = plan.kernel
     yield "launch", f"{_plural(kernel.grid, 'block')} of {kernel.source.threads} threads"
     yield "shared memory", f"{kernel.source.shared_bytes} bytes of a block, dynamic"
     if plan.splits:
-        size = 8 if plan.problem.dtype == "float64" else 4
-        elements = plan.splits * _product(plan.problem.w_shape)
-        workspace = bytes_text(elements * size)
-        yield "splits", f"{plan.splits}, partial results of {workspace}, summed in order"
+        yield "splits", f"{plan.splits} partial results, summed in order"
     for packing in plan.of_role("packing"):
         yield (
             "before it",
@@ -365,10 +390,3 @@ def _time(seconds: float) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _product(shape: tuple[Any, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

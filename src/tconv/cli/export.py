@@ -67,6 +67,9 @@ def run(parsed: argparse.Namespace) -> int:
         raise UsageError(f"one file holds one layer, got {len(layers)}")
     if parsed.problem is not None and not parsed.problem.is_file():
         raise FileNotFoundError(f"{parsed.problem} is no file")
+    folder = parsed.output.parent
+    if not folder.is_dir():  # the writer's own error would name a temporary file in it
+        raise FileNotFoundError(f"{folder}, where {parsed.output.name} is to go, is no folder")
     try:
         Target.named(parsed.arch)
     except ValueError as error:

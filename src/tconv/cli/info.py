@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tconv.cli.shared import add_command, bytes_text, console
 
@@ -49,7 +49,7 @@ def run(parsed: argparse.Namespace) -> int:
             for variable in settings.VARIABLES
         ]
         found = [{"what": what, "found": value} for what, value in findings()]
-        print(json.dumps({"found": found, "settings": variables}, indent=2))
+        print(json.dumps({**record(), "found": found, "settings": variables}, indent=2))
     else:
         _show(current)
     try:
@@ -132,6 +132,52 @@ def findings() -> Iterator[tuple[str, str]]:
         _version("matplotlib", "for `tconv report` and `explain --png`: pip install matplotlib"),
     )
     yield "kernel cache", _or_reason(_cache)
+
+
+def record() -> dict[str, Any]:
+    """What scripts read: versions, each device, and the cache's state, by keys that stay.
+
+    `cache.entries` and `cache.bytes` are None where the cache is off or refused; `cache.refusal`
+    says why it is refused.
+    """
+    import torch
+
+    import tconv
+    from tconv.jit.cache import default_cache
+
+    devices = []
+    for ordinal in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(ordinal)
+        devices.append(
+            {
+                "name": properties.name,
+                "arch": f"sm_{properties.major}{properties.minor}",
+                "multiprocessors": properties.multi_processor_count,
+                "bytes": properties.total_memory,
+            }
+        )
+    folder, entries, size, refusal = None, None, None, None
+    try:
+        cache = default_cache()
+        folder = cache.folder
+        refusal = None if folder is None else cache.why_not()
+        if folder is not None and refusal is None:
+            entries, size = len(cache.entries()), cache.size()
+    except (ValueError, OSError) as error:  # a setting that is not allowed is a finding
+        refusal = str(error)
+    return {
+        "tconv": tconv.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "devices": devices,
+        "cache": {
+            "folder": None if folder is None else str(folder),
+            "entries": entries,
+            "bytes": size,
+            "refusal": refusal,
+        },
+    }
 
 
 def _driver() -> str:

@@ -123,10 +123,11 @@ def layers_given(parsed: argparse.Namespace) -> list[Layer]:
     only: list[str] | None = getattr(parsed, "only", None)
     if only and path is None:
         raise UsageError("--only chooses from --layers FILE, which is not given")
-    if parsed.input is not None and not parsed.layer:
+    texts = [*getattr(parsed, "layer_arguments", ()), *(parsed.layer or ())]
+    if parsed.input is not None and not texts:
         raise UsageError("--input goes with --layer, which is not given")
     try:
-        for text in parsed.layer or []:
+        for text in texts:
             layers.append(Layer.parse(text, parsed.input))
         if path is not None:
             layers += chosen(read_layers(path), only, path)

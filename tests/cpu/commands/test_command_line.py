@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 import tconv
 from tconv import cli
@@ -54,7 +55,7 @@ def test_commands_in_the_documentation_parse(page):
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        ("explain", 2, "--layer 64,32,4,2,1, or --layers FILE"),
+        ("explain", 2, "which layer? 64,32,4,2,1, or --layers FILE"),
         ("explain --layer 64,32", 2, "needs kernel_size"),
         ("explain --layer 4,4,3 --input 4x4", 2, "BATCHxHEIGHTxWIDTH"),
         ("explain --layer 4,4,3 --arch sm_99", 2, "got 'sm_99'"),
@@ -67,6 +68,7 @@ def test_commands_in_the_documentation_parse(page):
         ("export -o out.py", 2, "either a file with a Model, or --layer"),
         ("export a.py --layer 4,4,3 -o out.py", 2, "either a file with a Model, or --layer"),
         ("export /no/such.py -o out.py", 1, "/no/such.py is no file"),
+        ("export --layer 4,4,3 -o /no/out.py", 1, "/no, where out.py is to go, is no folder"),
         ("export --layer 4,4,3 -o out.py --arch sm_10", 2, "got 'sm_10'"),
     ],
 )
@@ -77,6 +79,37 @@ def test_errors_are_one_line(line, code, says, capsys):
     assert error.startswith(f"tconv {line.split()[0]}: ")
     assert error.count("\n") == 1
     assert ("--help" in error) == (code == 2)
+
+
+def test_without_a_command_it_prints_the_help(capsys):
+    assert cli.main([]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: tconv") and "  explain " in text
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["--version"])
+    assert raised.value.code == 0
+    assert capsys.readouterr().out == f"tconv {tconv.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("explian", "'explian'; did you mean explain? (see tconv --help)"),
+        ("verify --laier 4,4,3", "did you mean --layer? (see tconv verify --help)"),
+        ("bench --repaet=40", "did you mean --repeat? (see tconv bench --help)"),
+        ("info --zzzz", "unrecognized arguments: --zzzz (see tconv info --help)"),
+        ("--verison", "did you mean --version? (see tconv --help)"),
+        ("verify --dtype int8", "(see tconv verify --help)"),
+    ],
+)
+def test_misspelled_names_lead_to_the_right_one(line, says, capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(shlex.split(line))
+    assert raised.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 def test_unknown_layer_lists_the_known(tmp_path, capsys):
@@ -141,6 +174,30 @@ def test_info_for_machines(monkeypatch, capsys):
     assert found["tconv"].startswith(tconv.__version__)
     for what in ("Python", "torch", "driver", "NVRTC", "C++ compiler", "disassembler"):
         assert found[what]
+
+
+def test_info_has_keys_to_read(cache_folder, monkeypatch, capsys):
+    DiskCache(cache_folder).put(f"other-{'0' * 64}", b"x")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    device = types.SimpleNamespace(
+        name="H200", major=9, minor=0, multi_processor_count=132, total_memory=1 << 37
+    )
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda ordinal: device)
+    assert cli.main(["info", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["torch"] == torch.__version__
+    assert [device["arch"] for device in record["devices"]] == ["sm_90"]
+    assert record["cache"]["entries"] == 1
+    assert record["cache"]["folder"] == str(cache_folder)
+
+    cache_folder.chmod(0o777)
+    assert cli.main(["info", "--json"]) == 0
+    cache = json.loads(capsys.readouterr().out)["cache"]
+    assert cache["entries"] is None and "written by others" in cache["refusal"]
+
+    monkeypatch.setenv("TCONV_CACHE_LIMIT", "much")
+    assert cli.main(["info", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["torch"] == torch.__version__
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import sys
 
@@ -39,10 +40,43 @@ def test_text(capsys):
         "x1 *         w0  w1  w2  w3",
         "Together 4 phases of 4 taps",
         "floor, H200",
-        "general_forward",
         "registers a thread",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_the_layer_is_an_argument(capsys, turn):
+    words = ((LAYER[1],), LAYER[2:], ("--arch", "sm_80"))[::turn]
+    (record,) = json.loads(output_of(capsys, *itertools.chain(*words), "--json"))
+    assert record["x_shape"] == [8, 64, 32, 32]
+    assert (record["layer"]["out_channels"], record["arch"]) == (32, "sm_80")
+
+
+def test_the_plan_comes_first_and_the_candidates_where_asked_for(capsys):
+    text, listed = (
+        re.sub(" +\n", "\n", output_of(capsys, *LAYER, *how)) for how in ((), ("--all",))
+    )
+    places = [text.index(part) for part in ("Plan\n", "Work, and the floor", "Phases\n")]
+    assert places == sorted(places)
+    assert "--all lists them" in text and "general_forward" not in text
+    assert "general_forward" in listed and "--all lists them" not in listed
+    assert listed.index("Plan\n") < listed.index("modelled, or why not")
+
+
+def test_memory_of_a_call(capsys):
+    """The tensors, and what the plan's launches share beside them."""
+    arguments = ("100000000,32,4,2,1", "--input", "1x1x1", "--arch", "sm_80")
+    page = " ".join(output_of(capsys, *arguments).split())
+    tensors = 4 * (100_000_000 + 100_000_000 * 32 * 16 + 32 * 4)
+    assert f"memory {tensors / 2**30:.1f} GiB for a call" in page
+
+    arguments = (*LAYER, "--arch", "sm_80", "--direction", "weight_gradient")
+    (record,) = json.loads(output_of(capsys, *arguments, "--json"))
+    chosen = record["plan"]
+    packed = 0 if chosen["packing"] is None else chosen["packing"]["elements"]
+    assert chosen["splits"] > 0
+    assert chosen["workspace_bytes"] == 4 * (packed + chosen["splits"] * 64 * 32 * 16)
 
 
 def test_no_gpu_is_named_that_has_another_architecture(capsys, monkeypatch):
@@ -228,7 +262,7 @@ def test_without_the_compiler_the_plan_is_shown(capsys, monkeypatch):
     monkeypatch.setattr(explain, "compile_cuda", missing)
     text = output_of(capsys, *LAYER)
     assert "no NVRTC here" in text
-    assert "modelled" in text
+    assert "Candidates on sm_90a: " in text
     assert cli.main(["explain", *LAYER, "--sass"]) == 1
     assert "no NVRTC here" in capsys.readouterr().err
 
