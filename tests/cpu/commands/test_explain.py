@@ -61,7 +61,7 @@ def test_the_plan_comes_first_and_the_candidates_where_asked_for(capsys):
     assert places == sorted(places)
     assert "--all lists them" in text and "general_forward" not in text
     assert "general_forward" in listed and "--all lists them" not in listed
-    assert listed.index("Plan\n") < listed.index("modelled, or why not")
+    assert listed.index("Plan\n") < listed.index("Candidates on ")
 
 
 def test_memory_of_a_call(capsys):
