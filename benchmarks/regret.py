@@ -168,7 +168,7 @@ def turn(name: str, run: Run, count: int) -> float:
 
 
 def steps(runs: dict[str, Run], once: dict[str, float]) -> dict[str, float]:
-    """Seconds a step of each, the least of rounds; `once` has those of a single step."""
+    """Seconds a step of each, the least of rounds; `once` has those of its quicker first step."""
     quickest = min(once.values())
     found = {name: [seconds] for name, seconds in once.items()}
     for number in range(ROUNDS):

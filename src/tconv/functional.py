@@ -51,7 +51,7 @@ _TIMING = choice.TIMING
 _environment = settings.environment
 _STRICT, _KERNEL = settings.own_kernels_keys
 
-_declined: set[str] = set()
+_warned: set[str] = set()
 
 # Read so by each call.
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -158,19 +158,23 @@ def _decline(
         if tensor is not None and tensor.requires_grad and _is_grad_enabled()
     ]
     counter("forward", "pytorch", reason, *gradients).add()
-    if what not in _declined:
-        _declined.add(what)
+    warn_once(what, message)
+
+
+def warn_once(what: str, message: str) -> None:
+    """Log a warning, unless one of the same matter was logged before."""
+    if what not in _warned:
+        _warned.add(what)
         logger.warning(message)
 
 
 def leave_to_torchscript() -> None:
     """Say once what torch.jit.trace and torch.jit.script make of our layers and functions."""
-    if "TorchScript" not in _declined:
-        _declined.add("TorchScript")
-        logger.warning(
-            "TorchScript (torch.jit.trace, torch.jit.script) holds PyTorch's operator and leaves "
-            "tconv's kernels, on every device; torch.compile and torch.export keep them"
-        )
+    warn_once(
+        "TorchScript",
+        "TorchScript (torch.jit.trace, torch.jit.script) holds PyTorch's operator and leaves "
+        "tconv's kernels, on every device; torch.compile and torch.export keep them",
+    )
 
 
 def _computed(input: Tensor) -> tuple[object, str, torch.dtype | None]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from .functional import conv_transpose1d, conv_transpose2d, leave_to_torchscript
-
-logger = logging.getLogger("tconv")
+from .functional import conv_transpose1d, conv_transpose2d, leave_to_torchscript, warn_once
 
 _is_scripting = torch.jit.is_scripting  # which TorchScript knows by this name too
 
@@ -22,8 +19,6 @@ _TRACED_AS = "torch.nn"
 A layer's, not its class's, where pickle would look for the class.
 NOTE: torch.compile guards layers of "torch.nn." by less. Ours have their whole guards.
 """
-
-_said: set[str] = set()
 
 
 class _QuantizationConfig:
@@ -43,11 +38,11 @@ class _QuantizationConfig:
 
     def __set__(self, layer: torch.nn.Module, value: object) -> None:
         layer.__dict__["qconfig"] = value
-        if value is not None and _to_pytorchs(layer) and "qconfig" not in _said:
-            _said.add("qconfig")
-            logger.warning(
+        if value is not None and _to_pytorchs(layer):
+            warn_once(
+                "qconfig",
                 "A layer that is given a qconfig is PyTorch's from here on, and leaves tconv's "
-                "kernels: quantized layers have their own"
+                "kernels: quantized layers have their own",
             )
 
     def __delete__(self, layer: torch.nn.Module) -> None:

@@ -173,7 +173,7 @@ def test_fx_records_our_function_in_a_derived_layer():
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("make", [torch.jit.script, "trace"], ids=["script", "trace"])
 def test_torchscript_holds_pytorchs_operator_and_says_so_once(make, caplog, monkeypatch):
-    monkeypatch.setattr(functional, "_declined", set())
+    monkeypatch.setattr(functional, "_warned", set())
     layer = tconv.ConvTranspose2d(4, 6, 3, 2, 1, 1)
     input = torch.randn(2, 4, 5, 6)
     with caplog.at_level(logging.WARNING, logger="tconv"):
@@ -188,7 +188,7 @@ def test_torchscript_holds_pytorchs_operator_and_says_so_once(make, caplog, monk
 
 
 def test_what_our_kernels_do_not_serve_is_said_once_for_each(caplog, monkeypatch):
-    monkeypatch.setattr(functional, "_declined", set())
+    monkeypatch.setattr(functional, "_warned", set())
     with caplog.at_level(logging.WARNING, logger="tconv"):
         for what in ("a", "b", "a"):
             functional._decline(functional._TWO, what)

@@ -158,7 +158,7 @@ def test_a_kernels_error_reaches_the_caller(run, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
 def test_a_dtype_without_kernels_goes_to_pytorch_and_says_so_once(run, dtype, caplog, monkeypatch):
-    monkeypatch.setattr(functional, "_declined", set())
+    monkeypatch.setattr(functional, "_warned", set())
     arguments = sample(dtype)
     expected = F.conv_transpose2d(*arguments, **GEOMETRY)
     with caplog.at_level(logging.WARNING, logger="tconv"):

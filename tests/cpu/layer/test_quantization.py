@@ -85,7 +85,7 @@ def test_a_converted_model_is_quantized_as_pytorchs(way, trains):
 
 
 def test_a_layer_with_a_qconfig_is_pytorchs_and_stays_so(caplog, monkeypatch):
-    monkeypatch.setattr(tconv.nn, "_said", set())
+    monkeypatch.setattr(tconv.functional, "_warned", set())
     model = nn.Sequential(*(tconv.ConvTranspose2d(4, 6, 3) for _ in range(3)))
     assert not hasattr(model[0], "qconfig")
     with pytest.raises(AttributeError):
