@@ -244,13 +244,3 @@ check: Callable[[Any, Callable[[], str]], None] = find("_check", _check)
 register_builtin: Callable[[Any, str], None] = find(
     "jit._builtins._register_builtin", lambda *_: None
 )
-
-
-def _no_decomposition(*_: object, **__: object) -> Callable[[Any], Any]:
-    return lambda function: function
-
-
-# Without it `torch.onnx.export(dynamo=True)` does not know our operators.
-register_decomposition: Callable[..., Callable[[Any], Any]] = find(
-    "_decomp.register_decomposition", _no_decomposition
-)

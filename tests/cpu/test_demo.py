@@ -150,7 +150,7 @@ def test_command_line(tmp_path, monkeypatch, capsys):
     assert seen == [
         show.Options(output=tmp_path, size=96, steps=7, device="cpu", tf32=False),
     ]
-    for bad in (["demo", "--size", "100"], ["demo", "--steps", "-1"], ["nonsense"], []):
+    for bad in (["demo", "--size", "100"], ["demo", "--steps", "-1"], ["nonsense"]):
         with pytest.raises(SystemExit) as raised:
             cli.main(bad)
         assert raised.value.code == 2

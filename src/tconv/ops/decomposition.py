@@ -1,17 +1,19 @@
 """Our operators by PyTorch's, for tools that know ATen alone.
 
-NOTE: `torch.export.default_decompositions` must not have them: torch.compile's inductor starts from
-that table too, and our operators would be gone from every compiled graph.
+NOTE: PyTorch's own tables must not have them. Inductor starts from `default_decompositions`: our
+operators would be gone from every compiled graph. What the table of all decompositions holds,
+inductor refuses to call as it is, if the environment has `CI` set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tconv import aten, private
+from tconv import aten
 from tconv.ops import fake, schema
 from tconv.problem import Geometry, Pair
 
@@ -57,7 +59,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
         table.update(tconv.decompositions())
         program = program.run_decompositions(table)
 
-    `torch.onnx.export(..., dynamo=True)` finds them by itself.
+    `torch.onnx.export(..., dynamo=True)` needs none of this.
 
     Returns:
         A new table: operator -> the function that computes it by `aten::convolution` or
@@ -70,13 +72,18 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
     }
 
 
-def register() -> None:
-    """Put them into PyTorch's table of all decompositions, which its ONNX exporter reads.
+def while_exporting_onnx(
+    implementation: Callable[..., Tensor], operator: torch._ops.OpOverload
+) -> Callable[..., Tensor]:
+    """An operator's implementation, but its decomposition where `torch.onnx.export` traces it.
 
-    NOTE: fake tensors with symbolic sizes would run them from there, and not our fake
-    implementations, for an operator that the table "meta" lacks.
+    The exporter knows no operator of ours, and asks nobody for a decomposition.
     """
-    fakes: tuple[schema.Map, ...] = (fake.forward, fake.input_gradient, fake.weight_gradient)
-    for (operator, function), fake_map in zip(decompositions().items(), fakes, strict=True):
-        private.register_decomposition(operator, type="meta")(schema.flat(fake_map))
-        private.register_decomposition(operator)(function)
+    decomposed = decompositions()[operator]
+
+    def run(*arguments: Any) -> Tensor:
+        if torch.onnx.is_in_onnx_export():
+            return decomposed(*arguments)
+        return implementation(*arguments)
+
+    return run

@@ -81,10 +81,10 @@ def register() -> None:
             differentiable = autograd.dispatched(node, operator)
         else:
             differentiable = schema.flat(pytorchs)
+        differentiable = decomposition.while_exporting_onnx(differentiable, operator)
         library.impl(unqualified, differentiable, "Autograd")
         torch.library.register_fake(name, schema.flat(fake_map), lib=library)
         torch.library.register_vmap(name, vmap_rule, lib=library)
         register_flop_formula(operator.overloadpacket)(flops)
     for device in ("cpu", "cuda"):
         schema.library.impl("forward", autocast.dispatched(device), f"Autocast{device.upper()}")
-    decomposition.register()

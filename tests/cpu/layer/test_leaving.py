@@ -112,6 +112,15 @@ def test_torch_compile_keeps_our_operators():
     ours = tconv.decompositions().keys()
     assert not ours & torch.export.default_decompositions().keys()
     assert not ours & select_decomp_table().keys()
+    assert not torch._decomp.get_decompositions(list(ours))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
+def test_torch_compile_where_ci_is_set(monkeypatch):
+    # Inductor then refuses operators that could be decomposed.
+    monkeypatch.setenv("CI", "true")
+    model, input = cases()[0]
+    torch.testing.assert_close(torch.compile(model)(input), model(input))
 
 
 def test_fake_tensors_with_open_sizes_take_our_fakes(monkeypatch):
@@ -125,13 +134,19 @@ def test_fake_tensors_with_open_sizes_take_our_fakes(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("model, input", cases(), ids=["2d", "1d"])
-def test_onnx(model, input):
+@pytest.mark.parametrize("exported", [False, True], ids=["model", "program"])
+def test_onnx(model, input, exported):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    program = torch.onnx.export(
-        model, (input,), dynamo=True, dynamic_shapes=open_sizes(input), verbose=False
-    )
+    sizes = open_sizes(input)
+    if exported:
+        export = torch.export.export(model, (input,), dynamic_shapes=sizes)
+        program = torch.onnx.export(export, dynamo=True, verbose=False)
+    else:
+        program = torch.onnx.export(
+            model, (input,), dynamo=True, dynamic_shapes=sizes, verbose=False
+        )
     kinds = [node.op_type for node in program.model.graph]
     assert kinds.count("ConvTranspose") == 2
     file = io.BytesIO()
