@@ -11,9 +11,7 @@ a geometric mean.
 
 On a GPU, the same is timed for 24 sizes. Then a process with an empty cache runs 200 sizes of each
 layer forward, and so does a second process with the cache that it filled. What the first calls of
-sizes take longer than their second calls is lost to planning, compiling and loading. Before its
-first call a size has a block in PyTorch's allocator for the result, since asking the driver for one
-is none of these.
+sizes take longer than their second calls is lost to planning, compiling and loading.
 """
 
 from __future__ import annotations
@@ -215,7 +213,6 @@ def epoch(layer: str) -> None:
     with own_kernels():
         for problem in draw(layer, RUN):
             x, w, bias = operands(problem)
-            torch.empty(problem.y_shape, device="cuda")  # a block for the result, at once free
             seconds = []
             for _ in range(2):
                 torch.cuda.synchronize()
