@@ -59,7 +59,8 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
         table.update(tconv.decompositions())
         program = program.run_decompositions(table)
 
-    `torch.onnx.export(..., dynamo=True)` needs none of this.
+    From torch 2.9 on `torch.onnx.export(..., dynamo=True)` needs none of this. An older one takes
+    the decomposed program.
 
     Returns:
         A new table: operator -> the function that computes it by `aten::convolution` or
