@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -549,12 +550,13 @@ def _row_classes(
             last = min(first + WARPS, y.stride * channel_tiles)
             phases = {warp_tile // channel_tiles for warp_tile in range(first, last)}
             row_slots.append((set().union(*(in_y[phase] for phase in phases)), any_x))
-    classes: dict[tuple[Slot, ...], int] = {}
+    classes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     row_class = []
     for slots_y, slots_x in row_slots:
-        slots = tuple((slot_y, slot_x) for slot_y in sorted(slots_y) for slot_x in sorted(slots_x))
-        row_class.append(classes.setdefault(slots, len(classes)))
-    return tuple(classes), tuple(row_class)
+        used = tuple(sorted(slots_y)), tuple(sorted(slots_x))
+        used = used if all(used) else ((), ())
+        row_class.append(classes.setdefault(used, len(classes)))
+    return tuple(tuple(itertools.product(*used)) for used in classes), tuple(row_class)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:

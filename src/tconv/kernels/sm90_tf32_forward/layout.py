@@ -432,30 +432,40 @@ def layout(problem: Problem, tile: Tile) -> Layout:
     phase_tiles = -(-problem.out_channels_per_group // warp_channels(problem))
     step = max(1, min(MOST_ROW_STEP, WARPS // (y.stride * phase_tiles)))
     slots_y, slots_x = _slots(y, y.stride * step), _slots(x, x.stride)
-    all_x = sorted(set().union(*slots_x))
+    all_x = tuple(sorted(set().union(*slots_x)))
     warp_tiles = y.stride * step * phase_tiles
     per_group = WARPS * tile.m_tiles
-    classes: dict[tuple[Pair, ...], int] = {}
+    classes: dict[tuple[tuple[int, ...], ...], int] = {}
     m_class = []
     for m_group in range(-(-warp_tiles // per_group)):
-        pairs: list[Pair] = []
+        used = []
         for m_tile in range(tile.m_tiles):
             first = m_group * per_group + m_tile * WARPS
             phases = range(
                 first // phase_tiles,
                 min(-(-(first + WARPS) // phase_tiles), y.stride * step),
             )
-            used = sorted(set().union(*(slots_y[phase] for phase in phases)))
-            pairs += (Pair(m_tile, slot_y, slot_x) for slot_y in used for slot_x in all_x)
-        m_class.append(classes.setdefault(tuple(pairs), len(classes)))
+            used.append(tuple(sorted(set().union(*(slots_y[phase] for phase in phases)))))
+        m_class.append(classes.setdefault(tuple(used), len(classes)))
     return Layout(
         problem=problem,
         tile=tile,
         row_step=step,
-        classes=tuple(classes),
+        classes=tuple(_pairs(used, all_x) for used in classes),
         m_class=tuple(m_class),
         slots_y=tuple(sorted(set().union(*slots_y))),
-        slots_x=tuple(all_x),
+        slots_x=all_x,
+    )
+
+
+@functools.lru_cache(maxsize=family.TILES_REMEMBERED)
+def _pairs(slots_y: tuple[tuple[int, ...], ...], slots_x: tuple[int, ...]) -> tuple[Pair, ...]:
+    """The products of a row group whose tiles have these slots in y; many tiles share them."""
+    return tuple(
+        Pair(m_tile, slot_y, slot_x)
+        for m_tile, of_tile in enumerate(slots_y)
+        for slot_y in of_tile
+        for slot_x in slots_x
     )
 
 

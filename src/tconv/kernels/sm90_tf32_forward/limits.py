@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tconv.jit.target import Target
 from tconv.kernels import family, hopper
 from tconv.kernels.sm90_tf32_forward.layout import (
+    CHANNELS,
     MOST_SUMS,
     SECTOR,
     WARP_ROWS,
@@ -44,6 +45,10 @@ def shape_why_not(problem: Problem) -> str | None:
         return f"pays from {LEAST_CHANNELS} input channels of a group on, there are {found}"
     if problem.width.stride > WARP_ROWS:
         return f"a warp holds {WARP_ROWS} phases in x, the stride is {problem.width.stride}"
+    rows, columns = (-(-axis.kernel // axis.stride) for axis in (problem.height, problem.width))
+    if 2 * rows * (columns + 7) * CHANNELS * 4 > hopper.TARGET.shared_per_block:
+        # Said before tiles of 8 columns and more are laid over so many slots, which takes minutes.
+        return f"an output reads {rows} x {columns} pixels, two patches of them do not fit"
     return family.phases_why_not(problem)
 
 

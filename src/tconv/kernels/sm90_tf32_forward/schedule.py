@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from tconv.kernels.sm90_tf32_forward.tiles import Tile
@@ -34,7 +33,7 @@ def schedule(pairs: tuple[Pair, ...], tile: Tile, chunks: int) -> tuple[int, int
     if tile.m_tiles == 1 and len(pairs) * columns > MOST_UNROLLED:
         for parts in range(2, len({pair.slot_y for pair in pairs}) + 1):
             count = len(pairs) // parts
-            if are_alike(pairs, parts) and count * columns <= MOST_UNROLLED:
+            if count * columns <= MOST_UNROLLED and are_alike(pairs, parts):
                 for ahead in (3, 4, 2):
                     if ahead <= count and count % ahead != 1:
                         return parts, 1, ahead
@@ -52,9 +51,9 @@ def are_alike(pairs: tuple[Pair, ...], parts: int) -> bool:
     if len(pairs) % parts:
         return False
     step = pairs[count].slot_y - pairs[0].slot_y
-    first = pairs[:count]
     return all(
-        pair
-        == dataclasses.replace(first[i % count], slot_y=first[i % count].slot_y + i // count * step)
-        for i, pair in enumerate(pairs)
+        (pair.m_tile, pair.slot_y, pair.slot_x)
+        == (first.m_tile, first.slot_y + part * step, first.slot_x)
+        for part in range(parts)
+        for first, pair in zip(pairs[:count], pairs[part * count : (part + 1) * count], strict=True)
     )
