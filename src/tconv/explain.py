@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,7 +162,9 @@ def explain(
         no_plan = str(error)
     if chosen is not None and compile:
         try:
-            compiled = tuple(compile_cuda(source, arch) for source in sources(chosen))
+            found = sources(chosen)
+            with ThreadPoolExecutor(len(found)) as pool:
+                compiled = tuple(pool.map(lambda source: compile_cuda(source, arch), found))
         except (MissingDependencyError, CompileError) as error:
             not_compiled = one_line(error)
             broken = isinstance(error, CompileError)

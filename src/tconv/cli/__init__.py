@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from tconv import __version__, settings
 from tconv.cli import bench, cache, demo, explain, export, info, precompile, report, verify
-from tconv.cli.shared import UsageError
+from tconv.cli.shared import EXIT_INTERRUPTED, UsageError
 from tconv.errors import TconvError
 from tconv.messages import one_line
 
@@ -21,7 +21,7 @@ COMMANDS = (demo, info, explain, verify, bench, report, export, precompile, cach
 
 EXIT_CODES = (
     "Exit codes: 0 well; 1 a check failed, or the command could not do its work; 2 bad usage; "
-    "130 interrupted."
+    f"{EXIT_INTERRUPTED} interrupted."
 )
 
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.run(parsed)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # What read our output has enough (`| head`): nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -121,10 +121,12 @@ def add(commands: Commands) -> argparse.ArgumentParser:
     )
     output = parser.add_argument_group("the rows")
     output.add_argument(
+        "-o",
         "--out",
         metavar="DIR",
         type=Path,
-        help=f"folder for the files (default: {RESULTS}/DEVICE, as {RESULTS}/h200)",
+        help=f"folder for the files (default: {RESULTS}/DEVICE, as {RESULTS}/h200, in a checkout "
+        "of tconv; elsewhere nothing is written)",
     )
     output.add_argument(
         "--resume",
@@ -194,7 +196,9 @@ def run(parsed: argparse.Namespace) -> int:
     if not parsed.bias:
         layers = [dataclasses.replace(layer, bias=False) for layer in layers]
     asked = [(layer, direction) for direction in parsed.direction for layer in layers]
-    folder = parsed.out or RESULTS / options.short_name
+    folder = parsed.out or (RESULTS / options.short_name if RESULTS.is_dir() else None)
+    if parsed.resume and folder is None:
+        raise UsageError("--resume needs the folder whose rows it keeps: -o DIR")
     shown = console()
     failed = 0
     for number, layout in enumerate(parsed.layout):
@@ -202,9 +206,10 @@ def run(parsed: argparse.Namespace) -> int:
         for note in _notes(options, parsed.bias, also=number > 0):
             shown.print(note, markup=False, soft_wrap=True)
         if parsed.sweep:
-            failed |= _sweep(asked, options, folder / f"sweep-{_stem(options)}", shown)
+            stem = folder and folder / f"sweep-{_stem(options)}"
+            failed |= _sweep(asked, options, stem, shown)
         else:
-            stem = folder / f"bench-{_stem(options)}"
+            stem = folder and folder / f"bench-{_stem(options)}"
             failed |= _bench(asked, options, stem, parsed.resume, shown)
     return failed
 
@@ -288,14 +293,14 @@ def _notes(options: Options, bias: bool, *, also: bool) -> Iterator[str]:
 def _bench(
     asked: Sequence[tuple[Layer, Direction]],
     options: Options,
-    stem: Path,
+    stem: Path | None,
     resume: bool,
     shown: Console,
 ) -> int:
-    """Times the rows, writing after each, and shows them."""
+    """Times the rows, writing after each where `stem` is given, and shows them."""
     from tconv.bench.rows import merged, write_rows
 
-    kept, done = _kept(stem, options) if resume else ([], set())
+    kept, done = _kept(stem, options) if resume and stem else ([], set())
     left = [one for one in asked if _key(*one, options) not in done]
     if len(left) < len(asked):
         shown.print(
@@ -311,7 +316,8 @@ def _bench(
             for layer, direction in left:
                 progress.update(task, description=f"{layer.name}, {direction}")
                 rows.append(bench.row(layer, direction))
-                write_rows(stem, merged(kept, rows))
+                if stem is not None:
+                    write_rows(stem, merged(kept, rows))
                 progress.advance(task)
     except KeyboardInterrupt:
         _interrupted(len(rows), len(left), stem, shown, resume=True)
@@ -319,12 +325,15 @@ def _bench(
     keys = {_key(*one, options) for one in asked}
     wanted = [row for row in merged(kept, rows) if row.key in keys]
     _show(wanted, shown)
-    shown.print(f"Rows: {stem}.json, {stem}.csv", markup=False, soft_wrap=True)
+    _say_where(stem, shown)
     return _verdict([(f"{row.layer}, {row.direction}", row.wrong) for row in wanted], shown)
 
 
 def _sweep(
-    asked: Sequence[tuple[Layer, Direction]], options: Options, stem: Path, shown: Console
+    asked: Sequence[tuple[Layer, Direction]],
+    options: Options,
+    stem: Path | None,
+    shown: Console,
 ) -> int:
     """Times every candidate of the rows, writing after each layer, and shows them."""
     from tconv.bench.rows import write_rows
@@ -338,7 +347,7 @@ def _sweep(
             for layer, direction in asked:
                 progress.update(task, description=f"{layer.name}, {direction}")
                 rows += bench.sweep(layer, direction)
-                if rows:
+                if rows and stem is not None:
                     write_rows(stem, rows)
                 done += 1
                 progress.advance(task)
@@ -346,7 +355,7 @@ def _sweep(
         _interrupted(done, len(asked), stem, shown, resume=False)
         raise
     _show_sweep(rows, shown)
-    shown.print(f"Rows: {stem}.json, {stem}.csv", markup=False, soft_wrap=True)
+    _say_where(stem, shown)
     names = [f"{row.layer}, {row.direction}, {row.kernel} {row.tile}" for row in rows]
     return _verdict(list(zip(names, (row.wrong for row in rows), strict=True)), shown)
 
@@ -410,10 +419,18 @@ def _key(layer: Layer, direction: Direction, options: Options) -> Key:
     return Row(**options.what(layer, direction)).key
 
 
-def _interrupted(done: int, total: int, stem: Path, shown: Console, *, resume: bool) -> None:
+def _interrupted(done: int, total: int, stem: Path | None, shown: Console, *, resume: bool) -> None:
     way_out = "; --resume times the rest" if resume else ""
-    where = f"the rows so far are in {stem}.json{way_out}" if done else "nothing was written"
+    written = done and stem is not None
+    where = f"the rows so far are in {stem}.json{way_out}" if written else "nothing was written"
     shown.print(f"Interrupted after {done} of {total}: {where}.", markup=False, soft_wrap=True)
+
+
+def _say_where(stem: Path | None, shown: Console) -> None:
+    where = "not kept, as this is no checkout of tconv; -o DIR keeps them"
+    if stem is not None:
+        where = f"{stem}.json, {stem}.csv"
+    shown.print(f"Rows: {where}", markup=False, soft_wrap=True)
 
 
 def _show(rows: Sequence[Row], shown: Console) -> None:
@@ -447,7 +464,10 @@ def _show(rows: Sequence[Row], shown: Console) -> None:
             cells += [_error(row.error), _error(row.error_cudnn)]
             state = "[green]ok" if row.wrong is None else "[bold red]FAILED"
             table.add_row(escape(row.layer), *cells, state)
-        print_whole(table, shown)
+        # The layer, the times, their ratios and whether the result is right stay.
+        stay = {"layer", *here, "tconv", *(f"{name} / tconv" for name in here), ""}
+        spare = [n for n, column in enumerate(table.columns) if column.header not in stay]
+        print_whole(table, shown, spare[::-1])
         for line in [*_failures(group), *_disturbed(group), *_means(group, here, floors)]:
             shown.print(line, markup=False, soft_wrap=True)
 
@@ -528,7 +548,7 @@ def _show_sweep(rows: Sequence[SweepRow], shown: Console) -> None:
                 state,
             )
         table.add_section()
-    print_whole(table, shown)
+    print_whole(table, shown, spare=(8, 5, 4, 7, 6))
 
 
 def _verdict(found: Sequence[tuple[str, str | None]], shown: Console) -> int:

@@ -133,7 +133,7 @@ def _show_list(entries: list[Entry]) -> None:
             _short(entry.key),
         )
     if entries:
-        print_whole(table, console())
+        print_whole(table, console(), spare=(6, 5, 4, 7, 3))
 
 
 def _record(entry: Entry) -> dict[str, Any]:

@@ -375,11 +375,12 @@ def _table(title: str, *headings: str, right: tuple[int, ...]) -> Table:
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for number, heading in enumerate(headings):
-        # Only the last column's cells may wrap.
+        # Only the last column's cells may wrap, and tiles, whose names are long.
         table.add_column(
             heading,
             justify="right" if number in right else "left",
-            no_wrap=number < len(headings) - 1,
+            no_wrap=number < len(headings) - 1 and heading != "tile",
+            overflow="fold",
         )
     return table
 

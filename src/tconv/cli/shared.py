@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import fnmatch
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 DTYPES: tuple[str, ...] = get_args(DType)
 DENSE_LAYOUTS: tuple[str, ...] = get_args(Layout)
+
+EXIT_INTERRUPTED = 130
+"""Ctrl-C, as a shell counts a SIGINT."""
 
 PIPE_WIDTH = 100
 """Columns of output that goes to a file or a pipe."""
@@ -63,14 +67,46 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=fixed)
 
 
-def print_whole(table: Table, shown: Console) -> None:
-    """Prints a table; where it does not go to a terminal, as wide as its cells need."""
+def print_whole(table: Table, shown: Console, spare: Sequence[int] = ()) -> None:
+    """Prints a table without cutting a cell.
+
+    Where it does not go to a terminal it is as wide as its cells need. A terminal that is narrower
+    gets fewer columns, and below them the names of those left out.
+
+    Args:
+        table: it.
+        shown: where it goes.
+        spare: the columns that can be left out, by number, those that go first in front.
+    """
     from rich.console import Console
 
-    if not shown.is_terminal:
-        needed = Console(width=1000).measure(table).maximum
-        shown = Console(file=shown.file, highlight=False, width=max(shown.width, needed))
-    shown.print(table)
+    def needed() -> int:
+        return Console(width=1000).measure(narrower).maximum
+
+    narrower, left_out = table, list[int]()
+    for number in spare if shown.is_terminal else ():
+        if needed() <= shown.width:
+            break
+        left_out.append(number)
+        narrower = _without(table, left_out)
+    before, shown.width = shown.width, max(shown.width, needed())
+    shown.print(narrower)
+    shown.width = before
+    if left_out:
+        names = (str(table.columns[number].header) for number in sorted(left_out))
+        shown.print(f"Left out, for want of room: {', '.join(names)}.", style="dim")
+
+
+def _without(table: Table, numbers: Container[int]) -> Table:
+    """A copy of a table without some of its columns."""
+    found = copy.copy(table)
+    found.columns, found.rows = [], []
+    kept = [column for number, column in enumerate(table.columns) if number not in numbers]
+    for column in kept:
+        found.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
+    for *cells, row in zip(*(column.cells for column in kept), table.rows, strict=True):
+        found.add_row(*cells, style=row.style, end_section=row.end_section)
+    return found
 
 
 def add_layer_options(parser: argparse.ArgumentParser, *, many: bool, inputs: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import tempfile
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tconv.cli.shared import (
     DTYPES,
+    EXIT_INTERRUPTED,
     UsageError,
     add_command,
     add_layer_options,
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 DEFAULT_CASES = 8
 DEVICES = ("cuda", "cpu", "emulator")
+
+TF32 = 1e-5
+"""Relative error from which on TF32 may explain a result of float32; it makes some 3e-4."""
 
 
 def add(commands: Commands) -> argparse.ArgumentParser:
@@ -108,10 +113,11 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.exported is not None:
         rows = _exported_rows(parsed, device)
         notes: list[str] = []
+        left = 0
     else:
         if parsed.problem is not None:
             raise UsageError("--problem goes with --exported FILE, which is not given")
-        rows, notes = _layer_rows(parsed, device)
+        rows, notes, left = _layer_rows(parsed, device)
     if parsed.json:
         records = [row.record() for row in rows]
         print(json.dumps({"device": device, "notes": notes, "results": records}, indent=2))
@@ -120,6 +126,8 @@ def run(parsed: argparse.Namespace) -> int:
         for note in notes:
             shown.print(note, markup=False, soft_wrap=True)
         _show(rows, shown)
+    if left:
+        return EXIT_INTERRUPTED
     return 1 if any(row.wrong is not None for row in rows) else 0
 
 
@@ -145,8 +153,11 @@ def _device(wished: Device | None) -> Device:
     return wished
 
 
-def _layer_rows(parsed: argparse.Namespace, device: Device) -> tuple[list[Row], list[str]]:
-    """The results of all layers, and what is to be said of them first."""
+def _layer_rows(parsed: argparse.Namespace, device: Device) -> tuple[list[Row], list[str], int]:
+    """The results of all layers, what is to be said of them first, and how many calls are left.
+
+    None are, but where Ctrl-C comes in between.
+    """
     from tconv.reference import random_layers
     from tconv.verify import check_layer, shrunk
 
@@ -184,20 +195,26 @@ def _layer_rows(parsed: argparse.Namespace, device: Device) -> tuple[list[Row], 
     quiet = not errors.is_terminal
     with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
         task = progress.add_task("", total=len(asked))
-        for layer, dtype, layout in asked:
-            progress.update(task, description=f"{layer}, {dtype}, {layout}")
-            rows += check_layer(
-                layer,
-                device=device,
-                dtype=dtype,
-                layout=layout,
-                tf32=not parsed.no_tf32,
-                seed=parsed.seed,
-                like=stands_for.get(layer.name),
-            )
-            progress.advance(task)
+        done = 0
+        with contextlib.suppress(KeyboardInterrupt):
+            for layer, dtype, layout in asked:
+                progress.update(task, description=f"{layer}, {dtype}, {layout}")
+                rows += check_layer(
+                    layer,
+                    device=device,
+                    dtype=dtype,
+                    layout=layout,
+                    tf32=not parsed.no_tf32,
+                    seed=parsed.seed,
+                    like=stands_for.get(layer.name),
+                )
+                done += 1
+                progress.advance(task)
     notes += [str(layer) for layer in layers]
-    return rows, notes
+    if done < len(asked):
+        notes.append(f"Interrupted after {done} of {len(asked)}; these are the results so far.")
+    notes += [str(layer) for layer in layers]
+    return rows, notes, len(asked) - done
 
 
 def _exported_rows(parsed: argparse.Namespace, device: Device) -> list[Row]:
@@ -279,12 +296,18 @@ def _show(rows: Sequence[Row], shown: Console) -> None:
             "[green]ok" if row.wrong is None else "[bold red]FAILED",
         )
         before = label
-    print_whole(table, shown)
+    # First what an element of PyTorch's was off by, last whether the result is right.
+    print_whole(table, shown, spare=(5, 4, 7, 6, 3))
     shown.print(
         "error: the distance from float64 as a share of its norm; worst: the largest of an "
         "element; checked: the error once the reference's operands are rounded as the numerics "
         "contract says, which must be within the bound."
     )
+    if any(_is_tf32s(row) for row in rows):
+        shown.print(
+            "TF32 explains these errors: PyTorch's flags allow it, so operands of float32 have 10 "
+            "bits of their fraction. --no-tf32 takes full float32."
+        )
     kernels = sorted({row.kernel for row in rows if row.kernel})
     if kernels:
         shown.print(f"Kernels that ran: {', '.join(kernels)}.")
@@ -296,6 +319,11 @@ def _show(rows: Sequence[Row], shown: Console) -> None:
         shown.print(f"[bold red]{len(failed)} of {len(rows)} results are wrong.")
     else:
         shown.print(f"[bold green]All {len(rows)} results are right.")
+
+
+def _is_tf32s(row: Row) -> bool:
+    """Whether rounding to TF32 is what a right result is off by."""
+    return row.dtype == "float32" and row.wrong is None and row.error > TF32 > 8 * row.checked
 
 
 def _number(value: float) -> str:

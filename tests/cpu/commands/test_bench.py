@@ -168,10 +168,28 @@ def test_means_name_the_rows_behind(capsys):
 
 
 def test_default_folder_is_named_after_the_device(layers, tmp_path, monkeypatch, capsys):
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     given = ["--layers", str(layers), "--only", "up", "--device", "cpu", "--repeat", "1"]
     assert cli.main(["bench", *given, "--against", "eager"]) == 0
     assert (tmp_path / "benchmarks/results/cpu/bench-float32-contiguous.json").exists()
+
+
+@pytest.mark.parametrize("sweep", [(), ("--sweep",)], ids=["rows", "sweep"])
+def test_elsewhere_nothing_is_written_without_a_folder(
+    layers, tmp_path, monkeypatch, capsys, sweep
+):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    given = ["--layers", str(layers), "--only", "up", "--device", "cpu", "--repeat", "1"]
+    assert cli.main(["bench", *given, "--against", "eager"]) == 0
+    assert "-o DIR keeps them" in capsys.readouterr().out
+    assert not list(empty.iterdir())
+    assert cli.main(["bench", *given, "--against", "eager", "-o", "kept"]) == 0
+    assert len(list((empty / "kept").iterdir())) == 2
+    assert cli.main(["bench", *given, "--resume"]) == 2
+    assert "--resume needs the folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

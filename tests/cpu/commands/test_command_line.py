@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,9 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 import tconv
 from tconv import cli
+from tconv.cli.shared import print_whole
 from tconv.errors import CompileError, NoKernelError
 from tconv.jit.cache import DiskCache
 from tconv.layers import Layer
@@ -308,3 +313,33 @@ def test_export_of_a_file_without_a_layer(tmp_path, capsys):
     assert cli.main(["export", str(problem), "-o", str(out)]) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize("width", range(20, 80, 6))
+def test_a_narrow_terminal_gets_fewer_columns_and_no_cell_cut(width):
+    table = Table(box=box.SIMPLE_HEAD)
+    for number in range(6):
+        table.add_column(f"head {number}", justify="right", no_wrap=True)
+    rows = [[f"{row}.{column}e-{row + column}" for column in range(6)] for row in range(3)]
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    terminal = Console(file=text, force_terminal=True, width=width, color_system=None)
+    print_whole(table, terminal, spare=(4, 2, 5))
+    said = re.search(r"Left out, for want of room: (.*)\.", " ".join(text.getvalue().split()))
+    left_out = [int(name.split()[1]) for name in said[1].split(", ")] if said else []
+    assert left_out in ([], [4], [2, 4], [2, 4, 5])
+    for row in rows:
+        kept = [cell for number, cell in enumerate(row) if number not in left_out]
+        assert "  ".join(kept).split() in [line.split() for line in text.getvalue().splitlines()]
+    if len(left_out) < 3:
+        assert all(len(line) <= width for line in text.getvalue().splitlines())
+    assert bool(left_out) == (width < 55)
+
+
+def test_a_file_gets_all_columns():
+    table = Table("left", "right")
+    table.add_row("a" * 50, "b" * 90)
+    text = io.StringIO()
+    print_whole(table, Console(file=text, width=40), spare=(0, 1))
+    assert "a" * 50 in text.getvalue() and "b" * 90 in text.getvalue()

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import time
 
 import pytest
 import torch
@@ -62,6 +63,24 @@ def test_the_plan_comes_first_and_the_candidates_where_asked_for(capsys):
     assert "--all lists them" in text and "general_forward" not in text
     assert "general_forward" in listed and "--all lists them" not in listed
     assert listed.index("Plan\n") < listed.index("Candidates on ")
+
+
+def test_sixty_columns_cut_nothing(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    text = output_of(capsys, *LAYER, "--all")
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert all(len(line) <= 60 for line in text.split("Phases")[0].splitlines())
+
+
+LARGE = ("64,64,400", "64,64,400,7", "3,3,400,2", "64,64,31,dilation=1000")
+
+
+@pytest.mark.parametrize("layer", LARGE)
+def test_a_large_kernel_is_planned_soon(layer):
+    """64,64,400 once took minutes, of slots that no patch could hold."""
+    started = time.process_time()
+    explain.explain(Layer.parse(layer), arch="sm_90a", gpu=GPUS["h200"], compile=False)
+    assert time.process_time() - started < 15
 
 
 def test_memory_of_a_call(capsys):

@@ -371,3 +371,28 @@ def test_missing_dependency_is_no_failed_check(monkeypatch):
     monkeypatch.setattr(verify.functional, "conv_transpose2d", missing)
     with pytest.raises(MissingDependencyError):
         verify.check_layer(Layer.parse("2,2,2", "1x3x3"), device="cpu")
+
+
+def test_what_is_finished_is_shown_on_an_interruption(capsys, monkeypatch):
+    honest, seen = verify.check_layer, []
+
+    def check(layer, **options):
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(layer)
+        return honest(layer, **options)
+
+    monkeypatch.setattr(verify, "check_layer", check)
+    layers = ("--layer", "5,4,3", "--layer", "6,4,3", "--device", "cpu")
+    text = verified(capsys, *layers, code=130)
+    assert "Interrupted after 1 of 2" in text
+    assert "layer 1" in text and "layer 2  " not in text
+    assert f"All {len(MAPS)} results are right" in text
+
+
+@pytest.mark.parametrize(("option", "explained"), [((), True), (("--no-tf32",), False)])
+def test_tf32_is_named_where_it_explains_an_error(capsys, option, explained):
+    layer = ("--layer", "64,16,3", "--input", "1x5x6", "--device", "emulator")
+    text = " ".join(verified(capsys, *layer, *option).split())
+    assert ("TF32 explains these errors" in text) is explained
+    assert ("--no-tf32 takes full float32" in text) is explained
